@@ -1,0 +1,99 @@
+# Needs Python >= 3.11 and make, nothing else: `make demo` and `make test` build the environment in .venv/ themselves.
+# Settings: make env PYTHON=python3.12 | make test VENV=/path/of/an/environment
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.PHONY: help env demo test test-all test-oldest lint format smoke bench gpu clean
+
+VENV ?= $(CURDIR)/.venv
+override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+CONFIG := configs/experiment/digits_fedntd.yaml
+STAMP := $(VENV)/installed
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python)
+
+# Nothing is written to the home directory, which may be empty, missing or read-only; what the caller has set stays.
+export UV_CACHE_DIR ?= $(VENV)/cache/uv
+export PIP_CACHE_DIR ?= $(VENV)/cache/pip
+export MPLCONFIGDIR ?= $(VENV)/cache/matplotlib
+export XDG_CACHE_HOME ?= $(VENV)/cache
+export IPYTHONDIR ?= $(VENV)/cache/ipython
+export JUPYTER_CONFIG_DIR ?= $(VENV)/cache/jupyter/config
+export JUPYTER_DATA_DIR ?= $(VENV)/cache/jupyter/data
+export JUPYTER_RUNTIME_DIR ?= $(VENV)/cache/jupyter/runtime
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# A PYTHONHOME or an environment activated in the caller's shell must not leak into ours.
+unexport PYTHONHOME VIRTUAL_ENV
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+# The stamp holds what the environment was made from. Its content counts, not its date: a checkout changes no date here.
+env:  ## create .venv/, or bring it up to date; without network when it is
+	@made_from() { echo "$(CURDIR)"; cat setup.cfg pyproject.toml; }; \
+	if made_from | cmp -s - '$(STAMP)' && '$(RUN)' -c '' 2>/dev/null; then exit 0; fi; \
+	if ! '$(RUN)' -m pip --version >/dev/null 2>&1; then \
+	    for candidate in $(CANDIDATES); do \
+	        if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	        then found=$$candidate; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo 'make env needs Python >= 3.11 with its venv module; tried:' $(CANDIDATES)'.' \
+	            'Install one (Debian: apt install python3 python3-venv) or name it: make env PYTHON=/path/to/python3' >&2; \
+	        exit 1; \
+	    fi; \
+	    if [ '$(VENV)' != '$(CURDIR)/.venv' ] && [ ! -e '$(VENV)/pyvenv.cfg' ] && [ -n "$$(ls -A '$(VENV)' 2>/dev/null)" ]; then \
+	        echo 'VENV must name an environment or a new folder, got $(VENV), which holds something else.' >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "creating $(VENV) with $$("$$found" --version)"; \
+	    rm -rf '$(VENV)' && "$$found" -m venv '$(VENV)' || exit 1; \
+	fi; \
+	rm -f '$(STAMP)'; \
+	echo 'installing fl_lightning and its tools into $(VENV) (the first time this downloads PyTorch: some minutes)'; \
+	'$(RUN)' -m pip install --quiet uv || echo 'uv cannot be had here: pip does the work' >&2; \
+	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev]'; }; then \
+	    echo 'installing with pip' >&2; \
+	    '$(RUN)' -m pip install --quiet -e '.[dev]' || exit 1; \
+	fi; \
+	made_from > '$(STAMP)'
+
+demo: env  ## the main job: FedNTD on real handwritten digits, under a minute
+	@'$(BIN)/fl-lightning' fit -c $(CONFIG)
+	@echo "The run folder: $$(ls -td runs/$(basename $(notdir $(CONFIG)))/*/ | head -n 1) (pictures, metrics.csv, TensorBoard events, checkpoints)"
+
+test: env  ## the tests, without the slow ones and those that need a GPU
+	@'$(RUN)' -m pytest -m 'not slow and not gpu'
+
+test-all: env  ## the slow tests too
+	@'$(RUN)' -m pytest -m 'not gpu'
+
+test-oldest: env  ## the tests with the oldest supported versions of what we depend on, in an environment of their own
+	@'$(BIN)/uv' venv --quiet --clear --python '$(RUN)' '$(VENV)/oldest'
+	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev]'
+	@'$(VENV)/oldest/bin/python' -m pytest -m 'not slow and not gpu'
+
+lint: env  ## ruff, mypy --strict, import directions
+	@'$(RUN)' -m ruff check .
+	@'$(RUN)' -m ruff format --check .
+	@'$(RUN)' -m mypy
+	@'$(BIN)/lint-imports'
+
+format: env  ## rewrite the files as ruff wants them
+	@'$(RUN)' -m ruff check --fix .
+	@'$(RUN)' -m ruff format .
+
+smoke: env  ## two rounds of every method's experiment on digits, through the command line
+	@'$(RUN)' tests/smoke/smoke_configs.py
+
+bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
+	@'$(RUN)' -m bench
+
+gpu: env  ## the tests that need a GPU
+	@'$(RUN)' -m pytest -m gpu
+
+clean:  ## remove .venv/ and what the tools leave behind; run folders stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

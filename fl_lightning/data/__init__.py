@@ -1,0 +1,31 @@
+"""Sources of samples, how they are divided among clients, and the data module that hands them out."""
+
+from fl_lightning.data.module import FederatedDataModule
+from fl_lightning.data.partitions import (
+    DirichletPartition,
+    FixedPartition,
+    IIDPartition,
+    Partition,
+    ShardPartition,
+)
+from fl_lightning.data.sources import Digits, Source, TensorSource
+from fl_lightning.data.splits import Split, TensorSplit
+from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "MNIST",
+    "Digits",
+    "DirichletPartition",
+    "FashionMNIST",
+    "FederatedDataModule",
+    "FixedPartition",
+    "IIDPartition",
+    "Partition",
+    "ShardPartition",
+    "Source",
+    "Split",
+    "TensorSource",
+    "TensorSplit",
+]

@@ -1,0 +1,94 @@
+"""One client's data in one round."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.keyed import keyed_generator
+from fl_lightning.types import Batch
+
+if TYPE_CHECKING:
+    from fl_lightning.data.module import FederatedDataModule
+
+
+class ClientView:
+    """What a client sees of the data: its own samples, in its own keyed order (the `ClientData` protocol)."""
+
+    def __init__(self, data: "FederatedDataModule", client_id: int, round_idx: int) -> None:
+        self.data, self.client_id, self.round_idx = data, client_id, round_idx
+
+    @property
+    def label_counts(self) -> Tensor:
+        return self.data.label_counts[self.client_id]
+
+    def size(self, split: str = "train") -> int:
+        return len(self.data.client_indices(split, self.client_id))
+
+    def batch_size(self, split: str, batch_size: int | None = None) -> int:
+        """The number of samples per batch: that given, else the data module's; `full` is the whole split."""
+        chosen = self.data.batch_size if batch_size is None else batch_size
+        return max(1, self.size(split)) if chosen == "full" else int(chosen)
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        """Batches of one pass, with the last, smaller one."""
+        return -(-self.size(split) // batch_size)
+
+    def all(self, split: str = "train") -> Batch:
+        return next(iter(self.batches(split, batch_size=max(1, self.size(split)))))
+
+    def batches(
+        self,
+        split: str = "train",
+        epoch: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        with_index: bool = False,
+    ) -> Iterator[Batch]:
+        own = self.data.client_indices(split, self.client_id)
+        train = epoch is not None
+        shuffled = (self.data.shuffle if shuffle is None else shuffle) and train
+        order: Tensor | None = None
+        if shuffled:
+            order = torch.randperm(len(own), generator=self.generator(f"batches/{split}/{epoch}"))
+        chunks: Iterable[Tensor] = (own if order is None else own[order]).split(
+            self.batch_size(split, batch_size)
+        )
+        source = self.data.split(split)
+        draws = self.generator(f"augment/{split}/{epoch}") if train and source.augments else None
+        batches = source.batches(chunks, draws)
+        if not with_index:
+            return batches
+        positions = torch.arange(len(own)) if order is None else order
+        return zip(batches, positions.split(self.batch_size(split, batch_size)), strict=True)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return keyed_generator(self.data.seed_of_batches, purpose, self.round_idx, self.client_id)
+
+
+class EvaluationBatches:
+    """The batches of a split in order, of known number, for Lightning's evaluation loops."""
+
+    def __init__(self, data: "FederatedDataModule", split: str, batch_size: int) -> None:
+        self.data, self.name, self.batch_size = data, split, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.data.split(self.name)) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        split = self.data.split(self.name)
+        return split.batches(torch.arange(len(split)).split(self.batch_size), None)
+
+
+class CohortPlaces:
+    """The train "dataloader": one batch an epoch, the places in the cohort (who stands there is the loop's to ask)."""
+
+    def __init__(self, cohort_size: int) -> None:
+        self.cohort_size = cohort_size
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield list(range(self.cohort_size))

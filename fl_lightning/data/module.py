@@ -1,0 +1,240 @@
+"""The federation's data: one source, divided among clients."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+
+from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches
+from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Split
+from fl_lightning.functional.classes import label_counts
+from fl_lightning.functional.keyed import keyed_numpy
+
+
+class FederatedDataModule(LightningDataModule):
+    """A source of samples divided among `num_clients` clients.
+
+    Args:
+        source: where the samples come from.
+        num_clients: N.
+        partition: how the training samples are divided; None: IID.
+        participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
+            max(1, floor(participation · N)) clients.
+        batch_size: samples per local step, or `full` for all of a client's.
+        shuffle: whether a client's samples are shuffled before every local epoch.
+        schedule: the client ids of every round, in place of a drawn cohort.
+        seed: of the partition and the splits.
+        sampling_seed: of the cohorts; None: `seed`.
+        val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
+            round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
+        eval_batch_size: samples per batch in evaluation.
+        num_classes: classes C, where the source does not know them.
+        input_shape: shape of one sample, where the source does not know it.
+
+    Raises:
+        ValueError: naming the argument, its range and the value.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        num_clients: int = 10,
+        partition: Partition | None = None,
+        participation: float = 1.0,
+        batch_size: int | Literal["full"] = 32,
+        shuffle: bool = True,
+        schedule: list[list[int]] | None = None,
+        seed: int = 0,
+        sampling_seed: int | None = None,
+        val_fraction: float = 0.0,
+        eval_batch_size: int = 1000,
+        num_classes: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+        if not 0 < participation <= 1:
+            raise ValueError(
+                f"participation must lie in (0, 1], got {participation}; 1 means all clients every round"
+            )
+        if batch_size != "full" and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 or 'full', got {batch_size}")
+        if not 0 <= val_fraction < 1:
+            raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
+        if eval_batch_size < 1:
+            raise ValueError(f"eval_batch_size must be at least 1, got {eval_batch_size}")
+        for cohort in schedule or []:
+            check_cohort(cohort, num_clients)
+        self.source, self.partition = source, partition or IIDPartition()
+        self.num_clients, self.participation = num_clients, participation
+        self.batch_size: int | Literal["full"] = batch_size
+        self.shuffle, self.schedule = shuffle, schedule
+        self.seed, self.sampling_seed = seed, seed if sampling_seed is None else sampling_seed
+        self.val_fraction, self.eval_batch_size = val_fraction, eval_batch_size
+        self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
+        self.seed_of_batches = 0
+        """Keys batch order and augmentation; the loop sets it to its own seed."""
+        self._splits: dict[str, Split] = {}
+        self._clients: dict[str, list[Tensor]] = {}
+        self._counts: Tensor | None = None
+
+    def prepare_data(self) -> None:
+        self.source.prepare()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the source and divide it (idempotent).
+
+        Raises:
+            ValueError: if the source's classes or shape are not those given here, or the partition is impossible.
+        """
+        if not self._splits:
+            train, test = self.source.load()
+            self._splits = {"train": train, "test": test}
+            for name, found in (("num_classes", self.source.num_classes), ("input_shape", train.input_shape)):
+                own = getattr(self, name)
+                if own is not None and found is not None and own != found:
+                    raise ValueError(
+                        f"data.{name} must be that of the source ({found}), got {own}; leave it unset"
+                    )
+                setattr(self, name, found if own is None else own)
+        if stage in ("fit", None):
+            self.client_indices("train", 0)
+
+    def to(self, device: torch.device) -> None:
+        """Move what lies in memory to `device`."""
+        for name, split in self._splits.items():
+            self._splits[name] = split.to(device)
+
+    # --- splits and clients --------------------------------------------------------------------------------------
+
+    def split(self, name: str) -> Split:
+        """The samples that a split's indices point into: `train`, `val` (held back by the server) or `test`."""
+        if name == "val" and self.val_fraction:
+            self.client_indices("train", 0)
+        if name not in self._splits:
+            raise ValueError(f"the data have no split {name!r}, only {sorted(self._splits)}")
+        return self._splits[name]
+
+    def client_indices(self, split: str, client_id: int) -> Tensor:
+        """The client's samples, as int64 indices into the split."""
+        if split not in self._clients:
+            if split == "train":
+                self._clients["train"] = self._divide()
+            elif split == "test":
+                self._clients["test"] = self._divide_test()
+            else:
+                raise ValueError(f"clients have no split {split!r}, only train and test")
+        return self._clients[split][client_id]
+
+    def _divide(self) -> list[Tensor]:
+        train = self._splits["train"]
+        pool = np.arange(len(train))
+        if self.val_fraction:
+            order = keyed_numpy(self.seed, "validation split").permutation(pool)
+            held = round(self.val_fraction * len(pool))
+            self._splits["val"] = train.subset(torch.from_numpy(np.sort(order[:held])))
+            pool = np.sort(order[held:])
+        labels = None if train.labels is None else train.labels.numpy()[pool]
+        generator = keyed_numpy(self.seed, "partition")
+        parts = self.partition(labels, len(pool), self.num_clients, self.num_classes, generator)
+        return [torch.from_numpy(pool[part]) for part in parts]
+
+    def _divide_test(self) -> list[Tensor]:
+        """Each client's test samples: n_test // N drawn by its own class proportions (overlapping between clients)."""
+        test = self._splits["test"]
+        size = max(1, len(test) // self.num_clients)
+        out = []
+        for client_id in range(self.num_clients):
+            generator = keyed_numpy(self.seed, "client test", client_id=client_id)
+            if test.labels is None or self.num_classes is None:
+                out.append(torch.from_numpy(generator.choice(len(test), size, replace=False)))
+                continue
+            counts = self.label_counts[client_id].double()
+            share = counts / counts.sum() if counts.sum() else torch.full_like(counts, 1 / len(counts))
+            wanted = (share * size).floor().long()
+            rest = size - int(wanted.sum())
+            wanted[(share * size - wanted).argsort(descending=True, stable=True)[:rest]] += 1
+            drawn = []
+            for label, count in enumerate(wanted.tolist()):
+                have = (test.labels == label).nonzero().flatten().numpy()
+                drawn.append(generator.choice(have, min(count, len(have)), replace=False))
+            out.append(torch.from_numpy(np.concatenate(drawn).astype(np.int64)))
+        return out
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Training samples of each client and class, (N, C) int64.
+
+        Raises:
+            ValueError: if the samples have no classes.
+        """
+        if self._counts is None:
+            self.client_indices("train", 0)
+            labels = self._splits["train"].labels
+            if labels is None or self.num_classes is None:
+                raise ValueError("label_counts needs samples with integer labels, and these have none")
+            self._counts = label_counts(labels, self._clients["train"], self.num_classes)
+        return self._counts
+
+    def view(self, client_id: int, round_idx: int) -> ClientView:
+        """One client's data in one round."""
+        return ClientView(self, client_id, round_idx)
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients in a drawn cohort: max(1, floor(participation · N))."""
+        return max(1, int(self.participation * self.num_clients + 1e-9))
+
+    def cohort(self, round_idx: int) -> list[int]:
+        """The client ids of a round; they depend on (`sampling_seed`, round) only.
+
+        Raises:
+            ValueError: if the schedule has no such round.
+        """
+        if self.schedule is not None:
+            if round_idx >= len(self.schedule):
+                raise ValueError(
+                    f"schedule names the cohorts of {len(self.schedule)} rounds, round {round_idx} was asked; lower "
+                    f"max_epochs or extend data.schedule"
+                )
+            return list(self.schedule[round_idx])
+        if self.cohort_size == self.num_clients:
+            return list(range(self.num_clients))
+        generator = keyed_numpy(self.sampling_seed, "cohort", round_idx)
+        return sorted(generator.choice(self.num_clients, self.cohort_size, replace=False).tolist())
+
+    # --- Lightning -----------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> Any:
+        return CohortPlaces(self.cohort_size)
+
+    def val_dataloader(self) -> Any:
+        return EvaluationBatches(self, "val" if self.val_fraction else "test", self.eval_batch_size)
+
+    def test_dataloader(self) -> Any:
+        return EvaluationBatches(self, "test", self.eval_batch_size)
+
+    def predict_dataloader(self) -> Any:
+        return EvaluationBatches(self, "test", self.eval_batch_size)
+
+
+def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
+    """Refuse a scheduled cohort that is empty, repeats a client or names one that does not exist.
+
+    Raises:
+        ValueError: naming the cohort.
+    """
+    wrong = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
+    if not cohort or wrong or len(set(cohort)) < len(cohort):
+        raise ValueError(
+            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
+            f"data.schedule"
+        )

@@ -1,0 +1,122 @@
+"""Where samples come from: the base class, scikit-learn's digits, tensors of one's own."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.splits import Split, TensorSplit, Transform
+from fl_lightning.data.transforms import Scale
+
+
+class Source(ABC):
+    """Where samples come from."""
+
+    class_names: tuple[str, ...] | None = None
+    """Known after `load`; None: classes are printed as numbers."""
+
+    num_classes: int | None = None
+    """Known after `load`; None: the samples have no classes."""
+
+    def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
+        """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
+
+    @abstractmethod
+    def load(self) -> tuple[Split, Split]:
+        """The training and the test split, in memory."""
+
+
+def labelled_split(
+    x: Tensor, y: Tensor, num_classes: int | None, transform: Transform | None = None, name: str = "train"
+) -> TensorSplit:
+    """A split whose labels are checked against the number of classes.
+
+    Args:
+        x: samples (n, ...).
+        y: labels (n,) of any integer type, kept as int64; float targets and label maps are not checked.
+        num_classes: C; None: there are no classes.
+        transform: what makes stored samples into what the net reads.
+        name: of the split, for the error.
+
+    Raises:
+        ValueError: a label outside [0, C), or not as many labels as samples.
+    """
+    if not y.is_floating_point():
+        y = y.long()
+        if num_classes is not None and y.ndim == 1:
+            check_labels(y, num_classes, name)
+    return TensorSplit(x, y, transform)
+
+
+def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
+    """Refuse labels outside [0, num_classes), naming the first one."""
+    outside = (y < 0) | (y >= num_classes)
+    if outside.any():
+        index = int(outside.int().argmax())
+        raise ValueError(
+            f"labels must lie in [0, {num_classes}), got {int(y[index])} at index {index} of "
+            f"the {name} split: number the classes from 0 or raise num_classes"
+        )
+
+
+class Digits(Source):
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1]; nothing is downloaded.
+
+    The first 1,437 in file order are the training split, the last 360 the test split.
+    """
+
+    num_classes = 10
+
+    def load(self) -> tuple[Split, Split]:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import
+
+        images, labels = load_digits(return_X_y=True)
+        x = torch.as_tensor(images).to(torch.uint8).view(-1, 1, 8, 8)
+        y = torch.as_tensor(labels)
+        scale = Scale(16)
+        return (
+            labelled_split(x[:-360], y[:-360], self.num_classes, scale),
+            labelled_split(x[-360:], y[-360:], self.num_classes, scale, "test"),
+        )
+
+
+class TensorSource(Source):
+    """Tensors of one's own.
+
+    Args:
+        train: samples (n, ...) and labels (n,), or float targets (n, ...).
+        test: the same for the test split.
+        num_classes: C; None: the largest label of both splits plus 1 where labels are (n,) integers, else no
+            classes.
+        transform: applied to every batch of both splits; None: the samples as they are, in their own type
+            (uint8 images need `Scale` or `Normalize`).
+    """
+
+    def __init__(
+        self,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        num_classes: int | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        (x, y), (x_test, y_test) = train, test
+        if x.shape[1:] != x_test.shape[1:]:
+            raise ValueError(
+                "samples of the train and the test split must have the same shape, "
+                f"got {tuple(x.shape[1:])} and {tuple(x_test.shape[1:])}"
+            )
+        if y.is_floating_point() != y_test.is_floating_point() or y.shape[1:] != y_test.shape[1:]:
+            raise ValueError(
+                "labels of the train and the test split must be of one kind, "
+                f"got {y.dtype} {tuple(y.shape[1:])} and {y_test.dtype} {tuple(y_test.shape[1:])}"
+            )
+        if num_classes is None and not y.is_floating_point() and y.ndim == 1 and len(y) + len(y_test):
+            num_classes = int(torch.cat([y.long(), y_test.long()]).max()) + 1
+        self.num_classes = num_classes
+        self.train, self.test, self.transform = train, test, transform
+
+    def load(self) -> tuple[Split, Split]:
+        return (
+            labelled_split(*self.train, self.num_classes, self.transform),
+            labelled_split(*self.test, self.num_classes, self.transform, "test"),
+        )

@@ -1,0 +1,80 @@
+"""Where a split's samples lie and how a batch of them is made."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from fl_lightning.types import Batch
+
+
+class Transform(Protocol):
+    """Turns stored samples into what the net reads, a whole batch at a time, on the samples' device."""
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Transform x (B, ...); `generator` None: evaluation, nothing is drawn."""
+
+
+class Split(ABC):
+    """Samples 0 ... n-1 of a train or test split."""
+
+    labels: Tensor | None
+    """(n,) int64 on the CPU, or None where samples have no class."""
+
+    augments = False
+    """True where training batches are drawn with random augmentation."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        """One batch for each index tensor (B,) int64; `generator` None: without augmentation."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> "Split":
+        """The samples at `indices` (k,) int64 as a split of their own."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample as the net reads it, without the batch dimension; None where it is not known."""
+        return None
+
+    def to(self, device: torch.device) -> Self:
+        """Move what lies in memory to `device`."""
+        return self
+
+
+class TensorSplit(Split):
+    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64; transformed a batch at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
+        self.x, self.y, self.transform = x, y, transform
+        self.augments = getattr(transform, "augments", transform is not None)
+        self.labels = y.cpu() if not y.is_floating_point() and y.ndim == 1 else None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        return tuple(self.x.shape[1:])
+
+    def subset(self, indices: Tensor) -> "TensorSplit":
+        indices = indices.to(self.x.device)
+        return TensorSplit(self.x[indices], self.y[indices], self.transform)
+
+    def to(self, device: torch.device) -> Self:
+        self.x, self.y = self.x.to(device), self.y.to(device)
+        return self
+
+    def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        x, y, transform = self.x, self.y, self.transform
+        for index in indices:
+            on_device = index.to(x.device)
+            batch = x[on_device]
+            yield (batch if transform is None else transform(batch, generator)), y[on_device]

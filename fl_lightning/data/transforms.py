@@ -1,0 +1,166 @@
+"""From stored samples to what the net reads: scaling, normalisation, random crop and flip, Cutout.
+
+Each transform takes a whole batch on the device it lies on. What is random is drawn from the CPU generator
+that is handed in, so a GPU sees the draws of a CPU; without a generator the random transforms do nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_lightning.data.splits import Transform
+
+
+@dataclass(frozen=True)
+class Scale:
+    """x / divisor; integers become float32, floats keep their type.
+
+    Args:
+        divisor: the stored value that becomes 1, > 0.
+    """
+
+    divisor: float = 255.0
+
+    def __post_init__(self) -> None:
+        if not self.divisor > 0:
+            raise ValueError(f"the divisor of Scale must be > 0, got {self.divisor}")
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return (x if x.is_floating_point() else x.to(torch.float32)) / self.divisor
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """(x / divisor − mean) / std for each channel of x (B, C, ...), in one multiplication and one addition.
+
+    Args:
+        mean: of x / divisor, one per channel (or one for all).
+        std: of x / divisor, as many, each > 0.
+        divisor: the stored value that counts as 1, > 0.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    divisor: float = 255.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(self.mean))
+        object.__setattr__(self, "std", tuple(self.std))
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"Normalize needs one mean and one std per channel, got {len(self.mean)} and {len(self.std)}"
+            )
+        if not (min(self.std) > 0 and self.divisor > 0):
+            raise ValueError(
+                f"std and divisor of Normalize must be > 0, got std {self.std}, divisor {self.divisor}"
+            )
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if len(self.mean) not in {1, x.shape[1]}:
+            raise ValueError(f"Normalize has {len(self.mean)} means for samples with {x.shape[1]} channels")
+        slope = tuple(1 / (self.divisor * std) for std in self.std)
+        offset = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        a = _per_channel(slope, x.ndim - 2, dtype, x.device)
+        b = _per_channel(offset, x.ndim - 2, dtype, x.device)
+        return torch.mul(x, a).add_(b)
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Pad each image with zeros, cut a window of the old size at a random place, mirror it half of the time.
+
+    Put before `Normalize`, the padding is black, as with torchvision's `RandomCrop` before `ToTensor`.
+
+    Args:
+        padding: pixels on every side, >= 0; 0: only the mirroring.
+    """
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ValueError(f"the padding of CropFlip must be >= 0, got {self.padding}")
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images (B, C, H, W), any type, to as many of the same size."""
+        if generator is None:
+            return x
+        batch, channels, height, width = x.shape
+        places = 2 * self.padding + 1
+        draw = torch.rand((3, batch, 1), generator=generator)
+        top, left = (draw[:2] * places).long()
+        wide = width + 2 * self.padding
+        rows = top + torch.arange(height)
+        columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
+        index = _outer(rows.to(x.device) * wide, columns.to(x.device)).flatten(2).expand(-1, channels, -1)
+        padded = F.pad(x, (self.padding,) * 4) if self.padding else x
+        return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Set a square around a random pixel of each image to 0; at the border the square is cut off.
+
+    Put after `Normalize`, 0 is the mean colour.
+
+    Args:
+        size: side of the square in pixels, >= 1.
+
+    Source:
+        DeVries and Taylor, arXiv:1708.04552, §3.2.
+    """
+
+    size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"the size of Cutout must be >= 1, got {self.size}")
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images (B, C, H, W) to as many of the same size."""
+        if generator is None:
+            return x
+        batch, _, height, width = x.shape
+        draw = torch.rand((2, batch, 1), generator=generator)
+        rows = self._covers((draw[0] * height).long(), height)
+        columns = self._covers((draw[1] * width).long(), width)
+        return x * ~(rows.to(x.device)[:, None, :, None] & columns.to(x.device)[:, None, None, :])
+
+    def _covers(self, centre: Tensor, length: int) -> Tensor:
+        first = centre - self.size // 2
+        place = torch.arange(length)
+        return (place >= first) & (place < first + self.size)
+
+
+class Compose:
+    """One transform after the other, all on the same generator."""
+
+    def __init__(self, *transforms: Transform) -> None:
+        self.transforms = transforms
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        for transform in self.transforms:
+            x = transform(x, generator)
+        return x
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.transforms))})"
+
+
+def _outer(rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, H) and (B, W) to the sums (B, 1, H, W)."""
+    return rows[:, None, :, None] + columns[:, None, None, :]
+
+
+@cache
+def _per_channel(
+    values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The values as (C, 1, ...), copied to the device once. Not to be edited."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype).view(-1, *[1] * trailing).to(device)

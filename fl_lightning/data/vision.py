@@ -1,0 +1,199 @@
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, read by torchvision, kept in memory as uint8."""
+
+import hashlib
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.sources import Source, labelled_split
+from fl_lightning.data.splits import Split, Transform
+from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize
+
+Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
+
+
+class _VisionSource(Source):
+    """A data set of torchvision: where its files lie, what is wrong with them, how they are normalised."""
+
+    dataset: ClassVar[str]
+    """Name of the class in `torchvision.datasets`."""
+    mean: ClassVar[tuple[float, ...]]
+    std: ClassVar[tuple[float, ...]]
+
+    def __init__(
+        self, root: str = "data", download: bool = False, augmentation: Augmentation = "none"
+    ) -> None:
+        if augmentation not in get_args(Augmentation):
+            raise ValueError(
+                f"augmentation must be one of {', '.join(get_args(Augmentation))}, got {augmentation!r}"
+            )
+        self.root, self.download, self.augmentation = root, download, augmentation
+
+    def prepare(self) -> None:
+        if self.download:
+            self._open(train=False, download=True)  # fetches both splits, reads only the smaller one
+
+    def load(self) -> tuple[Split, Split]:
+        train, test = self._open(train=True), self._open(train=False)
+        normalize = Normalize(self.mean, self.std)
+        self.class_names = self._names(train)
+        return (
+            self._split(train, self._augmented(normalize), "train"),
+            self._split(test, normalize, "test"),
+        )
+
+    @abstractmethod
+    def _files(self, dataset: Any) -> dict[Path, str | None]:
+        """The files that torchvision reads, and their md5 where it compares it."""
+
+    @abstractmethod
+    def _images(self, opened: Any) -> Tensor:
+        """What torchvision holds as (n, C, H, W), without a copy."""
+
+    def _names(self, opened: Any) -> tuple[str, ...] | None:
+        return tuple(opened.classes)
+
+    def _split(self, opened: Any, transform: Transform, name: str) -> Split:
+        x, y = self._images(opened), torch.as_tensor(opened.targets)
+        if len(x) != len(y):
+            raise ValueError(
+                f"the {name} split of {self.dataset} in {self.root} holds {len(x)} images and "
+                f"{len(y)} labels: delete its files and fetch them again"
+            )
+        return labelled_split(x, y, self.num_classes, transform, name)
+
+    def _augmented(self, normalize: Transform) -> Transform:
+        match self.augmentation:
+            case "none":
+                return normalize
+            case "flip":
+                return Compose(CropFlip(0), normalize)
+            case "crop_flip":
+                return Compose(CropFlip(4), normalize)
+            case "fedntd":
+                return Compose(CropFlip(4), normalize, Cutout(16))
+
+    def _open(self, train: bool, download: bool = False) -> Any:
+        from torchvision import datasets  # noqa: PLC0415 - slow to import
+
+        dataset = getattr(datasets, self.dataset)
+        try:
+            return dataset(self.root, train=train, download=download)
+        except Exception as error:  # torchvision raises all kinds, with sentences that name no file
+            raise self._explained(error, dataset, download) from error
+
+    def _explained(self, error: Exception, dataset: Any, download: bool) -> Exception:
+        again = "delete it and set `download: true`, or copy it again"
+        files = self._files(dataset)
+        missing = next((path for path in files if not path.is_file()), None)
+        if missing is None:
+            for path, md5 in files.items():
+                if fault := _fault(path, md5):
+                    return ValueError(f"{path} is corrupt ({fault}): {again}")
+            folder = next(iter(files)).parent
+            return ValueError(f"{self.dataset} in {folder} could not be read ({_line(error)}): {again}")
+        if download:
+            return OSError(
+                f"{self.dataset} could not be downloaded to {self.root} ({_line(error)}): "
+                f"put its files where {missing} is looked for and leave `download: false`"
+            )
+        remedy = "call prepare() first" if self.download else "set `download: true`"
+        return FileNotFoundError(
+            f"{self.dataset} was not found in root {self.root}, which should hold {missing}: "
+            f"{remedy} or name the folder that holds {missing.relative_to(Path(self.root).expanduser())}"
+        )
+
+
+class MNIST(_VisionSource):
+    """Handwritten digits, 60,000 / 10,000 images of 1×28×28.
+
+    Args:
+        root: folder that holds, or will hold, `MNIST/raw/*-ubyte`.
+        download: fetch what is missing into `root`.
+        augmentation: of training batches. `flip`: mirrored half of the time; `crop_flip`: padded by 4 and
+            cropped at random as well; `fedntd`: and a Cutout of 16 after normalising, as in FedNTD's code
+            (MNIST is mirrored too).
+    """
+
+    num_classes = 10
+    dataset = "MNIST"
+    mean, std = (0.1307,), (0.3081,)
+
+    def _files(self, dataset: Any) -> dict[Path, str | None]:
+        folder = Path(self.root).expanduser() / dataset.__name__ / "raw"
+        return {folder / name.removesuffix(".gz"): None for name, _ in dataset.resources}
+
+    def _images(self, opened: Any) -> Tensor:
+        x: Tensor = opened.data
+        return x[:, None]
+
+    def _names(self, opened: Any) -> tuple[str, ...] | None:
+        return None  # "7 - seven" says no more than the number
+
+
+class FashionMNIST(MNIST):
+    """Zalando's article images, 60,000 / 10,000 of 1×28×28.
+
+    Arguments as of `MNIST`; the folder is `FashionMNIST/raw`.
+    """
+
+    dataset = "FashionMNIST"
+    mean, std = (0.2860,), (0.3530,)
+
+    def _names(self, opened: Any) -> tuple[str, ...] | None:
+        return tuple(opened.classes)
+
+
+class CIFAR10(_VisionSource):
+    """Tiny photographs, 50,000 / 10,000 images of 3×32×32.
+
+    Args:
+        root: folder that holds, or will hold, `cifar-10-batches-py/*`.
+        download: fetch what is missing into `root`.
+        augmentation: of training batches, as for `MNIST`.
+    """
+
+    num_classes = 10
+    dataset = "CIFAR10"
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def _files(self, dataset: Any) -> dict[Path, str | None]:
+        folder = Path(self.root).expanduser() / dataset.base_folder
+        listed = [*dataset.train_list, *dataset.test_list, (dataset.meta["filename"], dataset.meta["md5"])]
+        return {folder / name: md5 for name, md5 in listed}
+
+    def _images(self, opened: Any) -> Tensor:
+        return torch.from_numpy(opened.data).permute(0, 3, 1, 2)  # back to how the files hold them
+
+
+class CIFAR100(CIFAR10):
+    """Tiny photographs of 100 classes; arguments as of `CIFAR10`, the folder is `cifar-100-python`."""
+
+    num_classes = 100
+    dataset = "CIFAR100"
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fault(path: Path, md5: str | None) -> str | None:
+    """What is wrong with a file: its md5 where one is given, else its length against its idx header."""
+    with path.open("rb") as file:
+        if md5 is not None:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            return None if found == md5 else f"its md5 is {found}, not {md5}"
+        head = file.read(4)
+        sizes = file.read(4 * head[3]) if len(head) == 4 else b""
+    if len(head) < 4 or head[:3] != b"\0\0\x08" or len(sizes) < 4 * head[3]:
+        return "it does not begin as an idx file of bytes"
+    promised = (
+        4 + len(sizes) + math.prod(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
+    )
+    held = path.stat().st_size
+    return None if held == promised else f"its header promises {promised:,} bytes, it holds {held:,}"

@@ -1,0 +1,1 @@
+"""The mathematics that several papers share: pure functions on tensors and arrays."""

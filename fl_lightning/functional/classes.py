@@ -1,0 +1,114 @@
+"""What a client's labels say: counts, dominant and missing classes, in- and out-local distributions."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class ClassSplit(NamedTuple):
+    """Three masks (..., C) bool; each class is True in exactly one of them."""
+
+    missing: Tensor
+    non_dominant: Tensor
+    dominant: Tensor
+
+
+def label_counts(
+    labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int
+) -> Tensor:
+    """Number of samples of each class on each client.
+
+    Args:
+        labels: class of each sample, (n,) int64 in 0 ... C-1.
+        indices_per_client: N index arrays into `labels`, int64; may be empty, may overlap.
+        num_classes: C.
+
+    Returns:
+        (N, C) int64 on the CPU.
+
+    Raises:
+        ValueError: a label outside 0 ... C-1.
+
+    >>> label_counts(torch.tensor([0, 2, 2, 1]), [np.array([0, 1, 2]), np.array([3])], num_classes=3)
+    tensor([[1, 0, 2],
+            [0, 1, 0]])
+    """
+    labels = labels.cpu()
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise ValueError(
+            f"labels must lie in 0 ... {num_classes - 1}, got {int(labels.min())} ... {int(labels.max())}: "
+            "set num_classes to the number of classes of the data"
+        )
+    counts = torch.zeros(len(indices_per_client), num_classes, dtype=torch.int64)
+    for client_id, indices in enumerate(indices_per_client):
+        own = labels[torch.as_tensor(indices, dtype=torch.int64)]
+        counts[client_id] = torch.bincount(own, minlength=num_classes)
+    return counts
+
+
+def class_split(counts: Tensor, gamma: float) -> ClassSplit:
+    """Sort the classes of a client: missing n_c = 0, non-dominant 0 < n_c/n < γ, dominant n_c/n ≥ γ.
+
+    Args:
+        counts: n_c, (..., C), integers ≥ 0. A client without samples misses every class.
+        gamma: γ ≥ 0, least share of a dominant class. A share equal to γ is dominant: the quotient, rounded
+            as γ itself is, is compared, not n_c with γ·n.
+
+    Returns:
+        Masks (..., C) bool.
+
+    Raises:
+        ValueError: γ is negative or NaN.
+
+    Source:
+        Missing, non-dominant and dominant classes as FedKA defines them.
+
+    >>> split = class_split(torch.tensor([0, 7, 93]), gamma=0.07)
+    >>> split.missing.tolist(), split.non_dominant.tolist(), split.dominant.tolist()
+    ([True, False, False], [False, False, False], [False, True, True])
+    """
+    if not gamma >= 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")
+    missing = counts == 0
+    share = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1).double()
+    dominant = ~missing & (share >= gamma)
+    return ClassSplit(missing, ~missing & ~dominant, dominant)
+
+
+def in_local(counts: Tensor) -> Tensor:
+    """In-local distribution p_c = n_c / n.
+
+    Args:
+        counts: n_c, (..., C), integers ≥ 0.
+
+    Returns:
+        (..., C) float64, sums to 1; NaN for a client without samples.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Definition 1.
+
+    >>> in_local(torch.tensor([1, 0, 3]))
+    tensor([0.2500, 0.0000, 0.7500], dtype=torch.float64)
+    """
+    return counts.double() / counts.sum(-1, keepdim=True).double()
+
+
+def out_local(counts: Tensor) -> Tensor:
+    """Out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
+
+    Args:
+        counts: n_c, (..., C), integers ≥ 0.
+
+    Returns:
+        (..., C) float64, sums to 1; NaN for a client without samples and for C = 1.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Definition 1.
+
+    >>> out_local(torch.tensor([1, 0, 3]))
+    tensor([0.3750, 0.5000, 0.1250], dtype=torch.float64)
+    """
+    return (1 - in_local(counts)) / (counts.shape[-1] - 1)

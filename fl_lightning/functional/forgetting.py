@@ -1,0 +1,51 @@
+"""Forgetting, from a table of class-wise accuracies over the rounds."""
+
+import torch
+from torch import Tensor
+
+
+def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
+    """Peak minus final accuracy of each class: max_t A_c^(t) − A_c^(T).
+
+    Args:
+        accuracy: A, (T, C), fractions in [0, 1], one row per round 1 ... T (not the one before training); a
+            class without test samples is NaN in every row.
+        exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
+
+    Returns:
+        (C,), in [0, 1], or in [-1, 1] with `exclude_final`; NaN where the class is NaN or no round is left.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Eq. 5; `exclude_final`: Chaudhry et al. 2018, arXiv:1801.10112.
+
+    >>> table = torch.tensor([[0.5, 0.2], [0.9, 0.3], [0.6, 0.4]])
+    >>> forgetting_per_class(table)
+    tensor([0.3000, 0.0000])
+    >>> forgetting_per_class(table, exclude_final=True)
+    tensor([ 0.3000, -0.1000])
+    """
+    rounds = accuracy[:-1] if exclude_final else accuracy
+    if not len(rounds):
+        return accuracy.new_full(accuracy.shape[1:], torch.nan)
+    return rounds.amax(0) - accuracy[-1]
+
+
+def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
+    """Mean over the classes of peak minus final accuracy, F = (1/C) Σ_c [max_t A_c^(t) − A_c^(T)].
+
+    Args:
+        accuracy: A, (T, C), as in `forgetting_per_class`.
+        exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
+
+    Returns:
+        (), in [0, 1] (or [-1, 1]), 0 = nothing was forgotten. Classes that are NaN are left out of the mean;
+        NaN where no class or no round is left.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Eq. 5.
+
+    >>> nan = float("nan")
+    >>> forgetting(torch.tensor([[0.5, 0.2, nan], [0.9, 0.3, nan], [0.6, 0.4, nan]]))
+    tensor(0.1500)
+    """
+    return forgetting_per_class(accuracy, exclude_final).nanmean()

@@ -1,0 +1,185 @@
+"""Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+StateLike = Mapping[str, Tensor]
+
+
+def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
+    """a + alpha · b, entry by entry.
+
+    >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
+    {'w': tensor([2.])}
+    """
+    return {name: tensor + alpha * b[name] for name, tensor in a.items()}
+
+
+def sub(a: StateLike, b: StateLike) -> State:
+    """a − b, entry by entry.
+
+    >>> sub({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
+    {'w': tensor([-1.])}
+    """
+    return {name: tensor - b[name] for name, tensor in a.items()}
+
+
+def scale(a: StateLike, factor: float) -> State:
+    """factor · a.
+
+    >>> scale({"w": torch.tensor([1.0])}, 3)
+    {'w': tensor([3.])}
+    """
+    return {name: tensor * factor for name, tensor in a.items()}
+
+
+def zeros_like(a: StateLike) -> State:
+    """Zeros of the same shapes and types.
+
+    >>> zeros_like({"w": torch.tensor([1.0])})
+    {'w': tensor([0.])}
+    """
+    return {name: torch.zeros_like(tensor) for name, tensor in a.items()}
+
+
+def clone(a: StateLike) -> State:
+    """Detached copies.
+
+    >>> clone({"w": torch.tensor([1.0], requires_grad=True)})
+    {'w': tensor([1.])}
+    """
+    return {name: tensor.detach().clone() for name, tensor in a.items()}
+
+
+def inner(a: StateLike, b: StateLike) -> Tensor:
+    """Σ a·b over all entries, a 0-d tensor in float32 or better.
+
+    >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
+    tensor(11.)
+    """
+    return torch.stack([(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]).sum()
+
+
+@torch.no_grad()
+def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
+    """a += alpha · b in place, for the server's own buffers; types of `a` are kept.
+
+    >>> a = {"w": torch.tensor([1.0])}
+    >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
+    {'w': tensor([2.])}
+    """
+    for name, tensor in a.items():
+        tensor.add_(b[name], alpha=alpha)
+
+
+def raised(x: Tensor) -> Tensor:
+    """Half types as float32, everything else unchanged: sums are never taken in half precision.
+
+    >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
+    (torch.float32, torch.float64)
+    """
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class StateSum:
+    """A streamed float64 sum Σ weight · state over states of one layout (same names, shapes and types).
+
+    Integer weights keep the sum exact, hence independent of the order of summation. Entries are laid end to end,
+    one vector for each type, so that adding a client costs a handful of operations whatever the net.
+
+    >>> total = StateSum()
+    >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
+    >>> total.state()
+    {'w': tensor([3., 7.], dtype=torch.float64)}
+    """
+
+    def __init__(self) -> None:
+        self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.flat: dict[torch.dtype, Tensor] = {}
+
+    def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
+        """Add weight · state.
+
+        Raises:
+            ValueError: if the entries' names or shapes differ from those added before.
+        """
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+        if not self.layout:
+            self.layout = layout
+        elif layout != self.layout:
+            differing = sorted(set(layout.items()) ^ set(self.layout.items()), key=str)
+            raise ValueError(
+                f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
+                f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
+            )
+        for dtype, vector in flatten(state).items():
+            if dtype not in self.flat:
+                self.flat[dtype] = torch.zeros_like(vector, dtype=torch.float64)
+            if isinstance(weight, Tensor):
+                self.flat[dtype].add_(vector.to(torch.float64) * weight)
+            else:
+                self.flat[dtype].add_(vector, alpha=weight)
+
+    def state(self) -> State:
+        """The sum, float64 whatever the entries' types, in the order in which they came."""
+        offsets = dict.fromkeys(self.flat, 0)
+        out: State = {}
+        for name, (shape, dtype) in self.layout.items():
+            size = shape.numel()
+            out[name] = self.flat[dtype][offsets[dtype] : offsets[dtype] + size].view(shape)
+            offsets[dtype] += size
+        return out
+
+
+@torch.no_grad()
+def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
+    """All entries of one type laid end to end, in order of appearance.
+
+    >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
+    {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
+    """
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in state.values():
+        groups.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
+    return {dtype: torch.cat(tensors) for dtype, tensors in groups.items()}
+
+
+def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
+    """(Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
+
+    Integer entries are rounded half to even, boolean entries must be equal.
+
+    >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([3.0])}], [1, 2])
+    {'w': tensor([2.])}
+    """
+    total, n = StateSum(), 0
+    for state, weight in zip(states, weights, strict=True):
+        total.add(state, weight)
+        n += weight
+    return mean_of(total, n)
+
+
+def mean_of(total: StateSum, n: float | Tensor) -> State:
+    """`total` / n in the entries' own types: integers rounded half to even.
+
+    Raises:
+        ValueError: if a boolean entry is not the same everywhere.
+    """
+    out: State = {}
+    for name, value in total.state().items():
+        dtype = total.layout[name][1]
+        mean = value / n
+        if dtype == torch.bool:
+            out[name] = mean > 0.5
+            if not torch.equal(mean, out[name].to(mean.dtype)):
+                raise ValueError(
+                    f"boolean entry {name!r} differs between clients; only equal ones can be averaged"
+                )
+        elif dtype.is_floating_point:
+            out[name] = mean.to(dtype)
+        else:
+            out[name] = mean.round().to(dtype)
+    return out

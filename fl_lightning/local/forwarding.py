@@ -1,0 +1,54 @@
+"""Hands the Trainer's hooks on to the client's modules, which stock Lightning calls for the fitted module only."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pytorch_lightning import LightningModule
+
+from fl_lightning.local.hooks import hooks
+from fl_lightning.local.lending import Desk, lend
+
+
+def forwards(name: str) -> Callable[..., None]:
+    """A hook that calls the clients' hooks of the same name, with logging lent."""
+
+    def hook(self: "Forwarding", *args: Any, **kwargs: Any) -> None:
+        self.forward_hook(name, *args, **kwargs)
+
+    hook.__name__ = name
+    return hook
+
+
+class Forwarding(LightningModule):
+    """A LightningModule that forwards its hooks; `client_modules` says to whom and `desk` what they may use."""
+
+    desk: Desk
+
+    def client_modules(self) -> list[LightningModule]:
+        """The modules whose hooks are called."""
+        raise AttributeError("client_modules must be given by the subclass")
+
+    def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call the hook `name` of the modules that override it."""
+        modules = self.client_modules()
+        found = hooks(modules, name)
+        if not found:
+            return []
+        with lend(modules, self.desk):
+            return [hook(*args, **kwargs) for hook in found]
+
+    on_fit_end = forwards("on_fit_end")
+    on_train_end = forwards("on_train_end")
+    on_validation_epoch_start = forwards("on_validation_epoch_start")
+    on_validation_batch_start = forwards("on_validation_batch_start")
+    on_validation_batch_end = forwards("on_validation_batch_end")
+    on_test_epoch_start = forwards("on_test_epoch_start")
+    on_test_batch_start = forwards("on_test_batch_start")
+    on_test_batch_end = forwards("on_test_batch_end")
+    on_predict_start = forwards("on_predict_start")
+    on_predict_end = forwards("on_predict_end")
+    on_predict_epoch_start = forwards("on_predict_epoch_start")
+    on_predict_epoch_end = forwards("on_predict_epoch_end")
+    on_predict_batch_start = forwards("on_predict_batch_start")
+    on_predict_batch_end = forwards("on_predict_batch_end")
+    teardown = forwards("teardown")

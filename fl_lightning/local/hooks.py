@@ -1,0 +1,78 @@
+"""Which of a client's Lightning hooks the loop calls in the Trainer's place, and which it must refuse."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from torch import Tensor
+
+FORWARDED = frozenset({
+    "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
+    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
+    "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval",
+    "on_validation_model_train", "on_validation_model_zero_grad", "on_test_start", "on_test_end",
+    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_test_model_eval",
+    "on_test_model_train", "on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end",
+    "on_predict_batch_start", "on_predict_batch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_save_checkpoint",
+    "on_load_checkpoint",
+})  # fmt: skip
+
+INSTEAD = {
+    "train_dataloader": "give the data to FederatedDataModule",
+    "val_dataloader": "give the data to FederatedDataModule",
+    "test_dataloader": "give the data to FederatedDataModule",
+    "predict_dataloader": "give the data to FederatedDataModule",
+    "prepare_data": "put it in the data module",
+    "configure_sharded_model": "use configure_model",
+}
+
+
+def overridden(module: LightningModule, name: str) -> bool:
+    """True where the module's class has its own `name`."""
+    own = getattr(type(module), name, None)
+    return own is not None and own is not getattr(LightningModule, name, None)
+
+
+def hooks(modules: list[LightningModule], name: str) -> list[Callable[..., Any]]:
+    """The bound methods `name` of the modules that override it, in order."""
+    return [getattr(module, name) for module in modules if overridden(module, name)]
+
+
+def refuse_unforwarded(module: LightningModule) -> None:
+    """Refuse a module with a hook that nobody would call.
+
+    Raises:
+        TypeError: naming the hook and what to do instead.
+    """
+    known = {
+        name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"
+    }
+    for name in sorted(known - FORWARDED):
+        if overridden(module, name):
+            raise TypeError(
+                f"{type(module).__name__} overrides {name}, which is not called inside a federated round; "
+                f"{INSTEAD.get(name, 'move its work to a hook that is forwarded, or to a callback')}"
+            )
+
+
+class Placement:
+    """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks."""
+
+    def __init__(self, modules: list[LightningModule], precision: Any, device: torch.device) -> None:
+        self.inner, self.precision, self.device = modules[-1], precision, device
+        names = ("on_before_batch_transfer", "transfer_batch_to_device")
+        self.transfers = any(overridden(self.inner, name) for name in names)
+        self.after = hooks(modules, "on_after_batch_transfer")
+
+    def __call__(self, batch: Any) -> Any:
+        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self.device
+        if self.transfers or not there:
+            batch = self.inner.on_before_batch_transfer(batch, 0)
+            batch = self.inner.transfer_batch_to_device(batch, self.device, 0)
+        for hook in self.after:
+            batch = hook(batch, 0)
+        return self.precision.convert_input(batch)

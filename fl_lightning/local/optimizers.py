@@ -1,0 +1,174 @@
+"""The local optimizers and schedulers of one client, as `configure_optimizers` describes them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+
+@dataclass
+class LocalScheduler:
+    """One lr scheduler with the fields of Lightning's `lr_scheduler` dictionary."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+
+
+def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LocalScheduler]]:
+    """What `configure_optimizers` returned, in every form that Lightning allows.
+
+    Raises:
+        TypeError: if it is none of them.
+    """
+    if configured is None:
+        return [], []
+    if isinstance(configured, Optimizer):
+        return [configured], []
+    if isinstance(configured, Mapping):
+        scheduler = configured.get("lr_scheduler")
+        return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler)]
+    if isinstance(configured, Sequence) and not isinstance(configured, str):
+        items = list(configured)
+        if all(isinstance(item, Optimizer) for item in items):
+            return items, []
+        if all(isinstance(item, Mapping) for item in items):
+            pairs = [parse_optimizers(item, owner) for item in items]
+            return [o for optimizers, _ in pairs for o in optimizers], [
+                s for _, found in pairs for s in found
+            ]
+        if len(items) == 2 and isinstance(items[0], Sequence):
+            schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
+            return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]
+    raise TypeError(
+        f"{owner}.configure_optimizers must return an optimizer, a dict, a list of them or (optimizers, schedulers), "
+        f"got {type(configured).__name__}"
+    )
+
+
+def _scheduler(value: Any) -> LocalScheduler:
+    if isinstance(value, Mapping):
+        known = {key: value[key] for key in ("interval", "frequency", "monitor") if key in value}
+        return LocalScheduler(value["scheduler"], **known)
+    return LocalScheduler(value)
+
+
+def scale_lr(
+    optimizers: list[Optimizer], schedulers: list[LocalScheduler], factor: float, lr: float | None
+) -> None:
+    """Multiply every learning rate by `factor` (lr_decay^t); `lr` replaces it before that (a phase's own)."""
+    if factor == 1.0 and lr is None:
+        return
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for key in ("lr", "initial_lr"):
+                if key in group:
+                    group[key] = (group[key] if lr is None else lr) * factor
+    for entry in schedulers:
+        bases = getattr(entry.scheduler, "base_lrs", None)
+        if bases is not None:
+            entry.scheduler.base_lrs = [(base if lr is None else lr) * factor for base in bases]
+
+
+def step_scheduler(
+    entry: LocalScheduler, metrics: Mapping[str, Any], override: Callable[[Any, Any], None] | None
+) -> None:
+    """Step one scheduler; ReduceLROnPlateau with the value of its monitor.
+
+    Raises:
+        ValueError: if that value was not logged.
+    """
+    metric = None
+    if isinstance(entry.scheduler, ReduceLROnPlateau):
+        if entry.monitor is None or entry.monitor not in metrics:
+            raise ValueError(
+                f"ReduceLROnPlateau needs a monitor that the client logs in training, got {entry.monitor!r}; logged "
+                f"are {sorted(metrics)}"
+            )
+        metric = metrics[entry.monitor]
+    if override is not None:
+        override(entry.scheduler, metric)
+    elif metric is not None:
+        entry.scheduler.step(metric)
+    else:
+        entry.scheduler.step()
+
+
+class Exposure:
+    """Counts E: how far the optimizer travels on a scalar whose gradient is 1 (`slope` of it for a method's terms).
+
+    b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
+        self.slope = slope
+        self.value, self.momentum = 0.0, 0.0
+        self.group: dict[str, Any] | None = None
+        one = len(optimizers) == 1 and type(optimizers[0]) is SGD
+        groups = optimizers[0].param_groups if one else []
+        if groups and len({(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in groups}) == 1:
+            self.group = groups[0] if not groups[0]["dampening"] and not groups[0]["maximize"] else None
+        if self.group is None and optimizers:
+            self.value = math.nan
+
+    def step(self) -> None:
+        group = self.group
+        if group is None:
+            return
+        slope = 1.0 if self.slope is None else self.slope(self.value)
+        rho = group["momentum"]
+        self.momentum = rho * self.momentum + slope
+        travelled = slope + rho * self.momentum if group["nesterov"] else self.momentum
+        self.value += float(group["lr"]) * travelled
+
+
+class LocalOptimizer:
+    """An optimizer as a client sees it: `step` honours the gradient scaler and is counted as a local step."""
+
+    def __init__(self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[[], None]) -> None:
+        self.optimizer, self.scaler = optimizer, scaler
+        self._unscaled = False
+        # a step that the scaler skips is no step: the hook runs only where the optimizer really moved
+        optimizer.register_step_post_hook(lambda *_: on_step())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale, once a step, before they are clipped or read."""
+        if self.scaler is not None and not self._unscaled:
+            self.scaler.unscale_(self.optimizer)
+            self._unscaled = True
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if self.scaler is None:
+            return (
+                self.optimizer.step(closure, **kwargs)
+                if closure is not None
+                else self.optimizer.step(**kwargs)
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.unscale()
+        self.scaler.step(self.optimizer, **kwargs)
+        self.scaler.update()
+        self._unscaled = False
+        return loss
+
+
+__all__ = [
+    "Exposure",
+    "LRScheduler",
+    "LocalOptimizer",
+    "LocalScheduler",
+    "parse_optimizers",
+    "scale_lr",
+    "step_scheduler",
+]

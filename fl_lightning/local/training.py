@@ -1,0 +1,281 @@
+"""Trains one client for one exchange, as the Trainer would train a module of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from fnmatch import fnmatchcase
+from inspect import Parameter, signature
+from typing import Any, Protocol
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fl_lightning.client import BATCH_NORMS, ClientModule
+from fl_lightning.functional.keyed import keyed_seed
+from fl_lightning.local.hooks import Placement, hooks, overridden
+from fl_lightning.local.lending import Desk, LogBook
+from fl_lightning.local.optimizers import (
+    Exposure,
+    LocalOptimizer,
+    LocalScheduler,
+    parse_optimizers,
+    scale_lr,
+    step_scheduler,
+)
+from fl_lightning.types import Batch, Phase
+
+
+class Settings(Protocol):
+    """The loop's settings of local training."""
+
+    seed: int
+    lr_decay: float
+    accumulate_grad_batches: int
+    clip_norm: float | None
+    max_local_steps: int | None
+
+
+class LocalTrainer:
+    """Runs the phases of a client's training in the one client module.
+
+    Args:
+        client: the module that every client is trained in.
+        settings: the loop's settings of local training.
+        precision: the Trainer's precision plugin.
+        desk: the lent services, whose `optimizers()` and `lr_schedulers()` this keeps up to date.
+        device: where batches belong.
+    """
+
+    def __init__(
+        self, client: ClientModule, settings: Settings, precision: Any, desk: Desk, device: torch.device
+    ) -> None:
+        self.client, self.settings, self.precision, self.desk, self.device = (
+            client,
+            settings,
+            precision,
+            desk,
+            device,
+        )
+        self.modules: list[LightningModule] = list(client.lightning_modules())
+        self.modes = [(module, module.training) for module in client.modules()]
+        self.batch_norms = [module for module in client.modules() if isinstance(module, BATCH_NORMS)]
+        self.epoch_end: Callable[[int], None] | None = None
+        self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        inner = self.modules[-1]
+        self._step = inner.optimizer_step if overridden(inner, "optimizer_step") else None
+        self._clip = (
+            inner.configure_gradient_clipping if overridden(inner, "configure_gradient_clipping") else None
+        )
+        self._zero = inner.optimizer_zero_grad if overridden(inner, "optimizer_zero_grad") else None
+        self._backward = inner.backward if overridden(inner, "backward") else None
+        self._schedule = inner.lr_scheduler_step if overridden(inner, "lr_scheduler_step") else None
+        slope = type(client).exposure_slope is not ClientModule.exposure_slope
+        self._slope = client.exposure_slope if slope else None
+        self._placed = Placement(self.modules, precision, device)
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        """Call the hook `name` of the client's modules that override it."""
+        found = self._hooks.get(name)
+        if found is None:
+            found = self._hooks[name] = hooks(self.modules, name)
+        return [hook(*args) for hook in found] if found else []
+
+    def train(self, data: Any, exchange: str, epochs: int) -> None:
+        """All phases of one exchange on one client's data, in place; the client's context is set by the loop."""
+        seed = keyed_seed(self.settings.seed, f"train/{exchange}", data.round_idx, data.client_id)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        for phase in self.client.phases(exchange):
+            for module, mode in self.modes:
+                module.training = mode
+            if data.size(phase.split):
+                with self._trained(phase):
+                    self._phase(phase, data, epochs if phase.epochs is None else phase.epochs)
+
+    def _phase(self, phase: Phase, data: Any, epochs: int) -> None:
+        client, settings = self.client, self.settings
+        configured = client.configure_optimizers()
+        raw, schedulers = parse_optimizers(configured, type(self.modules[-1]).__name__)
+        scale_lr(raw, schedulers, settings.lr_decay**data.round_idx, phase.lr)
+        scaler = self._scaler()
+        exposure = Exposure(raw, self._slope)
+        context = client.context
+        before = context.exposure
+
+        def stepped() -> None:
+            context.num_steps += 1
+            exposure.step()
+            context.exposure = before + exposure.value
+
+        context.exposure += exposure.value  # NaN where it is not defined, whatever the number of steps
+        optimizers = [LocalOptimizer(optimizer, scaler, stepped) for optimizer in raw]
+        self.desk.optimizers_now, self.desk.schedulers_now = optimizers, [s.scheduler for s in schedulers]
+        self.desk.backward = self._backward_of(scaler)
+        if client.automatic_optimization and len(optimizers) > 1:
+            raise ValueError(
+                f"{type(self.modules[-1]).__name__} has {len(optimizers)} optimizers under automatic optimization; "
+                f"set self.automatic_optimization = False and step them in training_step, as Lightning asks"
+            )
+        batch_size = data.batch_size(phase.split, phase.batch_size)
+        single = self._single_sample(data, phase.split, batch_size)
+        batches = data.num_batches(phase.split, batch_size) - single
+        plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in schedulers)
+        for epoch in range(epochs):
+            if self._finished():
+                break
+            self.desk.epoch_book = LogBook() if plateau else None
+            self.call("on_train_epoch_start")
+            for index, batch in enumerate(data.batches(phase.split, epoch, batch_size)):
+                if index == batches or self._finished():
+                    break
+                self._batch(self._placed(batch), index, batches, optimizers, schedulers)
+            self.call("on_train_epoch_end")
+            if client.automatic_optimization:
+                self._schedule_all(schedulers, "epoch", epoch + 1)
+            if self.epoch_end is not None:
+                self.epoch_end(epoch)
+
+    def _batch(
+        self,
+        batch: Batch,
+        index: int,
+        batches: int,
+        optimizers: list[LocalOptimizer],
+        schedulers: list[LocalScheduler],
+    ) -> None:
+        client, settings = self.client, self.settings
+        self.desk.note_batch(batch)
+        if -1 in self.call("on_train_batch_start", batch, index):
+            return
+        if not client.automatic_optimization or not optimizers:
+            output: Any = client.training_step(batch, index)
+        else:
+            every = settings.accumulate_grad_batches
+            boundary = (index + 1) % every == 0 or index + 1 == batches
+            optimizer = optimizers[0]
+
+            def closure() -> Tensor | None:
+                if index % every == 0:
+                    self.call("on_before_zero_grad", optimizer)
+                    if self._zero is None:
+                        optimizer.optimizer.zero_grad()
+                    else:
+                        self._zero(data_epoch(client), index, optimizer.optimizer)
+                loss = client.training_step(batch, index)
+                if loss is None:
+                    return None
+                self.call("on_before_backward", loss)
+                self.desk.backward(loss if every == 1 else loss / every)
+                self.call("on_after_backward")
+                if boundary:
+                    self._before_step(optimizer)
+                return loss
+
+            if not boundary:
+                output = closure()
+            elif self._step is not None:
+                self._step(data_epoch(client), index, optimizer, closure)
+                output = None
+            elif needs_closure(type(optimizer.optimizer)):
+                output = optimizer.step(closure)
+            else:
+                output = closure()
+                if output is not None:
+                    optimizer.step()
+            if boundary and schedulers:
+                self._schedule_all(schedulers, "step", client.num_steps)
+        self.call("on_train_batch_end", output, batch, index)
+
+    def _before_step(self, optimizer: LocalOptimizer) -> None:
+        optimizer.unscale()
+        self.call("on_before_optimizer_step", optimizer)
+        if self._clip is not None:
+            self._clip(optimizer, self.settings.clip_norm, "norm")
+        elif self.settings.clip_norm is not None:
+            self.desk.clip_gradients(optimizer, self.settings.clip_norm)
+
+    def _backward_of(self, scaler: Any | None) -> Callable[..., None]:
+        backward = self._backward
+        if scaler is None and backward is None:
+            return Tensor.backward
+
+        def run(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            scaled = loss if scaler is None else scaler.scale(loss)
+            if backward is None:
+                scaled.backward(*args, **kwargs)
+            else:
+                backward(scaled, *args, **kwargs)
+
+        return run
+
+    def _schedule_all(self, schedulers: list[LocalScheduler], interval: str, count: int) -> None:
+        for entry in schedulers:
+            if entry.interval == interval and count and count % entry.frequency == 0:
+                book = self.desk.epoch_book
+                step_scheduler(entry, {} if book is None else book.values(), self._schedule)
+
+    def _finished(self) -> bool:
+        limit = self.settings.max_local_steps
+        return limit is not None and self.client.num_steps >= limit
+
+    def _single_sample(self, data: Any, split: str, batch_size: int) -> int:
+        """1 where the last batch is a single sample that a BatchNorm net leaves out.
+
+        A client with one sample in all trains with BatchNorm in eval mode instead.
+
+        Raises:
+            ValueError: if `batch_size` is 1 and the net has BatchNorm.
+        """
+        if not self.batch_norms:
+            return 0
+        n = data.size(split)
+        if n == 1:
+            for module in self.batch_norms:
+                module.eval()
+            return 0
+        if batch_size == 1:
+            raise ValueError(
+                "batch_size must be at least 2 for a net with BatchNorm, got 1; raise data.batch_size"
+            )
+        return int(n % batch_size == 1)
+
+    @contextmanager
+    def _trained(self, phase: Phase) -> Iterator[None]:
+        """Let only the phase's parameters require a gradient."""
+        if phase.trains is None:
+            yield
+            return
+        left = [
+            parameter
+            for name, parameter in self.client.params().items()
+            if not any(fnmatchcase(name, pattern) for pattern in phase.trains)
+        ]
+        for parameter in left:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter in left:
+                parameter.requires_grad_(True)
+
+    def _scaler(self) -> Any | None:
+        """A fresh gradient scaler for one client and phase, so that clients do not depend on each other's order."""
+        if getattr(self.precision, "scaler", None) is None:
+            return None
+        return torch.amp.GradScaler(self.device.type)
+
+
+def data_epoch(client: ClientModule) -> int:
+    """The `epoch` argument of Lightning's step hooks: the round."""
+    return client.trainer.current_epoch
+
+
+@cache
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
+    closure = signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty

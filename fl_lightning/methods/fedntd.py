@@ -1,0 +1,98 @@
+"""FedNTD: keep the global model's view of the classes a sample is *not*; learn the one it is.
+
+Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eqs. 3-4 (KD), 10-11 (NTD), 17-18 (in between), App. L (MSE).
+Server: FedAvg.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import cross_entropy, kl_divergence
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+
+
+def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
+    """τ² KL(teacher || local) over the C−1 not-true classes (Eq. 11): (B, C), (B, C), (B,) -> ()."""
+    true = F.one_hot(target, local.shape[1]).bool()  # masked, not indexed: shapes stay fixed, so it stacks
+    return kl_divergence(local, teacher, temperature, exclude=true)
+
+
+def not_true_mse(local: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
+    """Mean squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> (); 0 for C = 1."""
+    others = 1 - F.one_hot(target, local.shape[1])
+    squares = (raised(local) - raised(teacher)).square() * others
+    return squares.sum() / (len(local) * max(1, local.shape[1] - 1))
+
+
+def distillation(
+    local: Tensor,
+    teacher: Tensor,
+    target: Tensor,
+    temperature: float = 1.0,
+    ntd_weight: float = 1.0,
+    distance: Literal["kl", "mse"] = "kl",
+) -> Tensor:
+    """(1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes; "mse" is App. L's NTD."""
+    if distance == "mse":
+        return not_true_mse(local, teacher, target)
+    if ntd_weight == 1:
+        return not_true_distillation(local, teacher, target, temperature)
+    kd = kl_divergence(local, teacher, temperature)
+    if ntd_weight == 0:
+        return kd
+    return (1 - ntd_weight) * kd + ntd_weight * not_true_distillation(local, teacher, target, temperature)
+
+
+class FedNTD(ClientModule):
+    """Local loss CE + beta · distillation (Eq. 10).
+
+    Args:
+        beta: weight of the distillation, >= 0; 0 is FedAvg.
+        temperature: softmax temperature τ, > 0.
+        ntd_weight: λ in [0, 1] between KD over all classes (0) and NTD (1).
+        kd_form: `sum`: CE + beta · L; `convex`: (1 − beta) CE + beta · L, beta in [0, 1] (Eq. 3 as printed).
+        distance: `kl`, or `mse` between raw not-true logits (then temperature and ntd_weight have no effect).
+        teacher_mode: `eval`, or `train`: BatchNorm of the teacher uses batch statistics.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        temperature: float = 1.0,
+        ntd_weight: float = 1.0,
+        kd_form: Literal["sum", "convex"] = "sum",
+        distance: Literal["kl", "mse"] = "kl",
+        teacher_mode: Literal["eval", "train"] = "eval",
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        if beta < 0 or (kd_form == "convex" and beta > 1):
+            raise ValueError(f"beta must be at least 0, and at most 1 with kd_form=convex, got {beta}")
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        if not 0 <= ntd_weight <= 1:
+            raise ValueError(f"ntd_weight must lie in [0, 1], got {ntd_weight}; 1 is NTD, 0 is KD")
+        self.beta, self.temperature, self.ntd_weight = beta, temperature, ntd_weight
+        self.kd_form, self.distance, self.teacher_mode = kd_form, distance, teacher_mode
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if self.beta:
+            self.frozen("teacher", self.teacher_mode)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if not self.beta:
+            return self.local_loss(batch, batch_idx)
+        x, y = batch
+        logits = self(x)
+        ce = cross_entropy(logits, y)
+        teacher = self.frozen("teacher", self.teacher_mode)(x)
+        ntd = distillation(logits, teacher, y, self.temperature, self.ntd_weight, self.distance)
+        self.log_dict({"train/ce": ce, "train/ntd": ntd})
+        return (1 - self.beta if self.kd_form == "convex" else 1.0) * ce + self.beta * ntd

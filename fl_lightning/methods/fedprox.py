@@ -1,0 +1,38 @@
+"""FedProx: stay near the received weights while training locally.
+
+Source: Li et al., MLSys 2020, arXiv:1812.06127, Eq. 2. Server: FedAvg.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import proximal
+from fl_lightning.types import Batch
+
+
+class FedProx(ClientModule):
+    """Local loss L + (mu/2) ‖θ − x‖² over the trainable parameters; buffers are not pulled.
+
+    Args:
+        mu: strength of the pull, >= 0; 0 is FedAvg.
+        base: of `ClientModule`.
+    """
+
+    def __init__(self, mu: float = 0.01, **base: Any) -> None:
+        super().__init__(**base)
+        if mu < 0:
+            raise ValueError(f"mu must be at least 0, got {mu}; 0 is FedAvg")
+        self.mu = mu
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.local_loss(batch, batch_idx)
+        if not self.mu:
+            return loss
+        pull = proximal(self.params(), self.received)
+        self.log("train/proximal", pull)
+        return loss + self.mu * pull
+
+    def exposure_slope(self, exposure: float) -> float:
+        return 1.0 - self.mu * exposure

@@ -1,0 +1,67 @@
+"""Trainer settings that would break the meaning of a round are refused at start, each with the right one."""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse what cannot be had.
+
+    Raises:
+        ValueError: naming the setting, its value and what to set instead.
+    """
+    rules: list[tuple[bool, str]] = [
+        (
+            trainer.gradient_clip_val is not None,
+            f"the clients' gradients are clipped by model.clip_norm, not by trainer.gradient_clip_val="
+            f"{trainer.gradient_clip_val}; set model.clip_norm",
+        ),
+        (
+            trainer.accumulate_grad_batches != 1,
+            f"the clients' gradients are accumulated by model.accumulate_grad_batches, not by "
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}; set the model's",
+        ),
+        (
+            trainer.limit_train_batches not in (1, 1.0),
+            f"a round is one batch and cannot be cut: trainer.limit_train_batches must stay unset, got "
+            f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
+        ),
+        (
+            isinstance(trainer.val_check_interval, float) and trainer.val_check_interval < 1,
+            f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
+            f"{trainer.val_check_interval}; use trainer.check_val_every_n_epoch to evaluate less often",
+        ),
+        (
+            bool(trainer.overfit_batches),
+            f"trainer.overfit_batches={trainer.overfit_batches} has no meaning in a federation; use a source with "
+            f"fewer samples, or model.max_local_steps",
+        ),
+        (
+            trainer.precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"),
+            f"weights in half precision cannot take a small update: trainer.precision={trainer.precision} is refused; "
+            f"use bf16-mixed",
+        ),
+    ]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            rules += _checkpoint_rules(callback)
+    for broken, sentence in rules:
+        if broken:
+            raise ValueError(sentence)
+
+
+def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
+    key = callback.state_key
+    return [
+        (
+            "'train_time_interval': None" not in key,
+            "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
+        ),
+        (
+            "'every_n_train_steps': 0" not in key,
+            "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
+            "(rounds)",
+        ),
+    ]

@@ -1,0 +1,113 @@
+"""The global model's entries in the one client module: what is shared, what is personal, and how it is loaded."""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.keyed import keyed_generator
+from fl_lightning.functional.state import flatten
+from fl_lightning.types import State
+
+if TYPE_CHECKING:
+    from fl_lightning.data import FederatedDataModule
+    from fl_lightning.store import ClientStore
+
+
+class GlobalWeights:
+    """Reads and writes the entries of the client module's state dict by name.
+
+    Args:
+        client: the module.
+        personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`.
+
+    Raises:
+        ValueError: if a pattern matches no entry.
+    """
+
+    def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
+        modules = dict(client.named_modules())
+        self.entries: dict[str, tuple[nn.Module, str]] = {}
+        self.personal: list[str] = []
+        for name, value in client.state_dict(keep_vars=True).items():
+            if not isinstance(value, Tensor):
+                continue
+            path, _, attribute = name.rpartition(".")
+            owner = modules[path]
+            self.entries[name] = (owner, attribute)
+            if client.is_personal(name, owner) or any(fnmatchcase(name, pattern) for pattern in personal):
+                self.personal.append(name)
+        for pattern in personal:
+            if not any(fnmatchcase(name, pattern) for name in self.entries):
+                raise ValueError(
+                    f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
+                    f"{list(self.entries)[:8]}"
+                )
+        kept = set(self.personal)
+        self.shared = [name for name in self.entries if name not in kept]
+        self.trainable = client.fix_trainable()
+        self.client = client
+
+    def live(self, names: list[str]) -> State:
+        """The named entries as they lie in the module, detached: they change when another client is loaded."""
+        return {name: getattr(*self.entries[name]).detach() for name in names}
+
+    def snapshot(self, names: list[str]) -> State:
+        """Copies of the named entries (views into one vector for each type)."""
+        state = self.live(names)
+        vectors = flatten(state)
+        offsets = dict.fromkeys(vectors, 0)
+        out: State = {}
+        for name, tensor in state.items():
+            start, size = offsets[tensor.dtype], tensor.numel()
+            out[name] = vectors[tensor.dtype][start : start + size].view(tensor.shape)
+            offsets[tensor.dtype] = start + size
+        return out
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy `state` into the module.
+
+        Raises:
+            KeyError: if the module has no such entry.
+        """
+        for name, value in state.items():
+            owner, attribute = self.entries[name]
+            getattr(owner, attribute).detach().copy_(value)
+
+
+class Server:
+    """What an aggregator sees of the server (the `ServerView` protocol)."""
+
+    def __init__(
+        self,
+        weights: GlobalWeights,
+        data: "FederatedDataModule | None",
+        store: "ClientStore",
+        seed: Callable[[], int],
+    ) -> None:
+        self.module: nn.Module = weights.client
+        self.trainable = tuple(name for name in weights.trainable if name not in set(weights.personal))
+        self.num_clients = 0 if data is None else data.num_clients
+        self.round_idx = 0
+        self.store = store
+        self._all, self._data, self._seed = weights, data, seed
+        self._now: State | None = None
+
+    @property
+    def weights(self) -> State:
+        return self._all.live(self._all.shared) if self._now is None else self._now
+
+    @weights.setter
+    def weights(self, state: State | None) -> None:
+        self._now = state
+
+    def data(self, split: str) -> Any:
+        assert self._data is not None
+        return self._data.split(split)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return keyed_generator(self._seed(), purpose, self.round_idx)

@@ -1,0 +1,66 @@
+"""What clients keep between rounds, by client id."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.types import State
+
+
+class ClientStore:
+    """Memory and personal entries of every client that has taken part, in host memory.
+
+    A value is replaced, never edited, so a checkpoint taken at any time holds whole rounds only.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, dict[str, Any]] = {}
+
+    def memory(self, client_id: int) -> dict[str, Any]:
+        """What the client kept (a fresh dict; the tensors in it are not to be edited in place)."""
+        return dict(self._records.get(client_id, {}).get("memory", {}))
+
+    def personal(self, client_id: int) -> State | None:
+        """The client's own entries, or None before its first training."""
+        personal: State | None = self._records.get(client_id, {}).get("personal")
+        return personal
+
+    def put(self, client_id: int, memory: Mapping[str, Any], personal: State | None) -> None:
+        """Keep a client's memory and personal entries.
+
+        Raises:
+            TypeError: if the memory holds something that a checkpoint cannot.
+        """
+        record: dict[str, Any] = {}
+        if memory:
+            record["memory"] = kept(dict(memory), f"memory of client {client_id}")
+        if personal is not None:
+            record["personal"] = personal
+        if record:
+            self._records[client_id] = record
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """All records, for a checkpoint."""
+        return dict(self._records)
+
+    def load_state_dict(self, state: Mapping[int, dict[str, Any]]) -> None:
+        """Restore what `state_dict` gave."""
+        self._records = dict(state)
+
+
+def kept(value: Any, where: str) -> Any:
+    """`value` with its tensors copied; only what `torch.load(weights_only=True)` reads is allowed."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: kept(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [kept(item, where) for item in value]
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    raise TypeError(
+        f"{where} must consist of tensors, numbers, strings, lists and dicts, got {type(value).__name__}; convert it "
+        f"before it is kept (checkpoints load with weights_only=True)"
+    )

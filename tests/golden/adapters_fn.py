@@ -1,0 +1,110 @@
+"""Adapters of the cases with `fn`: from a case's inputs to what `expected` is compared with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.aggregation import Aggregator
+from fl_lightning.functional.classes import class_split
+from fl_lightning.functional.forgetting import forgetting
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.partition import lda_counts
+from fl_lightning.methods.fedntd import distillation
+from fl_lightning.types import ClientUpdate
+
+Inputs = dict[str, Any]
+
+
+def float64(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def on_logits(loss: Callable[[Tensor, Tensor, Tensor, Inputs], Tensor]) -> Callable[[Inputs], dict[str, Any]]:
+    """An adapter of a loss (local, global, targets, inputs) -> (), with its gradient in the local logits."""
+
+    def adapter(inputs: Inputs) -> dict[str, Any]:
+        local = float64(inputs["logits_local"]).requires_grad_()
+        value = loss(local, float64(inputs["logits_global"]), torch.tensor(inputs["targets"]), inputs)
+        (gradient,) = torch.autograd.grad(value, local)
+        return {"value": value, "grad_local": gradient}
+
+    return adapter
+
+
+def kd(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
+    return distillation(local, teacher, target, inputs["tau"], ntd_weight=0.0)
+
+
+def ntd(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
+    return distillation(local, teacher, target, inputs["tau"])
+
+
+def kd_to_ntd(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
+    return distillation(local, teacher, target, inputs["tau"], ntd_weight=inputs["lam"])
+
+
+def ntd_mse(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
+    return distillation(local, teacher, target, inputs["tau"], distance="mse")
+
+
+def fedntd_total(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
+    return cross_entropy(local, target) + inputs["beta"] * ntd(local, teacher, target, inputs)
+
+
+def split_classes(inputs: Inputs) -> dict[str, Any]:
+    split = class_split(torch.tensor(inputs["counts"]), inputs["gamma"])
+    return {
+        name: getattr(split, name).nonzero().flatten() for name in ("missing", "non_dominant", "dominant")
+    }
+
+
+def bwt_forgetting(inputs: Inputs) -> dict[str, Any]:
+    return {"value": forgetting(float64(inputs["A"]), inputs["exclude_final"])}
+
+
+def aggregated(states: list[dict[str, Tensor]], sizes: list[int], weighting: str) -> dict[str, Tensor] | None:
+    """One exchange of a plain `Aggregator`, as the loop drives it."""
+    aggregator = Aggregator()
+    aggregator.weighting = weighting
+    aggregator.setup()
+    aggregator.begin_round(list(range(len(states))))
+    aggregator.begin_exchange()
+    for client_id, (state, n) in enumerate(zip(states, sizes, strict=True)):
+        aggregator.add(ClientUpdate(client_id, n, int(n > 0), 0.0, state))
+    return aggregator.finish("train")
+
+
+def aggregate(inputs: Inputs) -> dict[str, Any]:
+    states = [{"theta": float64(theta)} for theta in inputs["thetas"]]
+    result = aggregated(states, inputs["sizes"], inputs["weighting"])
+    return {"value": result and result["theta"]}
+
+
+ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
+    "ntd_loss": on_logits(ntd),
+    "kd_loss": on_logits(kd),
+    "kd_to_ntd": on_logits(kd_to_ntd),
+    "ntd_mse": on_logits(ntd_mse),
+    "fedntd_total": on_logits(fedntd_total),
+    "class_split": split_classes,
+    "bwt_forgetting": bwt_forgetting,
+    "aggregate": aggregate,
+    "lda_counts": lambda inputs: {"counts": lda_counts(inputs["class_sizes"], inputs["proportions"])},
+}
+
+PAPERS = "C · the five papers"
+
+PENDING: dict[str, str] = {
+    **dict.fromkeys(["anchor_plan", "anchor_pick", "ka_loss"], PAPERS),
+    **dict.fromkeys(["importance", "cl_penalty", "extra_communication"], PAPERS),
+    **dict.fromkeys(["knfu_fuse", "knfu_finetune"], PAPERS),
+    **dict.fromkeys(["feded_cal", "feded_dis", "feded_logit", "feded_total"], PAPERS),
+    **dict.fromkeys(["feded_logit_official", "feded_cal_official"], PAPERS),
+    **dict.fromkeys(["kl_true_nottrue", "forgetting_degree", "rounds_to_target", "mean_std"], PAPERS),
+    **dict.fromkeys(["prediction_consistency", "normalised_class_accuracy", "classwise_accuracy"], PAPERS),
+    **dict.fromkeys(["in_out_local", "gradient_diversity", "diversity_prop1", "weight_alignment"], PAPERS),
+    **dict.fromkeys(["weight_divergence", "distribution_distance"], PAPERS),
+}
+"""Names whose issue has not come, with that issue; their cases are expected to fail."""

@@ -1,0 +1,55 @@
+"""Adapters of the cases with `method`: single steps here, whole rounds (`e2e:NAME`) in `end_to_end`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fl_lightning.functional.losses import proximal
+
+from . import end_to_end
+from .adapters_fn import aggregated
+
+Inputs = dict[str, Any]
+
+
+def aggregate(inputs: Inputs) -> dict[str, Any]:
+    states = [{name: torch.from_numpy(value) for name, value in state.items()} for state in inputs["states"]]
+    return {"state": aggregated(states, inputs["n"], inputs["weighting"])}
+
+
+def fedprox(inputs: Inputs) -> dict[str, Any]:
+    w = torch.from_numpy(inputs["w"]).requires_grad_()
+    penalty = inputs["mu"] * proximal({"w": w}, {"w": torch.from_numpy(inputs["wg"])})
+    (gradient,) = torch.autograd.grad(penalty, w)
+    return {"penalty": penalty, "grad": gradient}
+
+
+ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
+    "aggregate": aggregate,
+    "fedprox": fedprox,
+    **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
+}
+
+PAPERS = "C · the five papers"
+BASELINES = "the baselines"
+
+PENDING: dict[str, str] = {
+    **dict.fromkeys(["fedexp", "fedsam", "fedmd"], PAPERS),
+    **dict.fromkeys(
+        ["scaffold", "feddyn", "fednova", "fedavgm", "fedopt", "fedcurv", "moon", "fedlc"], BASELINES
+    ),
+    **dict.fromkeys(
+        ["fedrs", "fedrod", "fedalign", "selective_fd", "feddf", "fedfomo", "fedala", "fedpac"], BASELINES
+    ),
+    **dict.fromkeys(["robust"], BASELINES),
+    **dict.fromkeys(
+        ["e2e:fedka", "e2e:fedcl", "e2e:feded", "e2e:feded+fedexp", "e2e:knfu", "e2e:fedmd"], PAPERS
+    ),
+    **dict.fromkeys(["e2e:local", "e2e:fedexp", "e2e:fedsam"], PAPERS),
+    **dict.fromkeys(["e2e:scaffold", "e2e:feddyn", "e2e:fednova", "e2e:fedavgm", "e2e:fedadam"], BASELINES),
+    **dict.fromkeys(["e2e:fedyogi", "e2e:fedadagrad", "e2e:fedcurv", "e2e:fedlc", "e2e:fedrs"], BASELINES),
+    **dict.fromkeys(["e2e:moon", "e2e:fedka+fednova", "e2e:fedrod", "e2e:fedpac", "e2e:fedala"], BASELINES),
+    **dict.fromkeys(["e2e:fedfomo", "e2e:fedbn", "e2e:feddf"], BASELINES),
+}
+"""Names whose issue has not come, with that issue; their cases are expected to fail."""

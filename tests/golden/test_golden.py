@@ -1,0 +1,60 @@
+"""Every golden case, through the functions and the loop that training really uses."""
+
+from pathlib import Path
+
+import pytest
+
+from . import adapters_fn, adapters_method
+from .golden import Case, differences, load
+
+HERE = Path(__file__).parent
+ADAPTERS = {"fn": adapters_fn.ADAPTERS, "method": adapters_method.ADAPTERS}
+PENDING = {"fn": adapters_fn.PENDING, "method": adapters_method.PENDING}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    folders = [HERE, *map(Path, metafunc.config.getoption("golden_dir", []))]
+    parameters = []
+    for folder in folders:
+        files = sorted(folder.glob("*.json"))
+        if not files:
+            raise pytest.UsageError(
+                f"--golden-dir must name a folder with golden files (*.json), got {folder}"
+            )
+        for file in files:
+            label = file.stem if folder == HERE else f"{folder.name}/{file.stem}"
+            for case in load(file):
+                issue = PENDING[case.table].get(case.name)
+                pending = pytest.mark.xfail(reason=f"{case.name} comes with: {issue}", run=False)
+                marks = [pending] if issue and case.name not in ADAPTERS[case.table] else []
+                parameters.append(pytest.param(case, id=f"{label}:{case.id}", marks=marks))
+    metafunc.parametrize("case", parameters)
+
+
+def test_case(case: Case) -> None:
+    adapter = ADAPTERS[case.table].get(case.name)
+    if adapter is None:
+        pytest.fail(
+            f"no adapter for {case.table} {case.name!r} of {case.file}; write one in adapters_{case.table}.py, "
+            "or list the name in PENDING there if its issue has not come",
+            pytrace=False,
+        )
+    found = differences(adapter(case.inputs), case.expected, case.rtol, case.atol, case.id)
+    more = [f"... and {len(found) - 10} more"] if len(found) > 10 else []
+    if found:
+        pytest.fail("\n".join(found[:10] + more), pytrace=False)
+
+
+@pytest.mark.parametrize("table", ["fn", "method"])
+def test_no_name_is_both_adapted_and_pending(table: str) -> None:
+    both = sorted(ADAPTERS[table].keys() & PENDING[table].keys())
+    assert not both, f"{both} have an adapter: remove them from PENDING in adapters_{table}.py"
+
+
+@pytest.mark.parametrize("table", ["fn", "method"])
+def test_every_pending_name_has_a_case(table: str) -> None:
+    shipped = {case.name for file in HERE.glob("*.json") for case in load(file) if case.table == table}
+    unknown = sorted(PENDING[table].keys() - shipped)
+    assert not unknown, f"{unknown} stand in PENDING but occur in no shipped golden file"
