@@ -238,6 +238,10 @@ class ClientModule(LightningModule):
         """E_i: how far the local optimizer would have moved a scalar whose gradient is always 1."""
         return self.context.exposure
 
+    def switch(self, context: ClientContext) -> None:
+        """Make this module stand for another client (not through `nn.Module.__setattr__`, which costs 5 µs)."""
+        self.__dict__["context"] = context
+
     def params(self) -> State:
         """The trainable parameters as they are now, by the names fixed at setup."""
         if not self._owners:

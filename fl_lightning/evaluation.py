@@ -126,7 +126,7 @@ class Evaluation:
             local = loop.data.view(client_id, round_idx)
             if not local.size("test"):
                 continue
-            client.context = runner.load(client_id, Broadcast(round_idx, "deployed", None), {})
+            client.switch(runner.load(client_id, Broadcast(round_idx, "deployed", None), {}))
             predict = client.deployed()
             batches = map(self._placed, local.batches("test", batch_size=loop.data.eval_batch_size))
             hits = [predict(x).argmax(1) == y for x, y in batches]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor
+from pytorch_lightning import Callback, LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -217,7 +216,7 @@ class FederatedLoop(Forwarding):
 
     # --- the round ---------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: list[int], batch_idx: int) -> None:
+    def training_step(self, batch: int, batch_idx: int) -> None:
         """One round: every exchange with every client of the cohort, the aggregation, and one server step."""
         assert self.weights is not None
         round_idx = self.current_epoch

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.client import ClientContext
 from fl_lightning.data.client_data import ClientView
-from fl_lightning.functional.state import StateSum, mean_of
+from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
 from fl_lightning.local.lending import lend
 from fl_lightning.server import traffic
@@ -61,6 +61,7 @@ class RoundRunner:
         self.data = loop.data
         self.skips = loop.nonfinite == "skip"
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
+        self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
         callbacks = loop.trainer.callbacks  # type: ignore[attr-defined]
         self.hooks: dict[str, list[Callable[..., None]]] = {
@@ -99,8 +100,7 @@ class RoundRunner:
             self.server.weights = None
             self.aggregator.begin_exchange()
             self.client.zero_grad()
-            for module, mode in self.local.modes:
-                module.training = mode
+            self.local.restore_modes()
 
     def run(self, round_idx: int, cohort: list[int], start: State) -> RoundResult:
         """All exchanges of a round; nothing is kept yet.
@@ -120,8 +120,8 @@ class RoundRunner:
             for client_id in cohort:
                 broadcast = aggregator.broadcast(exchange, client_id)
                 update = self._train(broadcast, exchange, round_idx, client_id, result.records)
-                bytes_down += traffic(broadcast.weights, broadcast.extras)
-                bytes_up += traffic(update.weights, update.extras)
+                bytes_down += self._bytes(broadcast)
+                bytes_up += self._bytes(update)
                 own = result.records[client_id][1]
                 finite_sum = self._sum(update, own)
                 sums.append(finite_sum)
@@ -149,7 +149,8 @@ class RoundRunner:
     ) -> ClientUpdate:
         """One client in one exchange."""
         client, weights, loop = self.client, self.weights, self.loop
-        context = client.context = self.load(client_id, broadcast, records)
+        context = self.load(client_id, broadcast, records)
+        client.switch(context)
         local = ClientView(self.data, client_id, round_idx)
         loop.desk.note_batch(None)
         self.notify("on_client_start", client_id)
@@ -197,14 +198,27 @@ class RoundRunner:
         for hook in self.hooks[name]:
             hook(self.loop.trainer, self.loop, *args)
 
+    def _bytes(self, message: Broadcast | ClientUpdate) -> int:
+        """Bytes of one message; the shared entries as a whole are counted once for all."""
+        weights = message.weights
+        if weights is not None and len(weights) == len(self.weights.shared):
+            return self.shared_bytes + (traffic(None, message.extras) if message.extras else 0)
+        return traffic(weights, message.extras)
+
     def _sum(self, update: ClientUpdate, own: State | None) -> Tensor:
         """A float64 sum over everything that a client changed: finite exactly where all of it is."""
-        floats = [tensor.reshape(-1) for tensor in tensors_in((update.weights, own, update.extras))]
-        total = torch.zeros((), dtype=torch.float64, device=self.loop.device)
-        for dtype in {tensor.dtype for tensor in floats}:
-            same = [tensor.detach() for tensor in floats if tensor.dtype == dtype]
-            total = total + torch.cat(same).sum(dtype=torch.float64)
-        return total
+        sums = []
+        for state in (update.weights, own):
+            if state:
+                vectors = flatten(state).items()
+                sums += [
+                    vector.sum(dtype=torch.float64) for dtype, vector in vectors if dtype.is_floating_point
+                ]
+        if update.extras:
+            sums += [tensor.detach().sum(dtype=torch.float64) for tensor in tensors_in(update.extras)]
+        if not sums:
+            return torch.zeros((), dtype=torch.float64, device=self.loop.device)
+        return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
     def _skipped(self, update: ClientUpdate, finite: Tensor, start: State) -> ClientUpdate:
         """The update, or on the device one without samples and without a change where it is not finite."""

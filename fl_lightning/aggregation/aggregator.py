@@ -4,7 +4,7 @@ Source: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,6 +12,15 @@ from torch import Tensor, nn
 
 from fl_lightning.functional.state import StateSum, clone, mean_of
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
+
+
+@dataclass
+class Tally:
+    """What an aggregator has taken in since the exchange began: the only state that crosses processes."""
+
+    sums: dict[str, StateSum] = field(default_factory=dict)
+    weight: int | Tensor = 0
+    rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
 
 class Aggregator(nn.Module):
@@ -33,9 +42,7 @@ class Aggregator(nn.Module):
         super().__init__()
         self.weighting: Literal["samples", "uniform"] = "samples"
         self.server: ServerView
-        self.rows: dict[int, ClientUpdate] = {}
-        self.total_weight: int | Tensor = 0
-        self._sums: dict[str, StateSum] = {}
+        self.tally = Tally()
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
@@ -51,10 +58,10 @@ class Aggregator(nn.Module):
         """Take one client's update; `update.weights` are live, so what is kept must be cloned."""
         if self.gathers:
             weights = None if update.weights is None else clone(update.weights)
-            self.rows[update.client_id] = replace(update, weights=weights)
+            self.tally.rows[update.client_id] = replace(update, weights=weights)
         elif update.weights is not None:
             weight = self.weight(update)
-            self.total_weight = self.total_weight + weight
+            self.tally.weight = self.tally.weight + weight
             self.sum("weights", update.weights, weight)
 
     def finish(self, exchange: str) -> State | None:
@@ -62,9 +69,10 @@ class Aggregator(nn.Module):
 
         A state returned before the last exchange is what the next exchange sends down.
         """
-        if "weights" not in self._sums or not bool(self.total_weight):
+        tally = self.tally
+        if "weights" not in tally.sums or not bool(tally.weight):
             return None
-        return mean_of(self._sums["weights"], self.total_weight)
+        return mean_of(tally.sums["weights"], tally.weight)
 
     def evaluation_weights(self, weights: State) -> State:
         """The weights that are evaluated in place of the global ones; not fed back."""
@@ -83,11 +91,14 @@ class Aggregator(nn.Module):
 
     def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
         """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
-        self._sums.setdefault(name, StateSum()).add(state, weight)
+        sums = self.tally.sums
+        if name not in sums:
+            sums[name] = StateSum()
+        sums[name].add(state, weight)
 
     def summed(self, name: str) -> State:
         """The sum `name` over the cohort, float64; empty if no client added to it."""
-        total = self._sums.get(name)
+        total = self.tally.sums.get(name)
         return {} if total is None else total.state()
 
     def server_state(self, names: Iterable[str]) -> "StateBuffers":
@@ -97,9 +108,12 @@ class Aggregator(nn.Module):
 
     def begin_exchange(self) -> None:
         """Forget the sums and rows of the exchange before; the loop calls it."""
-        self._sums.clear()
-        self.rows.clear()
-        self.total_weight = 0
+        self.tally = Tally()
+
+    @property
+    def rows(self) -> dict[int, ClientUpdate]:
+        """The exchange's updates by client id, where `gathers`."""
+        return self.tally.rows
 
 
 class StateBuffers(nn.Module, Mapping[str, Tensor]):

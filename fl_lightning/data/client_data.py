@@ -82,7 +82,10 @@ class EvaluationBatches:
 
 
 class CohortPlaces:
-    """The train "dataloader": one batch an epoch, the places in the cohort (who stands there is the loop's to ask)."""
+    """The train "dataloader": one batch an epoch, the number of places in the cohort.
+
+    Who stands there is asked by the loop in its step: on resume Lightning makes the iterator before the epoch advances.
+    """
 
     def __init__(self, cohort_size: int) -> None:
         self.cohort_size = cohort_size
@@ -90,5 +93,5 @@ class CohortPlaces:
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[list[int]]:
-        yield list(range(self.cohort_size))
+    def __iter__(self) -> Iterator[int]:
+        yield self.cohort_size

@@ -10,7 +10,7 @@ StateLike = Mapping[str, Tensor]
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
-    """a + alpha · b, entry by entry.
+    """A + alpha · b, entry by entry.
 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
     {'w': tensor([2.])}
@@ -19,7 +19,7 @@ def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
 
 
 def sub(a: StateLike, b: StateLike) -> State:
-    """a − b, entry by entry.
+    """A − b, entry by entry.
 
     >>> sub({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([-1.])}
@@ -28,7 +28,7 @@ def sub(a: StateLike, b: StateLike) -> State:
 
 
 def scale(a: StateLike, factor: float) -> State:
-    """factor · a.
+    """Factor · a.
 
     >>> scale({"w": torch.tensor([1.0])}, 3)
     {'w': tensor([3.])}
@@ -65,7 +65,7 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """a += alpha · b in place, for the server's own buffers; types of `a` are kept.
+    """A += alpha · b in place, for the server's own buffers; types of `a` are kept.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -82,6 +82,22 @@ def raised(x: Tensor) -> Tensor:
     (torch.float32, torch.float64)
     """
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class FlatState(dict[str, Tensor]):
+    """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile)."""
+
+    _vectors: dict[torch.dtype, Tensor] | None = None
+
+    @property
+    def vectors(self) -> dict[torch.dtype, Tensor]:
+        """What `flatten` gives."""
+        if self._vectors is None:
+            groups: dict[torch.dtype, list[Tensor]] = {}
+            for tensor in self.values():
+                groups.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
+            self._vectors = {dtype: torch.cat(tensors) for dtype, tensors in groups.items()}
+        return self._vectors
 
 
 class StateSum:
@@ -141,10 +157,7 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in state.values():
-        groups.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
-    return {dtype: torch.cat(tensors) for dtype, tensors in groups.items()}
+    return (state if isinstance(state, FlatState) else FlatState(state)).vectors
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:

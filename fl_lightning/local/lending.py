@@ -128,7 +128,7 @@ class Desk:
         self.book = book
         self.epoch_book: LogBook | None = None
         self._batch: Any = None
-        self.optimizers_now: "list[LocalOptimizer]" = []
+        self.optimizers_now: list[LocalOptimizer] = []
         self.schedulers_now: list[Any] = []
         self.backward: Callable[..., None] = lambda loss, *args, **kwargs: loss.backward(*args, **kwargs)
 

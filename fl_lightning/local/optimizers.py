@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
 @dataclass
@@ -107,14 +107,16 @@ class Exposure:
 
     def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
         self.slope = slope
-        self.value, self.momentum = 0.0, 0.0
         self.group: dict[str, Any] | None = None
         one = len(optimizers) == 1 and type(optimizers[0]) is SGD
         groups = optimizers[0].param_groups if one else []
         if groups and len({(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in groups}) == 1:
             self.group = groups[0] if not groups[0]["dampening"] and not groups[0]["maximize"] else None
-        if self.group is None and optimizers:
-            self.value = math.nan
+        self.defined = self.group is not None or not optimizers
+        self.reset()
+
+    def reset(self) -> None:
+        self.value, self.momentum = 0.0 if self.defined else math.nan, 0.0
 
     def step(self) -> None:
         group = self.group
@@ -125,6 +127,56 @@ class Exposure:
         self.momentum = rho * self.momentum + slope
         travelled = slope + rho * self.momentum if group["nesterov"] else self.momentum
         self.value += float(group["lr"]) * travelled
+
+
+class LocalOptimizers:
+    """The optimizers and schedulers of one client in one phase.
+
+    Args:
+        configured: what `configure_optimizers` returned.
+        owner: name of the module it belongs to, for errors.
+        slope: the method's `exposure_slope`, or None.
+        scaler: gradient scaler, or None.
+    """
+
+    def __init__(
+        self, configured: Any, owner: str, slope: Callable[[float], float] | None, scaler: Any | None
+    ) -> None:
+        self.raw, self.schedulers = parse_optimizers(configured, owner)
+        self.settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
+        self.exposure = Exposure(self.raw, slope)
+        self.steps = 0
+        self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped) for optimizer in self.raw]
+        self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
+        # torch's own optimizers keep all they remember in `state` and `param_groups`, so that a reset one is a new one
+        self.reusable = (
+            not self.schedulers
+            and scaler is None
+            and all(type(o).__module__.startswith("torch.optim.") for o in self.raw)
+        )
+
+    def _stepped(self) -> None:
+        self.steps += 1
+        self.exposure.step()
+
+    def reset(self) -> None:
+        """As if built anew."""
+        for optimizer, settings in zip(self.raw, self.settings, strict=True):
+            optimizer.state.clear()
+            for group, setting in zip(optimizer.param_groups, settings, strict=True):
+                group.update(setting)
+        self.steps = 0
+        self.exposure.reset()
+
+
+def zero_grad(optimizer: Optimizer) -> None:
+    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 class LocalOptimizer:
@@ -161,14 +213,3 @@ class LocalOptimizer:
         self.scaler.update()
         self._unscaled = False
         return loss
-
-
-__all__ = [
-    "Exposure",
-    "LRScheduler",
-    "LocalOptimizer",
-    "LocalScheduler",
-    "parse_optimizers",
-    "scale_lr",
-    "step_scheduler",
-]

@@ -1,28 +1,27 @@
 """Trains one client for one exchange, as the Trainer would train a module of its own."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.client import BATCH_NORMS, ClientModule
 from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.local.hooks import Placement, hooks, overridden
 from fl_lightning.local.lending import Desk, LogBook
 from fl_lightning.local.optimizers import (
-    Exposure,
     LocalOptimizer,
+    LocalOptimizers,
     LocalScheduler,
-    parse_optimizers,
     scale_lr,
     step_scheduler,
+    zero_grad,
 )
 from fl_lightning.types import Batch, Phase
 
@@ -62,6 +61,7 @@ class LocalTrainer:
         self.modes = [(module, module.training) for module in client.modules()]
         self.batch_norms = [module for module in client.modules() if isinstance(module, BATCH_NORMS)]
         self.epoch_end: Callable[[int], None] | None = None
+        self._reused: LocalOptimizers | None = None
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         inner = self.modules[-1]
         self._step = inner.optimizer_step if overridden(inner, "optimizer_step") else None
@@ -74,6 +74,12 @@ class LocalTrainer:
         slope = type(client).exposure_slope is not ClientModule.exposure_slope
         self._slope = client.exposure_slope if slope else None
         self._placed = Placement(self.modules, precision, device)
+
+    def restore_modes(self) -> None:
+        """Every module in the mode (train or eval) in which the user left it."""
+        for module, mode in self.modes:
+            if module.training != mode:
+                module.training = mode
 
     def call(self, name: str, *args: Any) -> list[Any]:
         """Call the hook `name` of the client's modules that override it."""
@@ -89,79 +95,78 @@ class LocalTrainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         for phase in self.client.phases(exchange):
-            for module, mode in self.modes:
-                module.training = mode
+            self.restore_modes()
             if data.size(phase.split):
-                with self._trained(phase):
+                with nullcontext() if phase.trains is None else self._trained(phase.trains):
                     self._phase(phase, data, epochs if phase.epochs is None else phase.epochs)
 
-    def _phase(self, phase: Phase, data: Any, epochs: int) -> None:
-        client, settings = self.client, self.settings
-        configured = client.configure_optimizers()
-        raw, schedulers = parse_optimizers(configured, type(self.modules[-1]).__name__)
-        scale_lr(raw, schedulers, settings.lr_decay**data.round_idx, phase.lr)
+    def _optimizers(self, phase: Phase) -> LocalOptimizers:
+        """Built anew, or reset to what it was when it was built: momentum never outlives a client's round."""
+        if self._reused is not None and phase.trains is None:
+            self._reused.reset()
+            return self._reused
         scaler = self._scaler()
-        exposure = Exposure(raw, self._slope)
-        context = client.context
-        before = context.exposure
-
-        def stepped() -> None:
-            context.num_steps += 1
-            exposure.step()
-            context.exposure = before + exposure.value
-
-        context.exposure += exposure.value  # NaN where it is not defined, whatever the number of steps
-        optimizers = [LocalOptimizer(optimizer, scaler, stepped) for optimizer in raw]
-        self.desk.optimizers_now, self.desk.schedulers_now = optimizers, [s.scheduler for s in schedulers]
-        self.desk.backward = self._backward_of(scaler)
-        if client.automatic_optimization and len(optimizers) > 1:
+        owner = type(self.modules[-1]).__name__
+        found = LocalOptimizers(self.client.configure_optimizers(), owner, self._slope, scaler)
+        if self.client.automatic_optimization and len(found.raw) > 1:
             raise ValueError(
-                f"{type(self.modules[-1]).__name__} has {len(optimizers)} optimizers under automatic optimization; "
-                f"set self.automatic_optimization = False and step them in training_step, as Lightning asks"
+                f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
+                f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
+        if found.reusable and self.client.module is None and phase.trains is None:
+            self._reused = found
+        self.desk.backward = self._backward_of(scaler)
+        return found
+
+    def _phase(self, phase: Phase, data: Any, epochs: int) -> None:
+        client, desk = self.client, self.desk
+        optimizers = self._optimizers(phase)
+        scale_lr(optimizers.raw, optimizers.schedulers, self.settings.lr_decay**data.round_idx, phase.lr)
+        context = client.context
+        steps, exposure = context.num_steps, context.exposure
+        context.exposure += (
+            optimizers.exposure.value
+        )  # NaN where it is not defined, whatever the number of steps
+        desk.optimizers_now = optimizers.wrapped
+        desk.schedulers_now = [entry.scheduler for entry in optimizers.schedulers]
         batch_size = data.batch_size(phase.split, phase.batch_size)
-        single = self._single_sample(data, phase.split, batch_size)
-        batches = data.num_batches(phase.split, batch_size) - single
-        plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in schedulers)
+        batches = data.num_batches(phase.split, batch_size) - self._single_sample(
+            data, phase.split, batch_size
+        )
         for epoch in range(epochs):
             if self._finished():
                 break
-            self.desk.epoch_book = LogBook() if plateau else None
+            desk.epoch_book = LogBook() if optimizers.plateau else None
             self.call("on_train_epoch_start")
             for index, batch in enumerate(data.batches(phase.split, epoch, batch_size)):
                 if index == batches or self._finished():
                     break
-                self._batch(self._placed(batch), index, batches, optimizers, schedulers)
+                self._batch(self._placed(batch), index, batches, optimizers)
+                context.num_steps = steps + optimizers.steps
+                context.exposure = exposure + optimizers.exposure.value
             self.call("on_train_epoch_end")
             if client.automatic_optimization:
-                self._schedule_all(schedulers, "epoch", epoch + 1)
+                self._schedule_all(optimizers.schedulers, "epoch", epoch + 1)
             if self.epoch_end is not None:
                 self.epoch_end(epoch)
 
-    def _batch(
-        self,
-        batch: Batch,
-        index: int,
-        batches: int,
-        optimizers: list[LocalOptimizer],
-        schedulers: list[LocalScheduler],
-    ) -> None:
+    def _batch(self, batch: Batch, index: int, batches: int, optimizers: LocalOptimizers) -> None:
         client, settings = self.client, self.settings
         self.desk.note_batch(batch)
         if -1 in self.call("on_train_batch_start", batch, index):
             return
-        if not client.automatic_optimization or not optimizers:
+        if not client.automatic_optimization or not optimizers.wrapped:
             output: Any = client.training_step(batch, index)
         else:
             every = settings.accumulate_grad_batches
             boundary = (index + 1) % every == 0 or index + 1 == batches
-            optimizer = optimizers[0]
+            optimizer = optimizers.wrapped[0]
 
             def closure() -> Tensor | None:
                 if index % every == 0:
                     self.call("on_before_zero_grad", optimizer)
                     if self._zero is None:
-                        optimizer.optimizer.zero_grad()
+                        zero_grad(optimizer.optimizer)
                     else:
                         self._zero(data_epoch(client), index, optimizer.optimizer)
                 loss = client.training_step(batch, index)
@@ -185,8 +190,8 @@ class LocalTrainer:
                 output = closure()
                 if output is not None:
                     optimizer.step()
-            if boundary and schedulers:
-                self._schedule_all(schedulers, "step", client.num_steps)
+            if boundary and optimizers.schedulers:
+                self._schedule_all(optimizers.schedulers, "step", optimizers.steps)
         self.call("on_train_batch_end", output, batch, index)
 
     def _before_step(self, optimizer: LocalOptimizer) -> None:
@@ -243,15 +248,12 @@ class LocalTrainer:
         return int(n % batch_size == 1)
 
     @contextmanager
-    def _trained(self, phase: Phase) -> Iterator[None]:
-        """Let only the phase's parameters require a gradient."""
-        if phase.trains is None:
-            yield
-            return
+    def _trained(self, patterns: tuple[str, ...]) -> Iterator[None]:
+        """Let only the named parameters require a gradient."""
         left = [
             parameter
             for name, parameter in self.client.params().items()
-            if not any(fnmatchcase(name, pattern) for pattern in phase.trains)
+            if not any(fnmatchcase(name, pattern) for pattern in patterns)
         ]
         for parameter in left:
             parameter.requires_grad_(False)

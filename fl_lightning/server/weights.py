@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_generator
-from fl_lightning.functional.state import flatten
+from fl_lightning.functional.state import FlatState, flatten
 from fl_lightning.types import State
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class GlobalWeights:
 
     def live(self, names: list[str]) -> State:
         """The named entries as they lie in the module, detached: they change when another client is loaded."""
-        return {name: getattr(*self.entries[name]).detach() for name in names}
+        entries = self.entries
+        return FlatState((name, getattr(*entries[name]).detach()) for name in names)
 
     def snapshot(self, names: list[str]) -> State:
         """Copies of the named entries (views into one vector for each type)."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ Inputs = dict[str, Any]
 
 
 def float64(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    """Nested lists as a tensor; null is NaN."""
+    return torch.from_numpy(np.array(values, dtype=np.float64))
 
 
 def on_logits(loss: Callable[[Tensor, Tensor, Tensor, Inputs], Tensor]) -> Callable[[Inputs], dict[str, Any]]:

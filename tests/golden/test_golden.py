@@ -37,8 +37,8 @@ def test_case(case: Case) -> None:
     adapter = ADAPTERS[case.table].get(case.name)
     if adapter is None:
         pytest.fail(
-            f"no adapter for {case.table} {case.name!r} of {case.file}; write one in adapters_{case.table}.py, "
-            "or list the name in PENDING there if its issue has not come",
+            f"no adapter for {case.table} {case.name!r} of {case.file}; write one in "
+            f"adapters_{case.table}.py, or list the name in PENDING there if its issue has not come",
             pytrace=False,
         )
     found = differences(adapter(case.inputs), case.expected, case.rtol, case.atol, case.id)

@@ -1,0 +1,126 @@
+"""Accuracy and forgetting class by class: kept every round, printed at the end."""
+
+import csv
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fl_lightning.callbacks.history import History, run_folder
+from fl_lightning.callbacks.tables import print_classes, print_metrics
+from fl_lightning.loop import FederatedLoop
+
+
+class ClasswiseReport(Callback):
+    """Prints a class-wise table after fit, validate and test, and writes `classwise.csv` during fit.
+
+    The csv has one row per evaluated round and one column per class: A_c in [0, 1], empty where a class has no samples.
+
+    Args:
+        dirpath: folder of the csv; None: that of the Trainer's first logger (without a logger none is written).
+        max_rows: a table of more classes shows so many, the worst.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        self.dirpath, self.max_rows = dirpath, max_rows
+        self.history = History()
+        self._file: Path | None = None
+
+    # --- during fit --------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.history.drop(trainer.current_epoch)
+        folder = run_folder(trainer, self.dirpath)
+        self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
+        if self._file is not None:
+            if len(self.history):
+                self._rewrite(self._file)
+            else:
+                self._file.unlink(missing_ok=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not isinstance(pl_module, FederatedLoop):
+            return
+        if trainer.state.fn != "fit":
+            self._print(trainer, pl_module, pl_module.evaluation.class_accuracy)
+            return
+        accuracy = pl_module.evaluation.class_accuracy
+        if accuracy is None:
+            return
+        self.history.record(trainer.current_epoch, accuracy, pl_module.evaluation.class_names)
+        if self._file is None:
+            return
+        if len(self.history) == 1:
+            self._rewrite(self._file)
+        else:
+            with self._file.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, FederatedLoop):
+            self._print(trainer, pl_module, self.history.table[-1] if len(self.history) else None)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, FederatedLoop):
+            self._print(trainer, pl_module, pl_module.evaluation.class_accuracy)
+
+    def _rewrite(self, path: Path) -> None:
+        """Write all rows anew, in one move: a reader finds the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.part")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["round", *self.history.names])
+            for round_idx, row in zip(self.history.rounds, self.history.table, strict=True):
+                writer.writerow(csv_row(round_idx, row))
+        os.replace(partial, path)
+
+    # --- printing ----------------------------------------------------------------------------------------------
+
+    def _print(self, trainer: Trainer, loop: FederatedLoop, accuracy: Tensor | None) -> None:
+        if not trainer.is_global_zero:
+            return
+        if accuracy is None:
+            metrics = loop.row if trainer.state.fn == "fit" else trainer.callback_metrics
+            print_metrics({name: float(value) for name, value in metrics.items()})
+            return
+        split = "val" if loop.data.val_fraction and trainer.state.fn != "test" else "test"
+        trained_on = "val" if loop.data.val_fraction else "test"
+        peak = loop.evaluation.peak if split == trained_on else None
+        title = "Class-wise accuracy of the global model"
+        if len(self.history):
+            title += f" after {self.history.rounds[-1] + 1} rounds"
+        samples = class_samples(trainer, loop, split)
+        print_classes(
+            f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows
+        )
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.history.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history.load_state_dict(state_dict)
+
+
+def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:
+    """A line of `classwise.csv`; NaN is left empty."""
+    return [round_idx, *("" if math.isnan(value) else value for value in accuracy.tolist())]
+
+
+def class_samples(trainer: Trainer, loop: FederatedLoop, split: str) -> Tensor:
+    """Evaluated samples of each class, (C,) int64: those of the batches that the Trainer's limits leave."""
+    data = loop.data
+    labels = data.split(split).labels
+    assert labels is not None
+    assert data.num_classes is not None
+    batches = trainer.num_test_batches if trainer.state.fn == "test" else trainer.num_val_batches
+    seen = sum(batches) * data.eval_batch_size * trainer.world_size
+    return torch.bincount(labels if math.isinf(seen) else labels[: int(seen)], minlength=data.num_classes)
