@@ -299,6 +299,14 @@ class FederatedLoop(Forwarding):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         inner: dict[str, Any] = {}
         self.forward_hook("on_save_checkpoint", inner)
+        progress = checkpoint.get("loops", {}).get("fit_loop", {})
+        epochs = progress.get("epoch_progress", {}).get("current", {"ready": 0, "started": 0})
+        if epochs["started"] < epochs["ready"]:
+            # saved in on_train_epoch_start: Lightning still counts the batch of the round before, and on resume
+            # would take it for this round's
+            batches = progress["epoch_loop.batch_progress"]
+            batches["current"] = dict.fromkeys(batches["current"], 0)
+            batches["is_last_batch"] = False
         checkpoint["federated"] = {
             "store": self.store.state_dict(),
             "initial_personal": self.initial_personal,

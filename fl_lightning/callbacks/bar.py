@@ -48,7 +48,7 @@ class RoundProgressBar(ProgressBar):
     def disable(self) -> None:
         self._enabled = False
 
-    # --- hooks -------------------------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.is_enabled or not isinstance(pl_module, FederatedLoop):
@@ -102,7 +102,7 @@ class RoundProgressBar(ProgressBar):
         if line is not None:
             line.close(self.text(line))
 
-    # --- the line ----------------------------------------------------------------------------------------------
+    # --- the line ---------------------------------------------------------------------------------
 
     def text(self, line: StatusLine | None = None) -> str:
         """What is shown now, no wider than the terminal."""
@@ -110,7 +110,11 @@ class RoundProgressBar(ProgressBar):
         assert line is not None
         under_way = self.phase != ""
         number = self.rounds + under_way
-        head = f"Round {number}" if self.total is None else f"Round {number:>{len(str(self.total))}}/{self.total}"
+        head = (
+            f"Round {number}"
+            if self.total is None
+            else f"Round {number:>{len(str(self.total))}}/{self.total}"
+        )
         tail = "  ".join(filter(None, (self._clients(), self.values, self._time(line))))
         if self.total is None:
             return f"{head}  {tail}"[: line.width]
@@ -144,7 +148,7 @@ class RoundProgressBar(ProgressBar):
 
 
 def headline(row: Mapping[str, float]) -> str:
-    """The values of a round that fit on a line: accuracy and F, else ALMA, else the first two that there are."""
+    """A round's values for the line: accuracy and F, else ALMA, else the first two."""
     for prefix in ("global", "val"):
         if f"{prefix}/acc" in row:
             text = f"acc {100 * row[f'{prefix}/acc']:.1f} %"

@@ -18,10 +18,10 @@ from fl_lightning.loop import FederatedLoop
 class ClasswiseReport(Callback):
     """Prints a class-wise table after fit, validate and test, and writes `classwise.csv` during fit.
 
-    The csv has one row per evaluated round and one column per class: A_c in [0, 1], empty where a class has no samples.
+    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples.
 
     Args:
-        dirpath: folder of the csv; None: that of the Trainer's first logger (without a logger none is written).
+        dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
         max_rows: a table of more classes shows so many, the worst.
     """
 
@@ -32,17 +32,14 @@ class ClasswiseReport(Callback):
         self.history = History()
         self._file: Path | None = None
 
-    # --- during fit --------------------------------------------------------------------------------------------
+    # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.history.drop(trainer.current_epoch)
         folder = run_folder(trainer, self.dirpath)
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
-        if self._file is not None:
-            if len(self.history):
-                self._rewrite(self._file)
-            else:
-                self._file.unlink(missing_ok=True)
+        if self._file is not None and len(self.history):
+            self._rewrite(self._file)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not isinstance(pl_module, FederatedLoop):
@@ -81,7 +78,7 @@ class ClasswiseReport(Callback):
                 writer.writerow(csv_row(round_idx, row))
         os.replace(partial, path)
 
-    # --- printing ----------------------------------------------------------------------------------------------
+    # --- printing ---------------------------------------------------------------------------------
 
     def _print(self, trainer: Trainer, loop: FederatedLoop, accuracy: Tensor | None) -> None:
         if not trainer.is_global_zero:
@@ -101,7 +98,7 @@ class ClasswiseReport(Callback):
             f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows
         )
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return self.history.state_dict()

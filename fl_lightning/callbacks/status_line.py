@@ -114,7 +114,11 @@ class StatusLine:
         """Let what others write to the terminal meanwhile appear above the line."""
         handlers = [handler for name in LOGGERS for handler in logging.getLogger(name).handlers]
         for handler in handlers:
-            if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.stderr):
+            if (
+                type(handler) is logging.StreamHandler
+                and handler.stream in (sys.stdout, sys.stderr)
+                and handler.stream.isatty()
+            ):
                 self._replaced.append((handler, handler.stream))
                 handler.setStream(Above(self, handler.stream))
         for name in ("stdout", "stderr"):

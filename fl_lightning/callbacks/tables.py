@@ -27,7 +27,7 @@ def print_classes(
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("class")
     for column in ("samples", "accuracy", *(("best", "forgetting") if peak is not None else ())):
         table.add_column(column, justify="right")
@@ -47,7 +47,7 @@ def print_classes(
     if len(shown) < len(names):
         below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
     console = Console(highlight=False, markup=False)
-    console.print()
+    console.print(f"\n{title}", style="bold")
     console.print(table)
     console.print("   ".join(below))
 
@@ -60,13 +60,13 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
 
     if not metrics:
         return
-    table = Table(title="Last values", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.6g}")
     console = Console(highlight=False, markup=False)
-    console.print()
+    console.print("\nLast values", style="bold")
     console.print(table)
 
 

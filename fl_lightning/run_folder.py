@@ -1,0 +1,145 @@
+"""One folder per run: `<root>/<stem>/<n>` with its checkpoints, and where a checkpoint that is asked for lies."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+DEFAULT_ROOT = "runs"
+CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
+
+
+def stem_of(configs: Sequence[str | Path]) -> str:
+    """What runs with these configuration files are called: the last experiment's stem, else the last file's.
+
+    >>> stem_of(["configs/experiment/digits_fedntd.yaml", "configs/trainer/gpu.yaml"])
+    'digits_fedntd'
+    >>> stem_of(["configs/method/fedprox.yaml", "runs/digits_fedntd/3/config.yaml"]), stem_of([])
+    ('digits_fedntd', 'fit')
+    """
+    paths = [Path(config) for config in configs]
+    for path in [path for path in reversed(paths) if path.parent.name == "experiment"] or paths[-1:]:
+        if path.name == CONFIG and path.parent.name.isdecimal():  # the configuration of an earlier run
+            return path.resolve().parent.parent.name if path.is_file() else path.parent.parent.name
+        return path.stem
+    return "fit"
+
+
+def runs(parent: Path) -> dict[int, Path]:
+    """The numbered folders in `parent`, by number, lowest first."""
+    found = parent.iterdir() if parent.is_dir() else ()
+    return dict(sorted((int(path.name), path) for path in found if re.fullmatch(r"\d+", path.name)))
+
+
+def new_run(parent: Path) -> Path:
+    """Make the folder of the next number (two processes get two)."""
+    number = max(runs(parent), default=-1) + 1
+    while True:
+        try:
+            (parent / str(number)).mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return parent / str(number)
+
+
+def discard_if_unused(run: Path) -> None:
+    """Remove the folder of a run that ended before its first round was complete."""
+    if not (run / "metrics.csv").exists() and not any((run / CHECKPOINTS).glob("*")):
+        shutil.rmtree(run, ignore_errors=True)
+        if run.parent.is_dir() and not any(run.parent.iterdir()):
+            run.parent.rmdir()
+
+
+def find_checkpoint(asked: str, parent: Path) -> Path:
+    """The file that `--ckpt_path` means: a path, or `last` or `best` of the highest run in `parent` that has one.
+
+    Raises:
+        FileNotFoundError: naming what was looked for and where.
+    """
+    if asked not in ("last", "best"):
+        path = Path(asked).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"--ckpt_path must be last, best or a checkpoint file, got {asked}, which does not exist"
+            )
+        return path
+    for run in reversed(runs(parent).values()):
+        found = sorted((run / CHECKPOINTS).glob(f"{asked}*.ckpt"), key=lambda path: path.stat().st_mtime)
+        if found:
+            return found[-1]
+    raise FileNotFoundError(
+        f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; leave "
+        f"--ckpt_path out to start a new run, or give the checkpoint's file"
+    )
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, or None: it lies somewhere else."""
+    run = checkpoint.resolve().parent.parent
+    return run if checkpoint.resolve().parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
+
+
+def first_round(path: Path) -> int:
+    """The first round whose row a run that continues from this checkpoint will write.
+
+    Raises:
+        ValueError: the file is damaged, or no checkpoint of a federation.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever pickle and zip say of a damaged file
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}); it is damaged or something else, "
+            f"so give another one"
+        ) from error
+    if not isinstance(checkpoint, dict) or "federated" not in checkpoint:
+        raise ValueError(
+            f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "
+            f"weights set model.initial_weights"
+        )
+    unwritten = checkpoint["federated"]["row_round"]
+    return int(checkpoint["global_step"] if unwritten is None else unwritten)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Writes `last.ckpt` after every round.
+
+    Args:
+        dirpath: its folder.
+    """
+
+    def __init__(self, dirpath: str | Path) -> None:
+        super().__init__(
+            dirpath, filename="last", every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
+        )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the checkpoint of the round with the highest accuracy; none where the client logs no accuracy.
+
+    Args:
+        dirpath: its folder.
+        monitor: key of the accuracy.
+        filename: without `.ckpt`.
+    """
+
+    def __init__(self, dirpath: str | Path, monitor: str, filename: str) -> None:
+        super().__init__(
+            dirpath,
+            filename=filename,
+            monitor=monitor,
+            mode="max",
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)

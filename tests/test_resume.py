@@ -1,0 +1,205 @@
+"""A resumed run is the uninterrupted one, bit for bit, wherever it was cut."""
+
+import warnings
+from functools import partial
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.methods import FedAvg, FedNTD
+
+ROUNDS = 5
+HOOKS = [
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_client_start",
+    "on_client_epoch_end",
+    "on_client_end",
+    "on_exchange_end",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+]
+
+
+class Count(Aggregator):
+    """The mean, pulled towards a running mean kept on the server; evaluated is something else again."""
+
+    def setup(self):
+        self.kept = self.server_state(self.server.trainable)
+        self.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
+
+    def begin_round(self, cohort):
+        self.rounds += 1
+
+    def finish(self, exchange):
+        new = super().finish(exchange)
+        for name, value in self.kept.items():
+            value.mul_(0.5).add_(new[name], alpha=0.5)
+            new[name] = (new[name] + 0.1 * value).to(new[name].dtype)
+        return new
+
+    def evaluation_weights(self, weights):
+        return {name: value * 0.5 if name in self.kept else value for name, value in weights.items()}
+
+
+class Remembering(FedNTD):
+    """Counts its own rounds and keeps its last weights: a client with memory, whose next update depends on it."""
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        self.round_buffer("times", torch.tensor(float(self.memory.get("times", 0))))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + 0.1 * self.round["times"])
+
+    def reply(self, exchange, local):
+        self.memory["times"] = self.memory.get("times", 0) + 1
+        return {}
+
+
+def make_loop() -> FederatedLoop:
+    return FederatedLoop(
+        Remembering(net=BatchNormNet, optimizer=sgd()),
+        aggregator=Count(),
+        server_optimizer=partial(torch.optim.SGD, lr=0.7, momentum=0.9),
+        server_lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5),
+        local_epochs=2,
+        lr_decay=0.9,
+        personal=["*body.1*"],
+        seed=5,
+    )
+
+
+def make_data():
+    return toy_data(participation=0.6)
+
+
+class SaveIn(pl.Callback):
+    """Saves a checkpoint in one hook of one round, the first time it is called there."""
+
+    def __init__(self, hook: str, round_idx: int, path):
+        self.round_idx, self.path, self.done = round_idx, path, False
+        setattr(self, hook, self.save)
+
+    def save(self, trainer, *args, **kwargs):
+        if trainer.current_epoch == self.round_idx and not self.done:
+            self.done = True
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    loop = make_loop()
+    trainer(ROUNDS).fit(loop, datamodule=make_data())
+    return loop
+
+
+def outcome(loop):
+    return weights_of(loop), loop.store.state_dict(), loop.server_step.optimizer.state_dict()
+
+
+def assert_same(loop, other):
+    (weights, store, optimizer), (weights2, store2, optimizer2) = outcome(loop), outcome(other)
+    assert equal(weights, weights2)
+    assert store.keys() == store2.keys()
+    for client_id, record in store.items():
+        assert record["memory"] == store2[client_id]["memory"]
+        assert equal(record["personal"], store2[client_id]["personal"])
+    assert optimizer["param_groups"] == optimizer2["param_groups"]
+    for key, state in optimizer["state"].items():
+        assert torch.equal(state["momentum_buffer"], optimizer2["state"][key]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("round_idx", [0, 2])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_checkpoint_from_any_hook_continues_exactly(uninterrupted, tmp_path, hook, round_idx):
+    if hook in ("on_fit_start", "on_train_start") and round_idx:
+        pytest.skip("called once, before round 0")
+    path = tmp_path / "at.ckpt"
+    saver = SaveIn(hook, round_idx, path)
+    trainer(ROUNDS, callbacks=[saver]).fit(make_loop(), datamodule=make_data())
+    assert saver.done
+    resumed = make_loop()
+    trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=path)
+    assert resumed.trainer.current_epoch == ROUNDS
+    assert_same(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_after_any_round(uninterrupted, tmp_path, after):
+    first = trainer(after)
+    first.fit(make_loop(), datamodule=make_data())
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    resumed = make_loop()
+    trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "last.ckpt")
+    assert_same(resumed, uninterrupted)
+    assert resumed.evaluation.peak.tolist() == uninterrupted.evaluation.peak.tolist()
+
+
+class Interrupt(pl.Callback):
+    """Ctrl-C within a round, after the second client."""
+
+    def __init__(self, round_idx: int, error=KeyboardInterrupt):
+        self.round_idx, self.error, self.seen = round_idx, error, 0
+
+    def on_client_end(self, trainer, loop, update):
+        if trainer.current_epoch == self.round_idx:
+            self.seen += 1
+            if self.seen == 2:
+                raise self.error
+
+    def on_exception(self, trainer, loop, exception):
+        self.left = weights_of(loop)
+
+
+def test_interrupt_inside_a_round_loses_nothing(uninterrupted, tmp_path):
+    loop, interrupt = make_loop(), Interrupt(2)
+    run = trainer(ROUNDS, callbacks=[interrupt])
+    with pytest.raises(SystemExit):
+        run.fit(loop, datamodule=make_data())
+    whole = make_loop()
+    trainer(2).fit(whole, datamodule=make_data())
+    assert equal(interrupt.left, weights_of(whole))  # the module holds the last whole round
+    run.save_checkpoint(tmp_path / "interrupted.ckpt")
+    resumed = make_loop()
+    trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "interrupted.ckpt")
+    assert_same(resumed, uninterrupted)
+
+
+def test_should_stop_continues_exactly(uninterrupted, tmp_path):
+    class Stop(pl.Callback):
+        def on_client_end(self, trainer, loop, update):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    run = trainer(ROUNDS, callbacks=[Stop()])
+    run.fit(make_loop(), datamodule=make_data())
+    assert run.current_epoch == 2
+    run.save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed = make_loop()
+    trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert_same(resumed, uninterrupted)
+
+
+def test_checkpoint_of_another_net_is_refused(tmp_path):
+    run = trainer(1)
+    run.fit(FederatedLoop(FedAvg(), seed=0), datamodule=toy_data())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"same client and aggregator.*has shape"):
+        fit(FedAvg(net=BatchNormNet), ckpt_path=tmp_path / "a.ckpt")
+
+
+def test_no_warning_about_a_resume_in_the_middle(tmp_path):
+    run = trainer(2)
+    run.fit(make_loop(), datamodule=make_data())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*resum.*")
+        trainer(3).fit(make_loop(), datamodule=make_data(), ckpt_path=tmp_path / "a.ckpt")
