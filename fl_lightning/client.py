@@ -129,6 +129,11 @@ class ClientModule(LightningModule):
         self._owners: list[tuple[str, nn.Module, str]] = []
         if module is not None:
             self.automatic_optimization = module.automatic_optimization
+            if not module.automatic_optimization and type(self).training_step is not ClientModule.training_step:
+                raise ValueError(
+                    f"{name} adds terms to the loss, but {type(module).__name__} steps its optimizers itself "
+                    f"(automatic_optimization=False); return the loss from training_step instead, or use FedAvg"
+                )
             self._step_takes_index = len(inspect.signature(module.training_step).parameters) > 1
         elif num_classes is not None and input_shape is not None:
             self.build(num_classes, tuple(input_shape))
@@ -185,11 +190,7 @@ class ClientModule(LightningModule):
             arguments = (batch, batch_idx) if self._step_takes_index else (batch,)
             output = self.module.training_step(*arguments)
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        if (
-            loss is None
-            and self.automatic_optimization
-            and type(self).training_step is not ClientModule.training_step
-        ):
+        if loss is None and type(self).training_step is not ClientModule.training_step:
             raise ValueError(
                 f"{type(self).__name__} adds terms to the loss of {type(self.module).__name__}.training_step, which "
                 f"returned None; return a loss for every batch"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import Placement, overridden
-from fl_lightning.local.lending import Desk, LogBook, lend
+from fl_lightning.local.lending import Desk, LogBook, lend, reduced
 from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ class Evaluation:
         loop = self.loop
         weights, data = loop.weights, loop.data
         assert weights is not None
+        self.restore()
         data.to(loop.device)
         self.class_accuracy = None
         self.book.clear()
@@ -65,6 +70,8 @@ class Evaluation:
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         client = self.loop.client
+        if batch is NO_BATCH:
+            return None
         batch = self._placed(batch)
         if client.module is None:
             x, y = batch
@@ -80,27 +87,36 @@ class Evaluation:
         with lend(list(client.lightning_modules()), self.desk):
             return step(*arguments)
 
-    def end(self, prefix: str) -> dict[str, float]:
-        """After the last batch: the global weights again, and the pass's values by log key."""
+    def restore(self) -> None:
+        """The global weights again, after a pass over others (also one that was broken off)."""
         loop = self.loop
         if loop.round_start and loop.weights is not None:
             loop.weights.load(
                 {name.removeprefix("client."): value for name, value in loop.round_start.items()}
             )
             loop.round_start = {}
-        logged = self.book.values()
-        if logged:
-            numbers = torch.stack([value.double().cpu() for value in logged.values()]).tolist()
-            return dict(zip(logged, numbers, strict=True))
+
+    def end(self, prefix: str) -> dict[str, float]:
+        """After the last batch: the global weights again, and the pass's values by log key."""
+        loop = self.loop
+        self.restore()
+        ranks = Ranks(loop.device)
+        logged = reduced(ranks.gather(self.book.drain()[1]))
+        logged |= self.book.compute_metrics(sorted(self.book.metrics))
         if self._metric is None:
-            return {}
+            return logged
+        if ranks.world > 1:
+            counts = StateSum()
+            counts.add(self._metric.metric_state)
+            merged = ranks.merge({"counts": counts}, [{"counts": counts.layout}])["counts"].state()
+            self._metric.correct, self._metric.total = merged["correct"].long(), merged["total"].long()
+            self._metric.loss = merged["loss"]
         result = self._metric.compute().cpu()
         self.class_accuracy = result[:-2]
         *by_class, accuracy, loss = result.tolist()
         values = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
-        return values | {
-            f"{prefix}/acc_class/{n}": v for n, v in zip(self.class_names, by_class, strict=True)
-        }
+        values |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.class_names, by_class, strict=True)}
+        return values | logged
 
     def forgetting(self) -> float:
         """F of FedNTD after this round: the mean over classes of peak − present accuracy.
@@ -120,16 +136,25 @@ class Evaluation:
         assert weights is not None
         before = weights.snapshot(list(weights.entries))
         self._placed = Placement(loop.client_modules(), loop.trainer.precision_plugin, loop.device)
-        client.eval()
-        accuracies = []
-        for client_id in range(loop.data.num_clients):
-            local = loop.data.view(client_id, round_idx)
-            if not local.size("test"):
-                continue
-            client.switch(runner.load(client_id, Broadcast(round_idx, "deployed", None), {}))
-            predict = client.deployed()
-            batches = map(self._placed, local.batches("test", batch_size=loop.data.eval_batch_size))
-            hits = [predict(x).argmax(1) == y for x, y in batches]
-            accuracies.append(torch.cat(hits).double().mean())
-        weights.load(before)
-        return float(torch.stack(accuracies).mean()) if accuracies else float("nan")
+        ranks = Ranks(loop.device)
+        accuracies = {}
+        try:
+            loop.server.weights = {name: before[name] for name in weights.shared}
+            for client_id in range(loop.data.num_clients):
+                if loop.store.owners.get(client_id, client_id % ranks.world) != ranks.rank:
+                    continue
+                local = loop.data.view(client_id, round_idx)
+                if not local.size("test"):
+                    continue
+                client.switch(runner.load(client_id, Broadcast(round_idx, "deployed", None), {}))
+                client.eval()
+                predict = client.deployed()
+                batches = map(self._placed, local.batches("test", batch_size=loop.data.eval_batch_size))
+                hits = [predict(x).argmax(1) == y for x, y in batches]
+                accuracies[client_id] = torch.cat(hits).double().mean()
+        finally:
+            loop.server.weights = None
+            weights.load(before)
+            runner.local.restore_modes()
+        found = [float(a) for part in ranks.gather({c: float(a) for c, a in accuracies.items()}) for a in part.values()]
+        return math.fsum(found) / len(found) if found else float("nan")

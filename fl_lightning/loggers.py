@@ -15,8 +15,8 @@ from pytorch_lightning.utilities import rank_zero_only
 class RoundCSVLogger(Logger):
     """Writes `metrics.csv`: one row per round, on disk as soon as it is logged.
 
-    Values of the same round that are logged at different times share its row, and a new key widens the table. A run
-    that continues removes the rows from its first round on. Evaluations outside a fit leave no row.
+    Values of the same round that are logged at different times share its row, and a new key widens the table.
+    A run that continues removes the rows from its first round on. Evaluations outside a fit leave no row.
 
     Args:
         save_dir: folder of the file; made when the first row is written.
@@ -53,9 +53,7 @@ class RoundCSVLogger(Logger):
         round_idx = self._row.get("round", 0) if step is None else int(step)
         values = {key: float(value) for key, value in metrics.items() if key != "epoch"}
         if self._file is None:
-            if (
-                "epoch" in metrics
-            ):  # logged by Lightning itself, perhaps in an evaluation: waits for a round's row
+            if step is None or "epoch" in metrics:  # of Lightning, perhaps an evaluation: waits for a round
                 self._waiting.setdefault(round_idx, {}).update(values)
                 return
             self._open(round_idx)

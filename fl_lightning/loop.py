@@ -20,9 +20,10 @@ from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.forwarding import Forwarding
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
-from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner
+from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner, to_device
 from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_trainer
 from fl_lightning.store import ClientStore
+from fl_lightning.strategy import Ranks
 from fl_lightning.types import State
 
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
@@ -170,6 +171,7 @@ class FederatedLoop(Forwarding):
         self.weights = GlobalWeights(client, self.personal)
         if self.initial_weights is not None:
             self._load_initial(Path(self.initial_weights))
+        Ranks().broadcast_(list(self.weights.live(list(self.weights.entries)).values()))
         self.initial_personal = clone(self.weights.live(self.weights.personal))
         self.aggregator.server = self.server = Server(self.weights, self.data, self.store, lambda: self.seed)
         self.aggregator.setup()
@@ -232,9 +234,14 @@ class FederatedLoop(Forwarding):
             for client_id, record in result.records.items():
                 self.store.put(client_id, *record)
         self.row, self.row_round = result.values, round_idx
+        self._publish(self.row)
+
+    def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
+        """Here, not in the step: an interruption among the N clients must not undo a round that is complete."""
+        round_idx = self.current_epoch
         if self.alma_every is not None and (round_idx + 1) % self.alma_every == 0:
             self.row["local/alma"] = self.evaluation.alma(round_idx)
-        self._publish(self.row)
+            self._publish(self.row)
 
     def _publish(self, values: dict[str, float]) -> None:
         """Show values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
@@ -251,6 +258,10 @@ class FederatedLoop(Forwarding):
         self.row_round = None
 
     # --- evaluation --------------------------------------------------------------------------------------------
+
+    def desk_of(self, hook: str) -> Desk:
+        evaluates = hook.startswith(("on_validation", "on_test", "on_predict"))
+        return self.evaluation.desk if evaluates else self.desk
 
     def on_validation_start(self) -> None:
         self.evaluation.start()
@@ -308,13 +319,32 @@ class FederatedLoop(Forwarding):
             batches["current"] = dict.fromkeys(batches["current"], 0)
             batches["is_last_batch"] = False
         checkpoint["federated"] = {
-            "store": self.store.state_dict(),
+            "store": self._whole_store(),
             "initial_personal": self.initial_personal,
             "row": dict(self.row),
             "row_round": self.row_round,
             "peak": self.evaluation.peak,
             "client": inner,
         }
+
+    def _whole_store(self) -> dict[int, dict[str, Any]]:
+        """The records of all processes, on rank 0.
+
+        Raises:
+            RuntimeError: inside a round of several processes, which are not at the same client.
+        """
+        ranks = Ranks(self.device)
+        if ranks.world == 1 or not self.store.owners:
+            return self.store.state_dict()
+        if self.round_start and self.trainer.training:
+            raise RuntimeError(
+                f"a checkpoint cannot be saved inside a round of {ranks.world} processes, which are at different "
+                f"clients; save it in on_train_batch_end or later"
+            )
+        records: dict[int, dict[str, Any]] = {}
+        for part in ranks.to_zero(to_device(self.store.state_dict(), torch.device("cpu"))):
+            records |= part
+        return dict(sorted(records.items()))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint.get("federated")
@@ -324,7 +354,8 @@ class FederatedLoop(Forwarding):
                 "start from its weights set model.initial_weights"
             )
         self._check_entries(checkpoint["state_dict"])
-        self.store.load_state_dict(saved["store"])
+        ranks = Ranks()
+        self.store.load_state_dict(saved["store"], ranks.rank, ranks.world)
         self.initial_personal = {
             name: value.to(self.device) for name, value in saved["initial_personal"].items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fl_lightning.aggregation.aggregator import Tally
 from fl_lightning.client import ClientContext
 from fl_lightning.data.client_data import ClientView
 from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
-from fl_lightning.local.lending import lend
+from fl_lightning.local.lending import lend, reduced
 from fl_lightning.server import traffic
+from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 if TYPE_CHECKING:
@@ -59,10 +62,13 @@ class RoundRunner:
         self.loop, self.client, self.aggregator = loop, loop.client, loop.aggregator
         self.weights, self.server, self.store, self.book = loop.weights, loop.server, loop.store, loop.book
         self.data = loop.data
+        self.ranks = Ranks(loop.device)
         self.skips = loop.nonfinite == "skip"
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
         self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
+        self.current = object()
+        """Tells this run of a round from every other, another fit's round of the same number too."""
         callbacks = loop.trainer.callbacks  # type: ignore[attr-defined]
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
@@ -109,40 +115,77 @@ class RoundRunner:
             NonFiniteUpdateError: naming client and round.
         """
         result = RoundResult()
-        aggregator, server = self.aggregator, self.server
+        self.current = object()
+        aggregator, server, ranks = self.aggregator, self.server, self.ranks
         server.round_idx, server.weights = round_idx, start
-        sums: list[Tensor] = []
-        bytes_down = bytes_up = 0
+        work = {client_id: len(self.data.client_indices("train", client_id)) for client_id in cohort}
+        mine = ranks.deal(cohort, work, self.store.owners)
+        flags: list[tuple[int, Tensor]] = []
+        traffic_here = [0, 0]
         aggregator.begin_round(cohort)
         for exchange in self.client.exchanges:
             aggregator.begin_exchange()
-            personal, samples = StateSum(), 0
-            for client_id in cohort:
-                broadcast = aggregator.broadcast(exchange, client_id)
-                update = self._train(broadcast, exchange, round_idx, client_id, result.records)
-                bytes_down += self._bytes(broadcast)
-                bytes_up += self._bytes(update)
-                own = result.records[client_id][1]
-                finite_sum = self._sum(update, own)
-                sums.append(finite_sum)
-                if self.skips:
-                    finite = torch.isfinite(finite_sum)
-                    update = self._skipped(update, finite, start)
-                    own = own and sanitised(own, finite, self.loop.initial_personal)
-                if own is not None:
-                    personal.add(own, update.num_samples)
-                    samples = samples + update.num_samples  # type: ignore[assignment]
-                aggregator.add(update)
-                self.notify("on_client_end", update)
-            if personal.layout and bool(samples):
-                result.personal = mean_of(personal, samples)
+            personal = Tally()
+            error: Exception | None = None
+            try:
+                for client_id in mine:
+                    self._client(client_id, exchange, result, personal, flags, traffic_here)
+            except Exception as problem:
+                if ranks.world == 1:
+                    raise
+                error = problem
+            if ranks.world > 1:
+                self._merge(personal, error)
+            if "own" in personal.sums and bool(personal.weight):
+                result.personal = mean_of(personal.sums["own"], personal.weight)
             finished = aggregator.finish(exchange)
             if finished is not None:
                 result.new = server.weights = {**server.weights, **finished}
             self.notify("on_exchange_end", exchange)
-        result.values = self._to_host(sums, cohort, round_idx, result)
-        result.values |= {"comm/bytes_down": float(bytes_down), "comm/bytes_up": float(bytes_up)}
+        self._close(result, flags, traffic_here, round_idx)
         return result
+
+    def _client(
+        self,
+        client_id: int,
+        exchange: str,
+        result: RoundResult,
+        personal: Tally,
+        flags: list[tuple[int, Tensor]],
+        traffic_here: list[int],
+    ) -> None:
+        """Train one client and hand its update to the aggregator."""
+        round_idx = self.server.round_idx
+        broadcast = self.aggregator.broadcast(exchange, client_id)
+        update = self._train(broadcast, exchange, round_idx, client_id, result.records)
+        traffic_here[0] += self._bytes(broadcast)
+        traffic_here[1] += self._bytes(update)
+        own = result.records[client_id][1]
+        total = self._sum(update, own)
+        flags.append((client_id, total))
+        if self.skips:
+            finite = torch.isfinite(total)
+            update = self._skipped(update, finite, self.server.weights)
+            own = own and sanitised(own, finite, self.loop.initial_personal)
+        if own is not None:
+            personal.sums.setdefault("own", StateSum()).add(own, update.num_samples)
+            personal.weight = personal.weight + update.num_samples
+        self.aggregator.add(update)
+        self.notify("on_client_end", update)
+
+    def _merge(self, personal: Tally, error: Exception | None) -> None:
+        """Bring the processes' sums and rows together, or learn that one of them failed."""
+        tally, ranks = self.aggregator.tally, self.ranks
+        sums = {**tally.sums, **{f"personal/{key}": value for key, value in personal.sums.items()}}
+        rows = {c: to_device(row, torch.device("cpu")) for c, row in tally.rows.items()}
+        here = ({key: total.layout for key, total in sums.items()}, int(tally.weight), int(personal.weight), rows)
+        gathered = ranks.agree(here, error)
+        merged = ranks.merge(sums, [layouts for layouts, *_ in gathered])
+        personal.sums = {"own": merged.pop("personal/own")} if "personal/own" in merged else {}
+        tally.sums = merged
+        tally.weight, personal.weight = (sum(part[k] for part in gathered) for k in (1, 2))
+        everyone = {c: row for *_, found in gathered for c, row in found.items()}
+        tally.rows = {c: to_device(everyone[c], self.loop.device) for c in sorted(everyone)}
 
     def _train(
         self, broadcast: Broadcast, exchange: str, round_idx: int, client_id: int, records: dict[int, Record]
@@ -153,7 +196,9 @@ class RoundRunner:
         client.switch(context)
         local = ClientView(self.data, client_id, round_idx)
         loop.desk.note_batch(None)
+        self.book.next_client()
         self.notify("on_client_start", client_id)
+        self.local.seed(f"receive/{exchange}", local)
         client.receive(broadcast, local)
         if self.hooks["on_client_epoch_end"]:
             self.local.epoch_end = lambda epoch: self.notify("on_client_epoch_end", client_id, epoch)
@@ -176,6 +221,8 @@ class RoundRunner:
         """Put a client into the module: the shared weights it was sent (else the global ones), its own entries."""
         weights = self.weights
         state = self.server.weights if broadcast.weights is None else broadcast.weights
+        if len(state) < len(weights.shared):
+            state = {**self.server.weights, **state}  # what was not sent is not the client's before
         weights.load(state)
         if client_id in records:
             memory, personal = records[client_id]
@@ -189,7 +236,7 @@ class RoundRunner:
             weights.load(personal)
             loaded = {**state, **personal}
         common = state is self.server.weights and not weights.personal
-        key = (broadcast.round_idx, broadcast.exchange, None if common else client_id)
+        key = (self.current, broadcast.exchange, None if common else client_id)
         received = {name: loaded[name] for name in weights.trainable}
         return ClientContext(client_id, received, dict(memory), weights_key=key)
 
@@ -228,31 +275,59 @@ class RoundRunner:
             update, num_samples=finite.to(torch.int64) * update.num_samples, weights=weights, extras=extras
         )
 
-    def _to_host(
-        self, sums: list[Tensor], cohort: list[int], round_idx: int, result: RoundResult
-    ) -> dict[str, float]:
+    def _close(
+        self, result: RoundResult, flags: list[tuple[int, Tensor]], traffic_here: list[int], round_idx: int
+    ) -> None:
         """The round's one transfer to the host: is every update finite, and what was logged."""
-        logged = self.book.values()
-        names = list(logged)
-        on_host = torch.stack(sums + [logged[name].double().to(sums[0].device) for name in names]).tolist()
-        clients = cohort * len(self.client.exchanges)
-        broken = {
-            c: None
-            for c, value in zip(clients, on_host[: len(sums)], strict=True)
-            if not abs(value) < float("inf")
-        }
+        host, rows = self.book.drain([total for _, total in flags])
+        broken = {client_id for (client_id, _), value in zip(flags, host, strict=True) if not math.isfinite(value)}
+        keepers = [c for c, (memory, own) in result.records.items() if memory or own is not None]
+        here = (broken, rows, traffic_here, keepers, self._metric_paths())
+        gathered = self.ranks.agree(here, None)
+        broken = set().union(*(part[0] for part in gathered))
         if broken and not self.skips:
-            client_id = next(iter(broken))
             raise NonFiniteUpdateError(
-                f"every client update must be finite, but client {client_id} returned NaN or infinite values in round "
-                f"{round_idx}; lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
+                f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
+                f"round {round_idx}; lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
             )
-        for client_id in broken:
+        for client_id in broken & result.records.keys():
             del result.records[client_id]
-        values = dict(zip(names, on_host[len(sums) :], strict=True))
+        result.values = reduced([part[1] for part in gathered]) | self._metrics([part[4] for part in gathered])
         if self.skips:
-            values["train/skipped"] = float(len(broken))
-        return values
+            result.values["train/skipped"] = float(len(broken))
+        for k, name in enumerate(("comm/bytes_down", "comm/bytes_up")):
+            result.values[name] = float(sum(part[2][k] for part in gathered))
+        if self.ranks.world > 1:
+            self.store.owners |= {c: rank for rank, part in enumerate(gathered) for c in part[3] if c not in broken}
+
+    def _metric_paths(self) -> dict[str, str]:
+        """Where in the client the logged metric objects are, so that ranks on which none was logged find them."""
+        if not self.book.metrics or self.ranks.world == 1:
+            return {}
+        where = {id(module): path for path, module in self.client.named_modules()}
+        return {name: where[id(metric)] for name, metric in self.book.metrics.items() if id(metric) in where}
+
+    def _metrics(self, paths: list[dict[str, str]]) -> dict[str, float]:
+        """The logged metric objects over all ranks, in one order everywhere (computing one is a collective)."""
+        union: dict[str, str] = {}
+        for found in paths:
+            union |= found
+        for name, path in union.items():
+            self.book.metrics.setdefault(name, self.client.get_submodule(path))  # type: ignore[arg-type]
+        return self.book.compute_metrics(sorted(self.book.metrics))
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A nest with its tensors on `device`."""
+    if isinstance(value, ClientUpdate):
+        return replace(value, weights=to_device(value.weights, device), extras=to_device(value.extras, device))
+    if isinstance(value, Tensor):
+        return value.detach().to(device)
+    if isinstance(value, Mapping):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_device(item, device) for item in value]
+    return value
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""One folder per run: `<root>/<stem>/<n>` with its checkpoints, and where a checkpoint that is asked for lies."""
+"""One folder per run: `<root>/<stem>/<n>` with its checkpoints, and which checkpoint is meant."""
 
 import re
 import shutil
@@ -49,16 +49,15 @@ def new_run(parent: Path) -> Path:
             return parent / str(number)
 
 
-def discard_if_unused(run: Path) -> None:
-    """Remove the folder of a run that ended before its first round was complete."""
-    if not (run / "metrics.csv").exists() and not any((run / CHECKPOINTS).glob("*")):
-        shutil.rmtree(run, ignore_errors=True)
-        if run.parent.is_dir() and not any(run.parent.iterdir()):
-            run.parent.rmdir()
+def discard(run: Path) -> None:
+    """Remove the folder of a run that completed no round, and its parent where that is empty then."""
+    shutil.rmtree(run, ignore_errors=True)
+    if run.parent.is_dir() and not any(run.parent.iterdir()):
+        run.parent.rmdir()
 
 
 def find_checkpoint(asked: str, parent: Path) -> Path:
-    """The file that `--ckpt_path` means: a path, or `last` or `best` of the highest run in `parent` that has one.
+    """The file that `--ckpt_path` means: a path, or `last` or `best` of the highest run that has one.
 
     Raises:
         FileNotFoundError: naming what was looked for and where.
@@ -75,8 +74,8 @@ def find_checkpoint(asked: str, parent: Path) -> Path:
         if found:
             return found[-1]
     raise FileNotFoundError(
-        f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; leave "
-        f"--ckpt_path out to start a new run, or give the checkpoint's file"
+        f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
+        f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
     )
 
 
@@ -96,8 +95,8 @@ def first_round(path: Path) -> int:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever pickle and zip say of a damaged file
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}); it is damaged or something else, "
-            f"so give another one"
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or something else; "
+            f"give another one"
         ) from error
     if not isinstance(checkpoint, dict) or "federated" not in checkpoint:
         raise ValueError(
@@ -117,7 +116,11 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self, dirpath: str | Path) -> None:
         super().__init__(
-            dirpath, filename="last", every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
+            dirpath,
+            filename="last",
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
         )
 
 

@@ -17,6 +17,8 @@ class ClientStore:
 
     def __init__(self) -> None:
         self._records: dict[int, dict[str, Any]] = {}
+        self.owners: dict[int, int] = {}
+        """Which process keeps a client's record, by client id; empty with one process."""
 
     def memory(self, client_id: int) -> dict[str, Any]:
         """What the client kept (a fresh dict; the tensors in it are not to be edited in place)."""
@@ -45,9 +47,10 @@ class ClientStore:
         """All records, for a checkpoint."""
         return dict(self._records)
 
-    def load_state_dict(self, state: Mapping[int, dict[str, Any]]) -> None:
-        """Restore what `state_dict` gave."""
-        self._records = dict(state)
+    def load_state_dict(self, state: Mapping[int, dict[str, Any]], rank: int = 0, world: int = 1) -> None:
+        """Restore what `state_dict` gave: a client's record goes to rank `client_id mod world`."""
+        self.owners = {client_id: client_id % world for client_id in state} if world > 1 else {}
+        self._records = {c: record for c, record in state.items() if c % world == rank}
 
 
 def kept(value: Any, where: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,7 +64,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     beside.set_xlabel("samples")
     beside.tick_params(labelleft=False, left=False)
     for bars, axis in ((above, above.yaxis), (beside, beside.xaxis)):
-        axis.set_major_locator(MaxNLocator(2))
+        axis.set_major_locator(MaxNLocator(3))
         bars.tick_params(which="minor", length=0)
         for side in ("top", "right"):
             bars.spines[side].set_visible(False)
@@ -192,7 +192,7 @@ def label_places(axes: Axes, which: str, names: Sequence[str], most: int) -> Non
     axis.set_tick_params(length=0 if step == 1 else 3)
 
 
-def label_rounds(axes: Axes, rounds: Sequence[int] | Numbers) -> None:
+def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
     """Whole numbers on the axis of rounds."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
 

@@ -92,7 +92,8 @@ class ClasswiseReport(Callback):
         peak = loop.evaluation.peak if split == trained_on else None
         title = "Class-wise accuracy of the global model"
         if len(self.history):
-            title += f" after {self.history.rounds[-1] + 1} rounds"
+            rounds = self.history.rounds[-1] + 1
+            title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = class_samples(trainer, loop, split)
         print_classes(
             f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows

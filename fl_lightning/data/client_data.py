@@ -67,18 +67,39 @@ class ClientView:
         return keyed_generator(self.data.seed_of_batches, purpose, self.round_idx, self.client_id)
 
 
+class NoBatch:
+    """Stands for the batch of a process that has none: its loop must run all the same."""
+
+
+NO_BATCH = NoBatch()
+
+
 class EvaluationBatches:
-    """The batches of a split in order, of known number, for Lightning's evaluation loops."""
+    """The batches of a split in order, for Lightning's evaluation loops; each process has its own, nothing is padded.
+
+    Args:
+        data: the data module.
+        split: name of the split.
+        batch_size: samples per batch, the same for any number of processes.
+    """
 
     def __init__(self, data: "FederatedDataModule", split: str, batch_size: int) -> None:
         self.data, self.name, self.batch_size = data, split, batch_size
+        trainer = data.trainer
+        self.rank, self.world = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+
+    def _indices(self) -> list[Tensor]:
+        everything = torch.arange(len(self.data.split(self.name))).split(self.batch_size)
+        return list(everything[self.rank :: self.world])
 
     def __len__(self) -> int:
-        return -(-len(self.data.split(self.name)) // self.batch_size)
+        return max(1, len(self._indices()))
 
     def __iter__(self) -> Iterator[Any]:
-        split = self.data.split(self.name)
-        return split.batches(torch.arange(len(split)).split(self.batch_size), None)
+        indices = self._indices()
+        if not indices:
+            return iter([NO_BATCH])
+        return self.data.split(self.name).batches(indices, None)
 
 
 class CohortPlaces:

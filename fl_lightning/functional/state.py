@@ -139,6 +139,17 @@ class StateSum:
             else:
                 self.flat[dtype].add_(vector, alpha=weight)
 
+    @classmethod
+    def zeros(cls, layout: dict[str, tuple[torch.Size, torch.dtype]], device: torch.device) -> "StateSum":
+        """An empty sum of a known layout, to be added to those of other processes."""
+        total = cls()
+        total.layout = layout
+        sizes: dict[torch.dtype, int] = {}
+        for shape, dtype in layout.values():
+            sizes[dtype] = sizes.get(dtype, 0) + shape.numel()
+        total.flat = {dtype: torch.zeros(n, dtype=torch.float64, device=device) for dtype, n in sizes.items()}
+        return total
+
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
         offsets = dict.fromkeys(self.flat, 0)

@@ -28,13 +28,17 @@ class Forwarding(LightningModule):
         """The modules whose hooks are called."""
         raise AttributeError("client_modules must be given by the subclass")
 
+    def desk_of(self, hook: str) -> Desk:
+        """What the hook of that name may use: what is logged in evaluation belongs to the evaluation."""
+        return self.desk
+
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call the hook `name` of the modules that override it."""
         modules = self.client_modules()
         found = hooks(modules, name)
         if not found:
             return []
-        with lend(modules, self.desk):
+        with lend(modules, self.desk_of(name)):
             return [hook(*args, **kwargs) for hook in found]
 
     on_fit_end = forwards("on_fit_end")

@@ -1,6 +1,7 @@
 """Lends a client the Trainer services that Lightning gives to the fitted module only: logging and optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 
 FLUSH = 512
 
+Rows = dict[str, tuple[str, list[tuple[float, float]]]]
+"""By name the reduction and the logged (value, batch size) on the host."""
+
 
 class LogBook:
-    """Values logged by the clients of one round, reduced on the device.
+    """Values logged by the clients of one round, kept on the device until the round is over.
 
     A number is averaged over the round weighted by its batch's size (`reduce_fx` "sum", "max" and "min" are kept);
     a metric object is computed over the whole cohort and then reset.
@@ -24,10 +28,10 @@ class LogBook:
 
     def __init__(self) -> None:
         self.batch_size = 1
-        self._pending: dict[str, list[tuple[Any, float]]] = {}
-        self._totals: dict[str, tuple[Tensor, float]] = {}
+        self.metrics: dict[str, Metric] = {}
+        self._rows: dict[str, list[tuple[Any, float]]] = {}
         self._reduce: dict[str, str] = {}
-        self._metrics: dict[str, Metric] = {}
+        self._first: dict[str, int] = {}
 
     def log(self, name: str, value: Any, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
         """Take one value; nothing is moved to the host.
@@ -37,75 +41,93 @@ class LogBook:
                 unknown.
         """
         if isinstance(value, Metric):
-            self._metrics[name] = value
+            self.metrics[name] = value
             return
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise ValueError(
-                    f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}"
-                )
-            value = value.detach().reshape(())
+                raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
+            value = value.detach()
         elif not isinstance(value, int | float):
-            raise ValueError(
-                f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}"
-            )
+            raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
         if name not in self._reduce:
             reduction = getattr(reduce_fx, "__name__", reduce_fx)
             if reduction not in ("mean", "sum", "max", "min"):
-                raise ValueError(
-                    f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}"
-                )
+                raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
             self._reduce[name] = reduction
-        rows = self._pending.setdefault(name, [])
+        rows = self._rows.setdefault(name, [])
         rows.append((value, self.batch_size if batch_size is None else batch_size))
-        if len(rows) >= FLUSH:
-            self._flush(name)
+        if len(rows) - self._first.get(name, 0) >= FLUSH:
+            self._shorten(name)
 
-    def _flush(self, name: str) -> None:
-        rows = self._pending.pop(name, [])
-        if not rows:
-            return
-        kind, sizes = self._reduce[name], [float(size) for _, size in rows]
-        if all(isinstance(value, Tensor) for value, _ in rows):
-            values = torch.stack([value for value, _ in rows]).double()
-        else:
-            values = torch.tensor([float(value) for value, _ in rows], dtype=torch.float64)
-        old, count = self._totals.get(name, (None, 0.0))
-        if kind == "mean":
-            equal = len(set(sizes)) == 1
-            new = (
-                values.sum() * sizes[0]
-                if equal
-                else values @ torch.tensor(sizes, dtype=values.dtype).to(values.device)
-            )
-            new = new if old is None else old + new
-        elif kind == "sum":
-            new = values.sum() if old is None else old + values.sum()
-        else:
-            values = values if old is None else torch.cat([values, old.reshape(1)])
-            new = values.max() if kind == "max" else values.min()
-        self._totals[name] = (new, count + sum(sizes))
+    def next_client(self) -> None:
+        """What follows is another client's: rows of two clients are not reduced together before the round's end."""
+        self._first = {name: len(rows) for name, rows in self._rows.items()}
 
-    def values(self) -> dict[str, Tensor]:
-        """The round's reduced values by name, as 0-d tensors on the device, and an empty book."""
-        for name in list(self._pending):
-            self._flush(name)
-        out = {
-            name: total / count if self._reduce[name] == "mean" else total
-            for name, (total, count) in self._totals.items()
-        }
-        for name, metric in self._metrics.items():
-            out[name] = metric.compute()
+    def _shorten(self, name: str) -> None:
+        """Reduce one client's many rows to one, on the device."""
+        first, kind = self._first.get(name, 0), self._reduce[name]
+        rows = self._rows[name][first:]
+        values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
+        sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
+        value = {
+            "mean": lambda: (values @ sizes) / sizes.sum(),
+            "sum": lambda: values.sum(),
+            "max": lambda: values.max(),
+            "min": lambda: values.min(),
+        }[kind]()
+        self._rows[name][first:] = [(value, float(sum(size for _, size in rows)))]
+
+    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
+        """All rows on the host, and `more` 0-d tensors, in one transfer; the book is empty but for its metrics."""
+        device = [*more]
+        for rows in self._rows.values():
+            device += [value for value, _ in rows if isinstance(value, Tensor)]
+        host = torch.stack([value.reshape(()).double() for value in device]).tolist() if device else []
+        numbers = iter(host[len(more) :])
+        out: Rows = {}
+        for name, rows in self._rows.items():
+            pairs = [(next(numbers) if isinstance(value, Tensor) else float(value), float(n)) for value, n in rows]
+            out[name] = (self._reduce[name], pairs)
+        self.clear(metrics=False)
+        return host[: len(more)], out
+
+    def compute_metrics(self, names: Sequence[str] | None = None) -> dict[str, float]:
+        """The values of the metric objects, which are reset."""
+        out = {}
+        for name in list(self.metrics) if names is None else names:
+            metric = self.metrics.pop(name)
+            out[name] = float(metric.compute())
             metric.reset()
-        self.clear()
         return out
 
-    def clear(self) -> None:
+    def clear(self, metrics: bool = True) -> None:
         """Forget everything (a round that failed)."""
-        self._pending.clear()
-        self._totals.clear()
-        self._reduce.clear()
-        self._metrics.clear()
+        self._rows, self._reduce, self._first = {}, {}, {}
+        if metrics:
+            for metric in self.metrics.values():
+                metric.reset()
+            self.metrics.clear()
+
+
+def reduced(books: Sequence[Rows]) -> dict[str, float]:
+    """The values of several processes' rows; exact sums, so that it does not matter who logged what."""
+    merged: Rows = {}
+    for rows in books:
+        for name, (kind, pairs) in rows.items():
+            merged.setdefault(name, (kind, []))[1].extend(pairs)
+    out = {}
+    for name, (kind, pairs) in merged.items():
+        values = [value for value, _ in pairs]
+        if kind == "mean":
+            finite = all(math.isfinite(value) for value in values)
+            total = math.fsum(value * n for value, n in pairs) if finite else sum(value * n for value, n in pairs)
+            size = math.fsum(n for _, n in pairs)
+            out[name] = total / size if size else math.nan
+        elif kind == "sum":
+            out[name] = math.fsum(values) if all(math.isfinite(value) for value in values) else sum(values)
+        else:
+            out[name] = max(values) if kind == "max" else min(values)
+    return out
 
 
 def batch_length(batch: Any) -> int:

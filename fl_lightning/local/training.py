@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.client import BATCH_NORMS, ClientModule
 from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.local.hooks import Placement, hooks, overridden
-from fl_lightning.local.lending import Desk, LogBook
+from fl_lightning.local.lending import Desk, LogBook, reduced
 from fl_lightning.local.optimizers import (
     LocalOptimizer,
     LocalOptimizers,
@@ -88,12 +88,16 @@ class LocalTrainer:
             found = self._hooks[name] = hooks(self.modules, name)
         return [hook(*args) for hook in found] if found else []
 
-    def train(self, data: Any, exchange: str, epochs: int) -> None:
-        """All phases of one exchange on one client's data, in place; the client's context is set by the loop."""
-        seed = keyed_seed(self.settings.seed, f"train/{exchange}", data.round_idx, data.client_id)
+    def seed(self, purpose: str, data: Any) -> None:
+        """Key torch's global generators (dropout, a method's unkeyed draws) by the client and round of `data`."""
+        seed = keyed_seed(self.settings.seed, purpose, data.round_idx, data.client_id)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+    def train(self, data: Any, exchange: str, epochs: int) -> None:
+        """All phases of one exchange on one client's data, in place; the client's context is set by the loop."""
+        self.seed(f"train/{exchange}", data)
         for phase in self.client.phases(exchange):
             self.restore_modes()
             if data.size(phase.split):
@@ -113,7 +117,8 @@ class LocalTrainer:
                 f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
-        if found.reusable and self.client.module is None and phase.trains is None:
+        own = type(self.client).configure_optimizers is not ClientModule.configure_optimizers
+        if found.reusable and self.client.module is None and phase.trains is None and not own:
             self._reused = found
         self.desk.backward = self._backward_of(scaler)
         return found
@@ -220,7 +225,8 @@ class LocalTrainer:
         for entry in schedulers:
             if entry.interval == interval and count and count % entry.frequency == 0:
                 book = self.desk.epoch_book
-                step_scheduler(entry, {} if book is None else book.values(), self._schedule)
+                logged = {} if book is None else reduced([book.drain()[1]])
+                step_scheduler(entry, logged, self._schedule)
 
     def _finished(self) -> bool:
         limit = self.settings.max_local_steps
@@ -255,6 +261,11 @@ class LocalTrainer:
             for name, parameter in self.client.params().items()
             if not any(fnmatchcase(name, pattern) for pattern in patterns)
         ]
+        if len(left) == len(self.client.params()):
+            raise ValueError(
+                f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of "
+                f"{list(self.client.params())[:8]}"
+            )
         for parameter in left:
             parameter.requires_grad_(False)
             parameter.grad = None

@@ -1,0 +1,209 @@
+"""Blocks of rounds: one variant at a time, each in a process of its own that waits while the others run."""
+
+import logging
+import os
+import pty
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from statistics import median
+
+import psutil
+import torch
+
+from bench.workloads import Workload
+
+MODULES = {"floor": "floor", "train": "federated", "all": "federated", "empty": "federated"}
+"""Which module has a variant: the floor's process never imports Lightning."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block of rounds gave.
+
+    Args:
+        seconds: per round, by the wall clock.
+        cpu: seconds per round of CPU of this process.
+        others: share of the machine that other processes took meanwhile.
+        accuracy: of the global model after the last round; NaN where none is trained.
+        peak_rss_mb: largest resident memory of the process so far.
+    """
+
+    seconds: float
+    cpu: float
+    others: float
+    accuracy: float
+    peak_rss_mb: float
+
+
+def run_block(work: Workload, variant: str, terminal: str = os.devnull) -> Block:
+    """Run a block of `variant` from the first weights on, in this process."""
+    run = import_module(f"bench.{MODULES[variant]}").VARIANTS[variant]
+    with open(terminal, "w", encoding="utf-8") as screen, redirect_stdout(screen), quiet():
+        before = machine()
+        readings, accuracy = run(work)
+        after = machine()
+    wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
+    first, last = readings[work.unmeasured], readings[-1]
+    rounds = len(readings) - 1 - work.unmeasured
+    return Block(
+        seconds=(last[0] - first[0]) / rounds,
+        cpu=(last[1] - first[1]) / rounds,
+        others=max(0.0, busy - own) / (wall * (os.cpu_count() or 1)),
+        accuracy=accuracy,
+        peak_rss_mb=peak_rss_mb(),
+    )
+
+
+def machine() -> tuple[float, float, float]:
+    """Wall clock, busy CPU seconds of the whole machine, and those of this process."""
+    cpu = psutil.cpu_times()
+    ignored = (getattr(cpu, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+    return time.perf_counter(), sum(cpu) - sum(ignored), time.process_time()
+
+
+def peak_rss_mb() -> float:
+    """VmHWM where there is one: `ru_maxrss` of a child can be that of the process which started it."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) / 1024
+    return getrusage(RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lightning's remarks about the machine and about settings would only be in the way."""
+    logger = logging.getLogger("pytorch_lightning")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):
+        yield
+    logger.setLevel(level)
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection, work: Workload, variant: str, threads: int | None, terminal: str) -> None:
+    """Run a block for every message, until None comes."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    while connection.recv() is not None:
+        connection.send(run_block(work, variant, terminal))
+
+
+def drain(terminal: int) -> None:
+    """Read what is written to the terminal, as a screen would."""
+    with suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
+
+@contextmanager
+def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callable[[], Block]]:
+    """A process of its own that runs one block per call; its first block, which warms it up, has passed."""
+    spawn = get_context("spawn")
+    here, there = spawn.Pipe()
+    screen, terminal = pty.openpty()
+    threading.Thread(target=drain, args=(screen,), daemon=True).start()
+    arguments = (there, work, variant, threads, os.ttyname(terminal))
+    process = spawn.Process(target=serve, args=arguments, daemon=True)
+    process.start()
+    there.close()
+
+    def block() -> Block:
+        here.send(work.name)
+        found: Block = here.recv()
+        return found
+
+    try:
+        block()
+        yield block
+    finally:
+        with suppress(OSError):
+            here.send(None)
+        process.join()
+        os.close(terminal)
+
+
+def interleaved(work: Workload, variants: list[str], threads: int | None) -> dict[str, list[Block]]:
+    """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process."""
+    names = ["floor", *variants]
+    with ExitStack() as stack:
+        run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
+        return in_turn(work, run)
+
+
+def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]]:
+    """The same within this process: sooner done, but the memory is that of everything that ran before."""
+    return in_turn(work, {name: partial(run_block, work, name) for name in ["floor", *variants]})
+
+
+def in_turn(work: Workload, run: dict[str, Callable[[], Block]]) -> dict[str, list[Block]]:
+    blocks: dict[str, list[Block]] = {name: [] for name in run}
+    for _ in range(work.repeats):
+        for name, block in run.items():
+            blocks[name].append(block())
+    return blocks
+
+
+# --- figures ---------------------------------------------------------------------------------------
+
+NOISE = 0.05
+"""Share of the machine that others may take: a block with more is left out as long as quiet ones remain."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One row of the table.
+
+    Args:
+        workload: its name.
+        variant: its name.
+        s_per_round: median over the blocks.
+        floor_s_per_round: median over the floor's blocks beside them.
+        ratio: median of the ratios of neighbouring blocks.
+        peak_rss_mb: of the variant's process.
+        cpu_ratio: the same ratio in CPU seconds: says more than `ratio` on a busy machine, for one thread.
+        quiet: blocks that were not disturbed.
+        blocks: all blocks.
+    """
+
+    workload: str
+    variant: str
+    s_per_round: float
+    floor_s_per_round: float
+    ratio: float
+    peak_rss_mb: float
+    cpu_ratio: float
+    quiet: int
+    blocks: int
+
+
+def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block]) -> Figures:
+    """Compare a variant's blocks with the floor's that ran before each of them."""
+    pairs = list(zip(floor, blocks, strict=True))
+    quiet = [pair for pair in pairs if all(block.others <= NOISE for block in pair)]
+    used = quiet or pairs
+    return Figures(
+        workload=work.name,
+        variant=variant,
+        s_per_round=median(own.seconds for _, own in used),
+        floor_s_per_round=median(base.seconds for base, _ in used),
+        ratio=median(own.seconds / base.seconds for base, own in used),
+        peak_rss_mb=blocks[-1].peak_rss_mb,
+        cpu_ratio=median(own.cpu / base.cpu for base, own in used),
+        quiet=len(quiet),
+        blocks=len(pairs),
+    )

@@ -1,0 +1,137 @@
+"""The same work as a federated fit, and a fit whose rounds are empty."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from bench.workloads import CLASSES, Reading, Result, Workload, now
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.callbacks import RoundProgressBar
+from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.loggers import RoundCSVLogger, RunTensorBoard
+from fl_lightning.methods import FedAvg
+from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron
+
+BARE = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+NETS: dict[str, type[Backbone]] = {"tiny": Perceptron, "cnn": FedNTDCNN}
+
+
+class Clock(Callback):
+    """Reads the clock at the start of every round: a round lasts until all that follows on it is done."""
+
+    def __init__(self) -> None:
+        self.read: list[Reading] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.read.append(now())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.read.append(now())
+
+
+def train(work: Workload) -> Result:
+    """FedAvg with one evaluation of the global model a round and nothing else."""
+    return federate(work, **BARE)
+
+
+def everything(work: Workload) -> Result:
+    """The same with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
+    with TemporaryDirectory() as folder:
+        checkpoint = ModelCheckpoint(os.path.join(folder, "checkpoints"), every_n_epochs=10)
+        loggers = [RoundCSVLogger(folder), RunTensorBoard(folder)]
+        return federate(work, RoundProgressBar(), checkpoint, logger=loggers, log_every_n_steps=1)
+
+
+def federate(work: Workload, *callbacks: Callback, **settings: Any) -> Result:
+    bare = work.first_net()
+
+    def net(num_classes: int, input_shape: tuple[int, ...]) -> Backbone:
+        made = NETS[work.name](num_classes, input_shape)
+        names = made.state_dict().keys()
+        made.load_state_dict(dict(zip(names, bare.state_dict().values(), strict=True)))
+        return made
+
+    sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
+    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs)
+    samples, test = work.samples()
+    data = FederatedDataModule(
+        TensorSource(samples, test, num_classes=CLASSES),
+        num_clients=work.num_clients,
+        partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
+        batch_size=work.batch_size,
+        shuffle=False,
+        schedule=work.cohorts(work.rounds),
+        eval_batch_size=work.eval_batch_size,
+    )
+    clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
+    return clock, float(trainer.callback_metrics["global/acc"])
+
+
+class EmptyRound(LightningModule):
+    """A training step that only steps an optimizer, as Lightning needs it to count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing is evaluated."""
+
+    def configure_optimizers(self) -> SGD:
+        return SGD(self.parameters(), lr=1.0)
+
+
+class Batches(LightningDataModule):
+    """One batch for training, and as many in evaluation as the workload has."""
+
+    def __init__(self, work: Workload, test: Tensor) -> None:
+        super().__init__()
+        self.evaluated = -(-len(test) // work.eval_batch_size)
+
+    def train_dataloader(self) -> list[int]:
+        return [0]
+
+    def val_dataloader(self) -> list[int]:
+        return [0] * self.evaluated
+
+
+def empty(work: Workload) -> Result:
+    """The rounds of `train` without any client or evaluation in them; the accuracy is NaN."""
+    data = Batches(work, work.samples()[1][1])
+    return fit(EmptyRound(), data, work.rounds, **BARE)[0], float("nan")
+
+
+def fit(
+    module: LightningModule, data: LightningDataModule, rounds: int, *callbacks: Callback, **settings: Any
+) -> tuple[list[Reading], Trainer]:
+    clock = Clock()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=rounds,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        callbacks=[clock, *callbacks],
+        **settings,
+    )
+    trainer.fit(module, datamodule=data)
+    return clock.read, trainer
+
+
+VARIANTS: dict[str, Callable[[Workload], Result]] = {
+    "train": train,
+    "all": everything,
+    "empty": empty,
+}

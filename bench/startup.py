@@ -1,0 +1,47 @@
+"""How long it takes to import the package, against what it stands on, and to see the help of its command."""
+
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+REPEATS = 7
+BASE = "import pytorch_lightning"
+
+
+def commands() -> dict[str, list[str]]:
+    """What is timed, each in a fresh process; the first one is what the others are compared with."""
+    found = {
+        BASE: [sys.executable, "-c", "import pytorch_lightning"],
+        "import fl_lightning": [sys.executable, "-c", "import fl_lightning"],
+    }
+    script = Path(sys.executable).with_name("fl-lightning")
+    if script.is_file():
+        found["fl-lightning --help"] = [str(script), "--help"]
+    return found
+
+
+def seconds(command: list[str]) -> float:
+    start = perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return perf_counter() - start
+
+
+def startup(repeats: int = REPEATS) -> list[tuple[str, float, float]]:
+    """Rows (what, seconds, ratio to importing Lightning): medians over interleaved runs."""
+    runs = commands()
+    times: dict[str, list[float]] = {what: [] for what in runs}
+    for repeat in range(repeats + 1):
+        for what, command in runs.items():
+            taken = seconds(command)
+            if repeat:  # the first run fills the caches
+                times[what].append(taken)
+    return [
+        (
+            what,
+            round(median(taken), 3),
+            round(median(own / base for own, base in zip(taken, times[BASE], strict=True)), 3),
+        )
+        for what, taken in times.items()
+    ]

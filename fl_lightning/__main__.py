@@ -1,0 +1,112 @@
+"""`fl-lightning`: the command line, and what it says when something is wrong."""
+
+import os
+import signal
+import sys
+import threading
+from importlib.metadata import version
+from linecache import getline
+from types import TracebackType
+from typing import NoReturn
+
+PROG = "fl-lightning"
+HELP = """\
+usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
+
+Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
+
+commands:
+  fit        run the federation; continue one with --ckpt_path last
+  validate   evaluate a checkpoint as it is evaluated every round (--ckpt_path best)
+  test       evaluate a checkpoint on the test split
+  predict    compute the outputs of a checkpoint's model
+
+options of every command:
+  -c CONFIG             a YAML file; several are merged, the later one wins
+  --model.client NAME   what every client trains: FedAvg, FedProx, FedNTD or the path of any LightningModule
+  --data.NAME VALUE     source, num_clients, partition, participation, batch_size, ...
+  --trainer.NAME VALUE  of pytorch_lightning.Trainer; max_epochs is the number of rounds
+  --print_config        print the merged configuration and stop
+  --help                list every option of a command; --model.client.help NAME those of a class
+  --version             print the version and stop
+
+examples:
+  fl-lightning fit -c configs/experiment/digits_fedntd.yaml
+  fl-lightning fit --model.client FedNTD --model.client.beta 0.3 --trainer.max_epochs 20
+  fl-lightning fit -c configs/method/fedprox.yaml -c configs/data/cifar10.yaml -c configs/trainer/gpu.yaml
+  fl-lightning test -c configs/experiment/digits_fedntd.yaml --ckpt_path last
+
+A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
+FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
+"""
+CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
+"""Packages whose own `raise` statements speak of what the user gave."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command.
+
+    Args:
+        args: in place of those of the process.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 1 for what a run cannot do, 130 after Ctrl-C.
+    """
+    argv = sys.argv[1:] if args is None else args
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    if argv[0] == "--version":
+        print(PROG, version("fl_lightning"))
+        return
+    sys.path.append(os.getcwd())  # as with `python -m`: classes of one's own lie where one works
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        from fl_lightning.cli import FederatedCLI  # noqa: PLC0415 - slow to import
+        from fl_lightning.terminal import tidy  # noqa: PLC0415
+
+        with tidy():
+            FederatedCLI(args)
+    except KeyboardInterrupt as stop:
+        fail(str(stop) or "interrupted", 130)
+    except Exception as error:
+        if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
+            raise
+        from fl_lightning.parsing import sentence  # noqa: PLC0415
+
+        fail(sentence(str(error)), 1)
+    finally:
+        sys.path.remove(os.getcwd())
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Say what is wrong in the last line, and end."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{PROG}: error: {sentence}\n")
+    sys.exit(code)
+
+
+def is_the_users(error: Exception) -> bool:
+    """True for an error that a check raised about what was given; anything else is a bug with a traceback."""
+    from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
+
+    from fl_lightning import NonFiniteUpdateError  # noqa: PLC0415
+
+    if not isinstance(
+        error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException
+    ):
+        return False
+    last: TracebackType | None = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    code = last.tb_frame.f_code
+    checked = str(last.tb_frame.f_globals.get("__name__", "")).startswith(CHECKED)
+    return checked and getline(code.co_filename, last.tb_lineno).lstrip().startswith("raise ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The parser of the command line, and its errors in one sentence: expected, given, nearest right name."""
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from pytorch_lightning.cli import LightningArgumentParser
+from torch.optim import Optimizer
+
+from fl_lightning import aggregation, data, methods, nets
+from fl_lightning.aggregation import Aggregator
+from fl_lightning.client import ClientModule
+from fl_lightning.data import Partition, Source
+from fl_lightning.nets import Backbone
+
+PROG = "fl-lightning"
+DEBUG = "FL_LIGHTNING_DEBUG"
+
+BASES: dict[str, type] = {
+    "client": ClientModule,
+    "net": Backbone,
+    "source": Source,
+    "partition": Partition,
+    "aggregator": Aggregator,
+    "optimizer": Optimizer,
+    "server_optimizer": Optimizer,
+}
+"""By the last part of an option: whose subclasses it takes."""
+
+UNKNOWN = re.compile(r"Option '(.+?)' is not accepted|accept option '(.+?)'|unrecognized arguments: (\S+)")
+NO_CLASS = re.compile(
+    r"Expected a dot import path string: (\S+)|has no attribute '(\w+)'|Import path (\S+) does not correspond"
+)
+NOISE = (
+    "Expected a path but",
+    "Expected a <class 'NoneType'>",
+    "Does not validate",
+    "Subtypes:",
+    "Errors:",
+    "Given",
+)
+
+
+class FederatedParser(LightningArgumentParser):
+    """LightningCLI's parser without abbreviations, which says in one sentence what is wrong."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "prog": PROG, **kwargs})
+
+    def add_method_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        added: list[str] = super().add_method_arguments(*args, **kwargs)
+        if "verbose" in added:  # of validate and test: the class-wise report says it all
+            self.set_defaults(verbose=False)
+        return added
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        parser = getattr(ex, "subcommand_parser", None) or self
+        message = sentence(message, parser.get_defaults().keys())
+        if not self.exit_on_error or os.environ.get(DEBUG):
+            super().error(message, ex)
+        sys.stderr.write(f"{PROG}: error: {message}\n")
+        sys.exit(2)
+
+
+def sentence(message: str, known: Iterable[str] = ()) -> str:
+    r"""What a parser says, as one sentence.
+
+    Args:
+        message: of jsonargparse or argparse.
+        known: names of the options that the parser has.
+
+    >>> sentence("Option 'betta' is not accepted", ["beta", "temperature"])
+    "unknown option 'betta'; the nearest is 'beta' (there are beta, temperature)"
+    >>> sentence('Parser key "data.num_clients":\\n  Expected a <class \\'int\\'>. Got value: five')
+    'data.num_clients must be int, got five'
+    """
+    if unknown := UNKNOWN.search(message):
+        return _unknown_option(next(filter(None, unknown.groups())), list(known))
+    if missing := re.search(r"following arguments are required: (.+)", message):
+        return f"{missing[1]} must be given and is not"
+    key, _, rest = message.partition('":')
+    if rest and key.startswith("Parser key"):
+        return _wrong_value(key.split('"')[1], rest)
+    return _one_line(message)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    found = get_close_matches(name, names, 1)
+    return f"the nearest is {found[0]!r}" if found else ""
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    if not name.startswith("-") and "." not in name and "config" in known:
+        return f"unexpected argument {name!r}; options begin with --"
+    name = name.lstrip("-").partition("=")[0]
+    parts = [f"unknown option {name!r}"]
+    if near := _nearest(name, known):
+        parts.append(near)
+    elif len(known) > 20:
+        parts.append(f"{PROG} fit --help lists all")
+    listed = f" (there are {_list(known)})" if 0 < len(known) <= 20 else ""
+    return "; ".join(parts) + listed
+
+
+def _wrong_value(key: str, rest: str) -> str:
+    """What is wrong with the value of `key`."""
+    given = re.findall(r"Given value: (.+)|Got value: (.+)", rest)
+    value = "".join(given[-1]).strip() if given else ""
+    lines = [line.strip().removeprefix("- ") for line in rest.splitlines()]
+    lines = [line for line in dict.fromkeys(lines) if line and not line.startswith(NOISE)]
+    if names := [next(filter(None, match.groups())) for line in lines if (match := NO_CLASS.search(line))]:
+        return _no_class(key, names[0], value or names[0])
+    kinds = [_kind(line) for line in lines]
+    if kinds and all(kinds):
+        literal = [name for kind in kinds for name in kind.split(" or ")]
+        near = _nearest(value, literal)
+        return f"{key} must be {' or '.join(literal)}, got {value}" + (f"; {near}" if near else "")
+    told = [line for line, kind in zip(lines, kinds, strict=True) if not kind]
+    return f"{key}: {_one_line('; '.join(told) or rest)}"
+
+
+def _kind(line: str) -> str:
+    """`int` of "Expected a <class 'int'>…", `kl or mse` of a Literal; empty for another line."""
+    if found := re.match(r"Expected a <class '(?:[\w.]+\.)?(\w+)'>", line):
+        return found[1]
+    if found := re.match(r"Expected a typing\.Literal\[(.+?)\]", line):
+        return " or ".join(name.strip(" '\"") for name in found[1].split(","))
+    return ""
+
+
+def _no_class(key: str, name: str, given: str) -> str:
+    """That `key` names no class, or a class of the wrong kind."""
+    short = name.rpartition(".")[2]
+    base = BASES.get(key.rpartition(".")[2])
+    names = sorted(subclasses(base)) if base else []
+    found = _import(given)
+    if inspect.isclass(found):
+        return f"{key} must be a {_base_name(key)}, and {given} is none; {_remedy(found, names)}"
+    near = _nearest(short, names)
+    wanted = f"it takes {_list(names)} or the import path of a class" if names else "give its import path"
+    return f"{key}: there is no class {given!r}; " + (near or wanted)
+
+
+def _base_name(key: str) -> str:
+    part = key.rpartition(".")[2]
+    return (
+        "pytorch_lightning.LightningModule"
+        if part in ("client", "module")
+        else BASES.get(part, object).__name__
+    )
+
+
+def _remedy(found: type, names: Sequence[str]) -> str:
+    if any(base.__module__.startswith("lightning.") for base in found.__mro__):
+        return "it comes from the twin package `lightning`: import LightningModule from pytorch_lightning"
+    return f"take {_list(names)} or a subclass of your own" if names else "give a subclass of it"
+
+
+def _import(path: str) -> Any:
+    """What an import path names, or None."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name, None) if module else None
+    except Exception:  # whatever a module does when it is imported
+        return None
+
+
+def subclasses(base: type) -> set[str]:
+    """Short names of the public classes that can be given where `base` is asked for."""
+    modules = (methods, nets, data, aggregation)
+    ours = {
+        name
+        for module in modules
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind)
+        and issubclass(kind, base)
+        and not inspect.isabstract(kind)
+        and name[0] != "_"
+    }
+    return ours or {
+        kind.__name__ for kind in base.__subclasses__() if kind.__module__.startswith("torch.optim.")
+    }

@@ -1,0 +1,52 @@
+"""What a run prints that nobody can act on stays off the terminal."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+WARNINGS = (
+    r"LightningCLI's args parameter is intended",  # main() is called with arguments by tests and notebooks
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own use of torch.utils._pytree
+    r"The '\w+' does not have many workers",  # the data lie in memory: there are no workers to add
+    r"The number of training batches \(1\) is smaller than the logging interval",  # a round is one batch
+    r"Checkpoint directory .* exists and is not empty",  # a continued run keeps its folder
+    r"Be aware that when using `ckpt_path`, callbacks used to create",  # validate and test write nothing
+    r"The dirpath has changed from",  # a checkpoint that is continued in another folder
+)
+"""Beginnings of warnings, each with the reason why it is not shown."""
+
+INFOS = (
+    "💡 Tip:",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Restor",
+    "Loaded model weights",
+)
+"""Beginnings of Lightning's notes that say nothing about the run."""
+
+
+def worth_showing(record: logging.LogRecord) -> bool:
+    """False for the notes in `INFOS`."""
+    return not record.getMessage().startswith(INFOS)
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Within it, warnings and notes that nobody can act on are not shown."""
+    loggers = [
+        logging.getLogger(f"{package}.utilities.{name}")
+        for package in ("pytorch_lightning", "lightning_fabric")
+        for name in ("rank_zero", "seed")
+    ] + [logging.getLogger("lightning_fabric"), logging.getLogger("pytorch_lightning")]
+    with warnings.catch_warnings():
+        for message in WARNINGS:
+            warnings.filterwarnings("ignore", message=rf"\s*{message}")
+        for logger in loggers:
+            logger.addFilter(worth_showing)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(worth_showing)

@@ -1,0 +1,216 @@
+import io
+import logging
+import re
+import sys
+import time
+import warnings
+
+import pytest
+
+from fl_lightning import FederatedLoop
+from fl_lightning.callbacks import RoundProgressBar
+from fl_lightning.callbacks.bar import headline
+from fl_lightning.callbacks.status_line import Above, StatusLine
+from tests.callbacks.toy import At, Regression, data, loop, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Terminal(io.StringIO):
+    """A terminal of 100 columns."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+    def written(self):
+        """Everything as it was sent, then the lines as one sees them in the end."""
+        text = self.getvalue()
+        seen = [re.sub(r"\x1b\[\d*m", "", line.split("\x1b[2K")[-1]).rstrip() for line in text.split("\n")]
+        return text, [line for line in seen if line]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Makes standard output and error a terminal, from within the test (pytest replaces them before it)."""
+
+    def make(columns=100):
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        return stream
+
+    return make
+
+
+def test_terminal_shows_one_line_that_ends_whole(terminal):
+    screen = terminal()
+    trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data())
+    sent, seen = screen.written()
+    bars = [line for line in seen if line.startswith("Round")]
+    assert len(bars) == 1
+    assert re.fullmatch(r"Round 3/3 ━{30} acc \d+\.\d %  F \d+\.\d %  0:0\d", bars[0])
+    for piece in ("Round 1/3", "client 2/4", "client 4/4", "evaluation", "Round 2/3"):
+        assert piece in sent
+
+
+def test_terminal_output_of_others_stands_above_the_line(terminal):
+    screen = terminal()
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("py.warnings").addHandler(handler)
+
+    def speak(trainer):
+        print("half a line", end="")
+        print(" and its end")
+        warnings.showwarning("a warning", UserWarning, "here.py", 7, sys.stderr)
+        logging.getLogger("py.warnings").warning("a record")
+        trainer.lightning_module.print("through the module")
+        print("no end", end="")
+
+    trainer([RoundProgressBar(refresh_rate=1e6), At(1, speak)]).fit(loop(), datamodule=data())
+    logging.getLogger("py.warnings").removeHandler(handler)
+    _, seen = screen.written()
+    for line in ("half a line and its end", "a record", "through the module", "no end"):
+        assert line in seen
+    assert any("UserWarning: a warning" in line for line in seen)
+    assert seen[-1].startswith("Round 3/3")
+    assert sum("Round" in line for line in seen) == 1
+    assert handler.stream is screen
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_streams_are_given_back_after_an_error(terminal, error):
+    screen = terminal()
+
+    def fail(_):
+        raise error
+
+    with pytest.raises((RuntimeError, SystemExit)):
+        trainer([RoundProgressBar(), At(1, fail)]).fit(loop(), datamodule=data())
+    assert sys.stdout is screen
+    assert sys.stderr is screen
+    sent, seen = screen.written()
+    assert sent.endswith("\n")
+    assert seen[-1].startswith("Round 2/3")
+
+
+def test_narrow_terminal_is_never_overrun(terminal):
+    screen = terminal(columns=40)
+    trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data())
+    sent, _ = screen.written()
+    drawn = re.findall(r"\x1b\[2K([^\r\n]*)", sent)
+    assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in drawn) < 40
+
+
+def test_log_file_gets_the_last_line_only(capsys):
+    trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
+    out = capsys.readouterr().out
+    assert re.fullmatch(r"Round 3/3 ━{30} acc \d+\.\d %  F \d+\.\d %  0:0\d\n", out)
+
+
+def test_log_file_gets_a_line_now_and_then(capsys):
+    slow = At(0, lambda _: time.sleep(0.12))
+    trainer([RoundProgressBar(log_every=0.1), slow]).fit(loop(), datamodule=data())
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 5
+    assert "left" in lines[0]
+
+
+def test_resumed_run_starts_at_its_round(tmp_path, terminal):
+    screen = terminal()
+    trainer([], tmp_path).fit(loop(), datamodule=data())
+    bar = RoundProgressBar(refresh_rate=1e6)
+    trainer([bar], tmp_path, rounds=5).fit(loop(), datamodule=data(), ckpt_path=tmp_path / "last.ckpt")
+    sent, seen = screen.written()
+    assert re.findall(r"Round (\d)/5", sent)[0] == "4"
+    assert seen[-1].startswith("Round 5/5")
+    assert "acc" in sent[: sent.index("client 1/4")]
+
+
+def test_without_an_end_there_is_no_bar(capsys):
+    stop = At(2, lambda trainer: setattr(trainer, "should_stop", True))
+    trainer([RoundProgressBar(), stop], rounds=-1).fit(loop(), datamodule=data())
+    assert re.fullmatch(r"Round 3  acc .*  0:0\d\n", capsys.readouterr().out)
+
+
+def test_max_steps_is_a_number_of_rounds(capsys):
+    trainer([RoundProgressBar()], rounds=-1, max_steps=2).fit(loop(), datamodule=data())
+    assert capsys.readouterr().out.startswith("Round 2/2 ━")
+
+
+def test_schedule_gives_the_cohort_size(terminal):
+    screen = terminal()
+    schedule = [[0, 1, 2], [3], [1, 2]]
+    trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data(schedule=schedule))
+    sent, _ = screen.written()
+    assert {"client 3/3", "client 1/1", "client 2/2"} <= set(re.findall(r"client \d/\d", sent))
+
+
+def test_module_client_shows_its_own_keys(capsys):
+    federated = FederatedLoop(client=Regression(), seed=0)
+    trainer([RoundProgressBar()]).fit(federated, datamodule=data(classes=False))
+    assert re.search(r"Round 3/3 ━+ mse \S+  val_loss \S+  0:0", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("refresh_rate", [0.0, 10.0])
+def test_disabled_bar_and_evaluation_are_silent(capsys, refresh_rate):
+    bar = RoundProgressBar(refresh_rate)
+    runner = trainer([bar])
+    runner.validate(loop(), datamodule=data(), verbose=False)
+    runner.test(loop(), datamodule=data(), verbose=False)
+    bar.disable()
+    runner.fit(loop(), datamodule=data())
+    assert capsys.readouterr().out == ""
+    assert not bar.is_enabled
+
+
+def test_cost_of_a_round_is_small(terminal):
+    """Drawing is limited by time, so the cost of a round is that of counting."""
+    screen = terminal()
+    federated, bar = loop(), RoundProgressBar()
+    runner = trainer([bar])
+    runner.fit(federated, datamodule=data())
+    bar.line, bar.total = StatusLine(0.1, 5.0), 10**6
+    start = time.perf_counter()
+    for _ in range(1000):
+        bar.on_train_epoch_start(runner, federated)
+        for _ in range(5):
+            bar.on_client_end(runner, federated, None)
+        bar.on_validation_start(runner, federated)
+        bar.on_train_epoch_end(runner, federated)
+    taken = time.perf_counter() - start
+    bar.teardown(runner, federated, "fit")
+    assert taken < 0.5  # measured: 0.01; allowed by the budget: 0.15
+
+
+def test_output_without_unicode_or_colour(monkeypatch, tmp_path):
+    with open(tmp_path / "log", "w", encoding="ascii") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
+    assert (tmp_path / "log").read_text().startswith("Round 3/3 ##########")
+
+
+def test_above_passes_everything_else_on(capsys):
+    above = Above(StatusLine(1, 1), sys.stdout)
+    above.writelines(["a", "b\n"])
+    above.flush()
+    assert above.encoding == sys.stdout.encoding
+    assert capsys.readouterr().out == "ab\n"
+
+
+def test_headline():
+    assert headline({"val/acc": 0.5, "val/forgetting": 0.25}) == "acc 50.0 %  F 25.0 %"
+    assert headline({"global/acc": 0.5, "train/ce": 1.0}) == "acc 50.0 %"
+    assert headline({"train/ce": 1.0, "local/alma": 0.75}) == "alma 75.0 %"
+    assert headline({"comm/bytes_up": 1.0, "a": 1.0, "b": 2.5, "c": 3.0}) == "a 1  b 2.5"
+    assert headline({}) == ""
+
+
+@pytest.mark.parametrize("name", ["refresh_rate", "log_every"])
+def test_negative_rates_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
+        RoundProgressBar(**{name: -1})

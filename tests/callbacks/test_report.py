@@ -1,0 +1,220 @@
+import csv
+
+import pytest
+import torch
+from pytorch_lightning.loggers import CSVLogger
+
+from fl_lightning import FederatedLoop
+from fl_lightning.callbacks import ClasswiseReport
+from fl_lightning.callbacks.history import History
+from fl_lightning.callbacks.tables import print_classes
+from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def rows(path):
+    with (path / "classwise.csv").open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def printed(text):
+    """The cells of each class's line."""
+    lines = text.splitlines()
+    return {
+        name: line.split(name, 1)[1].replace("%", "").split()
+        for name in CLASSES
+        for line in lines
+        if line.lstrip().startswith(name)
+    }
+
+
+def test_csv_has_exactly_one_row_per_round(tmp_path):
+    report = ClasswiseReport()
+    seen = []
+    complete = At(2, lambda _: seen.append(rows(tmp_path)))
+    runner = trainer([report, complete], tmp_path, rounds=4)
+    runner.fit(loop(), datamodule=data())
+    header, *lines = rows(tmp_path)
+    assert header == ["round", *CLASSES]
+    assert [int(line[0]) for line in lines] == [0, 1, 2, 3]
+    assert seen == [rows(tmp_path)[:4]]  # complete at any moment
+    table = torch.tensor([[float(cell) for cell in line[1:]] for line in lines], dtype=torch.float64)
+    assert torch.equal(table, report.history.table)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        logged = [float(row["global/acc_class/owl"]) for row in csv.DictReader(file)]
+    assert logged == pytest.approx(table[:, 2].tolist())
+
+
+def test_table_is_the_history_in_words(tmp_path, capsys):
+    report = ClasswiseReport()
+    federated = data()
+    runner = trainer([report], tmp_path, rounds=5)
+    runner.fit(loop(), datamodule=federated)
+    out = capsys.readouterr().out
+    table = report.history.table
+    labels = federated.split("test").labels
+    lost = forgetting_per_class(table)
+    for c, cells in enumerate(printed(out).values()):
+        numbers = (table[-1, c], table[:, c].max(), lost[c])
+        assert cells == [str(int((labels == c).sum())), *(f"{100 * v:.1f}" for v in numbers)]
+    worst = int(table[-1].argmin())
+    accuracy = runner.callback_metrics["global/acc"]
+    assert f"accuracy {100 * accuracy:.1f} %   forgetting F {100 * forgetting(table):.1f} %" in out
+    assert f"worst class {CLASSES[worst]}: {100 * table[-1, worst]:.1f} %" in out
+    assert "after 5 rounds (test split)" in out
+
+
+def test_resume_keeps_the_whole_history(tmp_path):
+    whole = ClasswiseReport()
+    trainer([whole], tmp_path / "whole", rounds=5).fit(loop(), datamodule=data())
+    first = tmp_path / "part"
+    trainer([ClasswiseReport()], first, rounds=3).fit(loop(), datamodule=data())
+    with (first / "classwise.csv").open("a") as file:
+        file.write("3,0,0,0\r\n")  # a round that the checkpoint does not know
+    resumed = ClasswiseReport()
+    runner = trainer([resumed], first, rounds=5)
+    runner.fit(loop(), datamodule=data(), ckpt_path=first / "last.ckpt")
+    assert resumed.history.rounds == [0, 1, 2, 3, 4]
+    assert torch.equal(resumed.history.table, whole.history.table)
+    assert rows(first) == rows(tmp_path / "whole")
+
+
+def test_checkpoint_from_within_the_end_of_a_round(tmp_path):
+    """Taken after the round's validation: the round is neither lost nor doubled."""
+    path = tmp_path / "mid.ckpt"
+    trainer([ClasswiseReport(), At(1, lambda t: t.save_checkpoint(path))]).fit(loop(), datamodule=data())
+    resumed = ClasswiseReport(tmp_path)
+    trainer([resumed], rounds=4).fit(loop(), datamodule=data(), ckpt_path=path)
+    assert resumed.history.rounds == [0, 1, 2, 3]
+    assert [line[0] for line in rows(tmp_path)[1:]] == ["0", "1", "2", "3"]
+
+
+def test_second_fit_from_scratch_starts_a_new_history():
+    report = ClasswiseReport()
+    trainer([report], rounds=3).fit(loop(), datamodule=data())
+    trainer([report], rounds=2).fit(loop(), datamodule=data())
+    assert report.history.rounds == [0, 1]
+
+
+@pytest.mark.parametrize("verb", ["validate", "test"])
+def test_evaluation_of_a_checkpoint_prints_and_writes_nothing(tmp_path, capsys, verb):
+    trainer([ClasswiseReport()], tmp_path / "fit").fit(loop(), datamodule=data())
+    after_fit = printed(capsys.readouterr().out)
+    runner = trainer([ClasswiseReport()], tmp_path / "after")
+    getattr(runner, verb)(loop(), datamodule=data(), ckpt_path=tmp_path / "fit" / "last.ckpt", verbose=False)
+    out = capsys.readouterr().out
+    assert printed(out) == after_fit
+    assert all(len(cells) == 4 for cells in after_fit.values())
+    assert "after 3 rounds" in out
+    assert not (tmp_path / "after" / "classwise.csv").exists()
+
+
+def test_evaluation_without_a_checkpoint_knows_no_forgetting(capsys):
+    trainer([ClasswiseReport()]).validate(loop(), datamodule=data(), verbose=False)
+    out = capsys.readouterr().out
+    assert all(len(cells) == 2 for cells in printed(out).values())
+    assert len(printed(out)) == 3
+    assert "orgetting" not in out
+
+
+def test_held_back_split_is_not_compared_with_the_test_split(tmp_path, capsys):
+    runner = trainer([ClasswiseReport()], tmp_path)
+    federated, held = loop(), data(val_fraction=0.2)
+    runner.fit(federated, datamodule=held)
+    out = capsys.readouterr().out
+    assert "(val split)" in out
+    assert sum(int(cells[0]) for cells in printed(out).values()) == 20
+    runner.test(federated, datamodule=held, verbose=False)
+    out = capsys.readouterr().out
+    assert "(test split)" in out
+    assert "orgetting" not in out
+    assert sum(int(cells[0]) for cells in printed(out).values()) == 50
+
+
+def test_limited_evaluation_counts_what_it_saw(capsys):
+    runner = trainer([ClasswiseReport()], limit_val_batches=2)
+    runner.fit(loop(), datamodule=data(eval_batch_size=10))
+    assert sum(int(cells[0]) for cells in printed(capsys.readouterr().out).values()) == 20
+
+
+def test_module_client_prints_its_last_values(tmp_path, capsys):
+    federated = FederatedLoop(client=Regression(), seed=0)
+    runner = trainer([ClasswiseReport()], tmp_path)
+    runner.fit(federated, datamodule=data(classes=False))
+    out = capsys.readouterr().out
+    assert "val_loss" in out
+    assert "mse" in out
+    assert not (tmp_path / "classwise.csv").exists()
+    runner.test(federated, datamodule=data(classes=False), verbose=False)
+    assert "val_loss" in capsys.readouterr().out
+
+
+def test_no_validation_no_failure(tmp_path, capsys):
+    trainer([ClasswiseReport()], tmp_path, limit_val_batches=0).fit(loop(), datamodule=data())
+    assert "train/ce" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings", [{}, {"fast_dev_run": True}])
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, settings):
+    monkeypatch.chdir(tmp_path)
+    trainer([ClasswiseReport()], **settings).fit(loop(), datamodule=data())
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_dirpath_beats_the_logger(tmp_path):
+    logger = CSVLogger(tmp_path / "logs")
+    trainer([ClasswiseReport(tmp_path / "mine")], logger=logger).fit(loop(), datamodule=data())
+    assert len(rows(tmp_path / "mine")) == 4
+    assert not list((tmp_path / "logs").rglob("classwise.csv"))
+
+
+def test_other_ranks_print_and_write_nothing(tmp_path, capsys, monkeypatch):
+    report, federated = ClasswiseReport(tmp_path), loop()
+    runner = trainer([report])
+    runner.fit(federated, datamodule=data())
+    (tmp_path / "classwise.csv").unlink()
+    capsys.readouterr()
+    monkeypatch.setattr(type(runner), "is_global_zero", False)
+    report.on_train_start(runner, federated)
+    report.on_fit_end(runner, federated)
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_class_without_samples_and_many_classes(capsys):
+    accuracy = torch.linspace(0.5, 1, 60, dtype=torch.float64)
+    accuracy[7] = torch.nan
+    samples = torch.full((60,), 2)
+    samples[7] = 0
+    names = [f"c{c}" for c in range(60)]
+    print_classes("Title", names, samples, accuracy, accuracy.clone(), max_rows=5)
+    out = capsys.readouterr().out
+    assert "worst class c0: 50.0 %" in out
+    assert "forgetting F 0.0 %" in out
+    assert "5 of 60 classes" in out
+    assert f"accuracy {100 * accuracy.nanmean():.1f} %" in out
+    print_classes("Title", names, samples, accuracy, None, max_rows=60)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("c7 "))
+    assert line.split() == ["c7", "0", "-"]
+
+
+def test_history_replaces_later_rounds_and_survives_a_checkpoint(tmp_path):
+    history = History()
+    for t in range(40):
+        history.record(t, torch.tensor([t, 0.0]), ["a", "b"])
+    history.record(30, torch.tensor([-1.0, 0.0]), ["a", "b"])
+    torch.save(history.state_dict(), tmp_path / "state")
+    other = History()
+    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    other.record(31, torch.tensor([5.0, 0.0]), ["a", "b"])
+    assert other.rounds == list(range(32))
+    assert other.table[:, 0].tolist() == [*range(30), -1, 5]
+    assert len(history) == 31
+    assert history.table.shape == (31, 2)
+
+
+def test_max_rows_is_checked():
+    with pytest.raises(ValueError, match="max_rows must be at least 1, got 0"):
+        ClasswiseReport(max_rows=0)

@@ -1,0 +1,22 @@
+"""The benchmark runs and compares equals; what it measures is not tested."""
+
+import csv
+
+from bench.__main__ import COLUMNS, main
+
+
+def test_quick_run_writes_the_table(tmp_path, capsys):
+    main(["--quick", "--workload", "tiny"], results=tmp_path)  # fails where an accuracy is not the floor's
+    with (tmp_path / "speed.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["variant"] for row in rows] == ["floor", "train", "all", "empty"]
+    assert all(float(row["s_per_round"]) > 0 for row in rows)
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_a_partial_run_keeps_the_other_rows(tmp_path):
+    main(["--quick", "--workload", "tiny", "--variant", "empty"], results=tmp_path)
+    main(["--quick", "--workload", "tiny", "--variant", "train"], results=tmp_path)
+    with (tmp_path / "speed.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["variant"] for row in csv.DictReader(file)] == ["floor", "empty", "train"]
