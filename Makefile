@@ -24,6 +24,10 @@ export JUPYTER_CONFIG_DIR ?= $(VENV)/cache/jupyter/config
 export JUPYTER_DATA_DIR ?= $(VENV)/cache/jupyter/data
 export JUPYTER_RUNTIME_DIR ?= $(VENV)/cache/jupyter/runtime
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# uv, unlike pip, leaves compiling to the first import, which a shell with PYTHONDONTWRITEBYTECODE repeats every time.
+export UV_COMPILE_BYTECODE ?= 1
+# The tests' nets are tiny: a second thread only waits, and on a busy machine for long.
+test test-all test-oldest smoke: export OMP_NUM_THREADS ?= 1
 # A PYTHONHOME or an environment activated in the caller's shell must not leak into ours.
 unexport PYTHONHOME VIRTUAL_ENV
 

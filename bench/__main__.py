@@ -51,17 +51,13 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = ArgumentParser(
-        prog="python -m bench", description="Seconds per round against a bare PyTorch loop."
-    )
+    parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")
     parser.add_argument("--repeats", type=int, help="blocks of each variant")
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")
-    parser.add_argument(
-        "--quick", action="store_true", help="one short block each, in this process: no measurement"
-    )
+    parser.add_argument("--quick", action="store_true", help="one short block each, in this process: no measurement")
     return parser.parse_args(arguments)
 
 
@@ -83,14 +79,12 @@ def check_accuracy(work: Workload, blocks: dict[str, list[Block]]) -> None:
         accuracy = found[-1].accuracy
         if not isnan(accuracy) and abs(accuracy - expected) > TOLERANCE:
             raise AssertionError(
-                f"{variant} must reach the floor's accuracy on {work.name}, {expected:.4f}, got {accuracy:.4f}"
+                f"{variant} must reach the floor's accuracy on {work.name} ({expected:.4f}), got {accuracy:.4f}"
             )
 
 
 def line(row: Figures) -> str:
-    noisy = (
-        "" if row.quiet else f"  (others took more than {100 * NOISE:.0f} % of the machine: measure again)"
-    )
+    noisy = "" if row.quiet else f"  (others took more than {100 * NOISE:.0f} % of the machine: measure again)"
     return (
         f"{row.workload:9} {row.variant:7} {1e3 * row.s_per_round:9.2f} {1e3 * row.floor_s_per_round:9.2f} "
         f"{row.ratio:6.3f} {row.cpu_ratio:6.3f} {row.peak_rss_mb:6.0f}  {row.quiet} of {row.blocks}{noisy}"

@@ -94,9 +94,7 @@ def is_the_users(error: Exception) -> bool:
 
     from fl_lightning import NonFiniteUpdateError  # noqa: PLC0415
 
-    if not isinstance(
-        error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException
-    ):
+    if not isinstance(error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException):
         return False
     last: TracebackType | None = error.__traceback__
     while last is not None and last.tb_next is not None:

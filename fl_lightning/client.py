@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pytorch_lightning import LightningModule
@@ -60,12 +60,12 @@ class Teacher:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         with self.forward_context():
-            return self.net(x)
+            return cast(Tensor, self.net(x))
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
         with self.forward_context():
-            return self.net.features(x)
+            return cast(Backbone, self.net).features(x)
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -189,13 +189,13 @@ class ClientModule(LightningModule):
         with self.forward_context():
             arguments = (batch, batch_idx) if self._step_takes_index else (batch,)
             output = self.module.training_step(*arguments)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None and type(self).training_step is not ClientModule.training_step:
+        result = output.get("loss") if isinstance(output, Mapping) else output
+        if result is None and type(self).training_step is not ClientModule.training_step:
             raise ValueError(
                 f"{type(self).__name__} adds terms to the loss of {type(self.module).__name__}.training_step, which "
                 f"returned None; return a loss for every batch"
             )
-        return loss  # type: ignore[return-value]  # None skips the step, as in Lightning
+        return cast(Tensor, result)  # None skips the step, as in Lightning
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self.local_loss(batch, batch_idx)
@@ -316,7 +316,7 @@ def check_module(module: object) -> None:
     Raises:
         TypeError: if `module` is no `pytorch_lightning.LightningModule` or has no `training_step` of its own.
     """
-    kind = type(module)
+    kind: Any = type(module)
     if not isinstance(module, LightningModule):
         twin = any(base.__module__.startswith("lightning.") for base in kind.__mro__)
         remedy = (
@@ -324,9 +324,7 @@ def check_module(module: object) -> None:
             if twin
             else "derive it from pytorch_lightning.LightningModule"
         )
-        raise TypeError(
-            f"a client must be a pytorch_lightning.LightningModule, got {kind.__name__}; {remedy}"
-        )
+        raise TypeError(f"a client must be a pytorch_lightning.LightningModule, got {kind.__name__}; {remedy}")
     if kind.training_step is LightningModule.training_step:
         raise TypeError(
             f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from fl_lightning.local.hooks import Placement, overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
 from fl_lightning.metrics import ClasswiseAccuracy
 from fl_lightning.strategy import Ranks
-from fl_lightning.types import Broadcast
+from fl_lightning.types import Broadcast, State
 
 if TYPE_CHECKING:
     from fl_lightning.loop import FederatedLoop
@@ -36,10 +37,11 @@ class Evaluation:
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
         self._metric: ClasswiseAccuracy | None = None
+        self._before: State | None = None
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes as log keys carry them: the data's, else 00, 01, …"""
+        """Names of the classes as log keys carry them: the data's, else their numbers."""
         data = self.loop.data
         names = getattr(data.source, "class_names", None)
         count = data.num_classes or 0
@@ -63,8 +65,8 @@ class Evaluation:
         live = weights.live(weights.shared)
         evaluated = loop.aggregator.evaluation_weights(live)
         if evaluated is not live:
-            before = weights.snapshot(weights.shared)
-            loop.round_start = {f"client.{name}": value for name, value in before.items()}
+            self._before = weights.snapshot(weights.shared)
+            loop.round_start = weights.saved(self._before)
             weights.load(evaluated)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
@@ -81,20 +83,32 @@ class Evaluation:
         module = client.module
         if not overridden(module, f"{kind}_step"):
             return None
-        step = getattr(module, f"{kind}_step")
         self.desk.note_batch(batch)
-        arguments = [batch, batch_idx, dataloader_idx][: len(inspect.signature(step).parameters)]
-        with lend(list(client.lightning_modules()), self.desk):
-            return step(*arguments)
+        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+
+    def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        """The logits of one batch, or what the module's own `predict_step` gives."""
+        client = self.loop.client
+        if batch is NO_BATCH:
+            return None
+        batch = Placement(self.loop.client_modules(), self.loop.trainer.precision_plugin, self.loop.device)(batch)
+        if client.module is None:
+            return client(batch[0])
+        return self._call(client.module.predict_step, batch, batch_idx, dataloader_idx)
+
+    def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """A step of the wrapped module with as many of the arguments as it takes, and logging lent."""
+        kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
+        count = len(arguments) if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
+        with lend(self.loop.client_modules(), self.desk):
+            return step(*arguments[:count])
 
     def restore(self) -> None:
         """The global weights again, after a pass over others (also one that was broken off)."""
-        loop = self.loop
-        if loop.round_start and loop.weights is not None:
-            loop.weights.load(
-                {name.removeprefix("client."): value for name, value in loop.round_start.items()}
-            )
-            loop.round_start = {}
+        if self._before is not None:
+            assert self.loop.weights is not None
+            self.loop.weights.load(self._before)
+            self._before, self.loop.round_start = None, {}
 
     def end(self, prefix: str) -> dict[str, float]:
         """After the last batch: the global weights again, and the pass's values by log key."""
@@ -107,7 +121,7 @@ class Evaluation:
             return logged
         if ranks.world > 1:
             counts = StateSum()
-            counts.add(self._metric.metric_state)
+            counts.add({name: getattr(self._metric, name) for name in ("correct", "total", "loss")})
             merged = ranks.merge({"counts": counts}, [{"counts": counts.layout}])["counts"].state()
             self._metric.correct, self._metric.total = merged["correct"].long(), merged["total"].long()
             self._metric.loss = merged["loss"]

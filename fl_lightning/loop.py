@@ -98,9 +98,13 @@ class FederatedLoop(Forwarding):
             if positive is not None and positive <= 0:
                 raise ValueError(f"{name} must be above 0, got {positive}")
         if server_lr_scheduler is not None and server_optimizer is None:
-            raise ValueError(
-                "server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer"
-            )
+            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+        for name, choices, chosen in (
+            ("weighting", ("samples", "uniform"), weighting),
+            ("nonfinite", ("error", "skip"), nonfinite),
+        ):
+            if chosen not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
         for module in self.client_modules():
             refuse_unforwarded(module)
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
@@ -123,9 +127,9 @@ class FederatedLoop(Forwarding):
     # --- setup -------------------------------------------------------------------------------------------------
 
     @property
-    def seed(self) -> int:  # type: ignore[override]
+    def seed(self) -> int:
         """Keys every draw of the run."""
-        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self._seed is None else self._seed
 
     @property
     def data(self) -> FederatedDataModule:
@@ -136,9 +140,7 @@ class FederatedLoop(Forwarding):
         return list(self.client.lightning_modules())
 
     def configure_callbacks(self) -> list[Callback]:
-        check_trainer(
-            self.trainer
-        )  # the earliest hook: before Lightning refuses some settings in its own words
+        check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
         found: list[Callback] = []
         for hook in hooks(self.client_modules(), "configure_callbacks"):
             result = hook()
@@ -153,6 +155,9 @@ class FederatedLoop(Forwarding):
                 f"in one"
             )
         data.seed_of_batches = self.seed
+        self.client.forward_context = self._forward_context()
+        if self.weights is not None:
+            self.server.attach(data)
         if isinstance(self.local_epochs, list) and len(self.local_epochs) != data.num_clients:
             raise ValueError(
                 f"local_epochs as a list needs one number per client ({data.num_clients}), got {len(self.local_epochs)}"
@@ -178,9 +183,7 @@ class FederatedLoop(Forwarding):
 
     def _load_initial(self, path: Path) -> None:
         if not path.is_file():
-            raise FileNotFoundError(
-                f"initial_weights must be a file, got {path}; give a checkpoint or a state dict"
-            )
+            raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
         state = torch.load(path, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state)
         state = {name.removeprefix("client."): value for name, value in state.items()}
@@ -190,9 +193,12 @@ class FederatedLoop(Forwarding):
 
     def configure_optimizers(self) -> Any:
         assert self.weights is not None
-        trainable = {
-            name: value for name, value in self.server.weights.items() if name in self.server.trainable
-        }
+        trainable = {name: value for name, value in self.server.weights.items() if name in self.server.trainable}
+        if self.server_optimizer is not None and not trainable:
+            raise ValueError(
+                "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
+                "make fewer entries personal"
+            )
         self.server_step = ServerOptimizer(self.server_optimizer, trainable)
         if self.server_lr_scheduler is None:
             return self.server_step.optimizer
@@ -202,7 +208,9 @@ class FederatedLoop(Forwarding):
         assert self.weights is not None
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self.client.forward_context = self._forward_context()
+        self.evaluation.restore()
+        if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
+            self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # one that is too short is refused here
         self.runner = RoundRunner(self)
         self.forward_hook("on_fit_start")
 
@@ -228,7 +236,7 @@ class FederatedLoop(Forwarding):
             step: Any = self.optimizers()
             self.weights.load(self.server_step.step(start, result.new, step.step, scaler))
             if self.server_lr_scheduler is not None:
-                self.lr_schedulers().step()  # type: ignore[union-attr,call-arg]
+                self.lr_schedulers().step()  # type: ignore[union-attr]
             if result.personal is not None:
                 self.weights.load(result.personal)
             for client_id, record in result.records.items():
@@ -284,9 +292,7 @@ class FederatedLoop(Forwarding):
         self._evaluated("on_test_epoch_end", "test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        if self.client.module is not None:
-            return self.client.module.predict_step(batch, batch_idx, dataloader_idx)
-        return self.client(batch[0])
+        return self.evaluation.predict(batch, batch_idx, dataloader_idx)
 
     def _evaluated(self, hook: str, prefix: str) -> None:
         self.forward_hook(hook)
@@ -303,7 +309,7 @@ class FederatedLoop(Forwarding):
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Whole rounds only: inside a round or an evaluation, the weights before it."""
         return super().state_dict(*args, **kwargs) | self.round_start
 
@@ -356,9 +362,7 @@ class FederatedLoop(Forwarding):
         self._check_entries(checkpoint["state_dict"])
         ranks = Ranks()
         self.store.load_state_dict(saved["store"], ranks.rank, ranks.world)
-        self.initial_personal = {
-            name: value.to(self.device) for name, value in saved["initial_personal"].items()
-        }
+        self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
         self.row, self.row_round = saved["row"], saved["row_round"]
         self.evaluation.peak = saved["peak"]
         self.forward_hook("on_load_checkpoint", saved["client"])

@@ -156,11 +156,7 @@ def _no_class(key: str, name: str, given: str) -> str:
 
 def _base_name(key: str) -> str:
     part = key.rpartition(".")[2]
-    return (
-        "pytorch_lightning.LightningModule"
-        if part in ("client", "module")
-        else BASES.get(part, object).__name__
-    )
+    return "pytorch_lightning.LightningModule" if part in ("client", "module") else BASES.get(part, object).__name__
 
 
 def _remedy(found: type, names: Sequence[str]) -> str:
@@ -181,15 +177,10 @@ def _import(path: str) -> Any:
 def subclasses(base: type) -> set[str]:
     """Short names of the public classes that can be given where `base` is asked for."""
     modules = (methods, nets, data, aggregation)
+    found: list[tuple[str, Any]] = [pair for module in modules for pair in vars(module).items()]
     ours = {
         name
-        for module in modules
-        for name, kind in vars(module).items()
-        if inspect.isclass(kind)
-        and issubclass(kind, base)
-        and not inspect.isabstract(kind)
-        and name[0] != "_"
+        for name, kind in found
+        if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind) and name[0] != "_"
     }
-    return ours or {
-        kind.__name__ for kind in base.__subclasses__() if kind.__module__.startswith("torch.optim.")
-    }
+    return ours or {kind.__name__ for kind in base.__subclasses__() if kind.__module__.startswith("torch.optim.")}

@@ -17,7 +17,7 @@ from fl_lightning.client import ClientContext
 from fl_lightning.data.client_data import ClientView
 from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
-from fl_lightning.local.lending import lend, reduced
+from fl_lightning.local.lending import finite_rows, lend, reduced
 from fl_lightning.server import traffic
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast, ClientUpdate, State
@@ -88,7 +88,7 @@ class RoundRunner:
             name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             for name, value in self.aggregator.state_dict().items()
         }
-        loop.round_start = {f"client.{name}": value for name, value in before.items()}
+        loop.round_start = weights.saved(before)
         loop.round_start |= {f"aggregator.{name}": value for name, value in aggregator.items()}
         autocast = torch.autocast(loop.device.type, enabled=False)
         try:
@@ -228,9 +228,7 @@ class RoundRunner:
             memory, personal = records[client_id]
         else:
             memory = self.store.memory(client_id)
-            personal = self.store.personal(client_id) or (
-                self.loop.initial_personal if weights.personal else None
-            )
+            personal = self.store.personal(client_id) or (self.loop.initial_personal if weights.personal else None)
         loaded = state
         if personal is not None:
             weights.load(personal)
@@ -258,9 +256,7 @@ class RoundRunner:
         for state in (update.weights, own):
             if state:
                 vectors = flatten(state).items()
-                sums += [
-                    vector.sum(dtype=torch.float64) for dtype, vector in vectors if dtype.is_floating_point
-                ]
+                sums += [vector.sum(dtype=torch.float64) for dtype, vector in vectors if dtype.is_floating_point]
         if update.extras:
             sums += [tensor.detach().sum(dtype=torch.float64) for tensor in tensors_in(update.extras)]
         if not sums:
@@ -271,9 +267,7 @@ class RoundRunner:
         """The update, or on the device one without samples and without a change where it is not finite."""
         weights = update.weights and sanitised(update.weights, finite, start)
         extras = sanitised_tree(dict(update.extras), finite)
-        return replace(
-            update, num_samples=finite.to(torch.int64) * update.num_samples, weights=weights, extras=extras
-        )
+        return replace(update, num_samples=finite.to(torch.int64) * update.num_samples, weights=weights, extras=extras)
 
     def _close(
         self, result: RoundResult, flags: list[tuple[int, Tensor]], traffic_here: list[int], round_idx: int
@@ -292,7 +286,10 @@ class RoundRunner:
             )
         for client_id in broken & result.records.keys():
             del result.records[client_id]
-        result.values = reduced([part[1] for part in gathered]) | self._metrics([part[4] for part in gathered])
+        books = [part[1] for part in gathered]
+        if broken:
+            books = [finite_rows(book) for book in books]
+        result.values = reduced(books) | self._metrics([part[4] for part in gathered])
         if self.skips:
             result.values["train/skipped"] = float(len(broken))
         for k, name in enumerate(("comm/bytes_down", "comm/bytes_up")):

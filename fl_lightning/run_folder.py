@@ -95,8 +95,8 @@ def first_round(path: Path) -> int:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever pickle and zip say of a damaged file
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or something else; "
-            f"give another one"
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or something "
+            f"else; give another one"
         ) from error
     if not isinstance(checkpoint, dict) or "federated" not in checkpoint:
         raise ValueError(

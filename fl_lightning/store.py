@@ -21,8 +21,9 @@ class ClientStore:
         """Which process keeps a client's record, by client id; empty with one process."""
 
     def memory(self, client_id: int) -> dict[str, Any]:
-        """What the client kept (a fresh dict; the tensors in it are not to be edited in place)."""
-        return dict(self._records.get(client_id, {}).get("memory", {}))
+        """A copy of what the client kept: edited in place, or in a round that fails, it leaves the record as it is."""
+        memory: dict[str, Any] = kept(self._records.get(client_id, {}).get("memory", {}), "memory")
+        return memory
 
     def personal(self, client_id: int) -> State | None:
         """The client's own entries, or None before its first training."""

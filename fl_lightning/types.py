@@ -112,9 +112,12 @@ class ServerView(Protocol):
 
     module: nn.Module
     trainable: tuple[str, ...]
-    num_clients: int
     round_idx: int
     store: Any
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
 
     @property
     def weights(self) -> State:

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import pytorch_lightning as pl
 import torch
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.methods import FedAvg, FedNTD
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 5
 HOOKS = [

@@ -1,6 +1,7 @@
 """Small data, nets, modules and runs that many tests use."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytorch_lightning as pl
 import torch
@@ -36,7 +37,7 @@ def samples(n: int, seed: int = 0, dim: int = 4, classes: int = 3, dtype=torch.f
 def toy_data(sizes=SIZES, dtype=torch.float32, **settings) -> FederatedDataModule:
     """One client for each size; `settings` of FederatedDataModule."""
     bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    partition = FixedPartition([list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)])
+    partition = FixedPartition([list(range(a, b)) for a, b in pairwise(bounds)])
     source = TensorSource(samples(bounds[-1], dtype=dtype), samples(30, seed=1, dtype=dtype), num_classes=3)
     settings = {"num_clients": len(sizes), "partition": partition, "batch_size": 5, **settings}
     return FederatedDataModule(source, **settings)

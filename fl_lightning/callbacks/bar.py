@@ -110,11 +110,7 @@ class RoundProgressBar(ProgressBar):
         assert line is not None
         under_way = self.phase != ""
         number = self.rounds + under_way
-        head = (
-            f"Round {number}"
-            if self.total is None
-            else f"Round {number:>{len(str(self.total))}}/{self.total}"
-        )
+        head = f"Round {number}" if self.total is None else f"Round {number:>{len(str(self.total))}}/{self.total}"
         tail = "  ".join(filter(None, (self._clients(), self.values, self._time(line))))
         if self.total is None:
             return f"{head}  {tail}"[: line.width]

@@ -58,9 +58,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     above.tick_params(labelbottom=False, bottom=False)
     above.margins(x=0)
     beside = figure.add_subplot(grid[1, 1], sharey=axes)
-    beside.barh(
-        np.arange(num_classes), table.sum(0), height=0.8 if num_classes <= 50 else 1.0, color="#4d4d4d"
-    )
+    beside.barh(np.arange(num_classes), table.sum(0), height=0.8 if num_classes <= 50 else 1.0, color="#4d4d4d")
     beside.set_xlabel("samples")
     beside.tick_params(labelleft=False, left=False)
     for bars, axis in ((above, above.yaxis), (beside, beside.xaxis)):
@@ -126,9 +124,7 @@ def plot_classwise(
     num_rounds, num_classes = table.shape
     check_names(class_names, num_classes)
     if not num_rounds:
-        raise ValueError(
-            "plot_classwise needs at least one round, got none; run a round with validation first"
-        )
+        raise ValueError("plot_classwise needs at least one round, got none; run a round with validation first")
     x = np.arange(num_rounds) if rounds is None else np.asarray(rounds)
     height = float(np.clip(0.3 * num_classes, 2.4, 9))
     figure = new_figure(9.0, height + 1.3)

@@ -95,9 +95,7 @@ class ClasswiseReport(Callback):
             rounds = self.history.rounds[-1] + 1
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = class_samples(trainer, loop, split)
-        print_classes(
-            f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows
-        )
+        print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)
 
     # --- checkpoints ------------------------------------------------------------------------------
 

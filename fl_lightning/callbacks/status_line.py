@@ -78,9 +78,7 @@ class StatusLine:
         now = monotonic()
         if now >= self.due:
             self.draw(text())
-            self.due = now + (
-                self.interval if self.interactive else max(self.log_interval, (now - self.start) / 100)
-            )
+            self.due = now + (self.interval if self.interactive else max(self.log_interval, (now - self.start) / 100))
 
     def draw(self, text: str) -> None:
         if self.interactive:

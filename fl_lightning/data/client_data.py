@@ -36,7 +36,8 @@ class ClientView:
         return -(-self.size(split) // batch_size)
 
     def all(self, split: str = "train") -> Batch:
-        return next(iter(self.batches(split, batch_size=max(1, self.size(split)))))
+        own = self.data.client_indices(split, self.client_id)
+        return next(iter(self.data.split(split).batches([own], None)))
 
     def batches(
         self,
@@ -52,16 +53,16 @@ class ClientView:
         order: Tensor | None = None
         if shuffled:
             order = torch.randperm(len(own), generator=self.generator(f"batches/{split}/{epoch}"))
-        chunks: Iterable[Tensor] = (own if order is None else own[order]).split(
-            self.batch_size(split, batch_size)
-        )
+        if not len(own):
+            return iter(())
+        chunks: Iterable[Tensor] = torch.split(own if order is None else own[order], self.batch_size(split, batch_size))
         source = self.data.split(split)
         draws = self.generator(f"augment/{split}/{epoch}") if train and source.augments else None
         batches = source.batches(chunks, draws)
         if not with_index:
             return batches
         positions = torch.arange(len(own)) if order is None else order
-        return zip(batches, positions.split(self.batch_size(split, batch_size)), strict=True)
+        return zip(batches, torch.split(positions, self.batch_size(split, batch_size)), strict=True)
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self.data.seed_of_batches, purpose, self.round_idx, self.client_id)
@@ -89,7 +90,7 @@ class EvaluationBatches:
         self.rank, self.world = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
 
     def _indices(self) -> list[Tensor]:
-        everything = torch.arange(len(self.data.split(self.name))).split(self.batch_size)
+        everything = torch.split(torch.arange(len(self.data.split(self.name))), self.batch_size)
         return list(everything[self.rank :: self.world])
 
     def __len__(self) -> int:

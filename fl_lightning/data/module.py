@@ -60,9 +60,7 @@ class FederatedDataModule(LightningDataModule):
         if num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         if not 0 < participation <= 1:
-            raise ValueError(
-                f"participation must lie in (0, 1], got {participation}; 1 means all clients every round"
-            )
+            raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
         if batch_size != "full" and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 or 'full', got {batch_size}")
         if not 0 <= val_fraction < 1:
@@ -99,9 +97,7 @@ class FederatedDataModule(LightningDataModule):
             for name, found in (("num_classes", self.source.num_classes), ("input_shape", train.input_shape)):
                 own = getattr(self, name)
                 if own is not None and found is not None and own != found:
-                    raise ValueError(
-                        f"data.{name} must be that of the source ({found}), got {own}; leave it unset"
-                    )
+                    raise ValueError(f"data.{name} must be that of the source ({found}), got {own}; leave it unset")
                 setattr(self, name, found if own is None else own)
         if stage in ("fit", None):
             self.client_indices("train", 0)

@@ -55,9 +55,7 @@ class Normalize:
                 f"Normalize needs one mean and one std per channel, got {len(self.mean)} and {len(self.std)}"
             )
         if not (min(self.std) > 0 and self.divisor > 0):
-            raise ValueError(
-                f"std and divisor of Normalize must be > 0, got std {self.std}, divisor {self.divisor}"
-            )
+            raise ValueError(f"std and divisor of Normalize must be > 0, got std {self.std}, divisor {self.divisor}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         if len(self.mean) not in {1, x.shape[1]}:
@@ -158,9 +156,7 @@ def _outer(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 @cache
-def _per_channel(
-    values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _per_channel(values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The values as (C, 1, ...), copied to the device once. Not to be edited."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype).view(-1, *[1] * trailing).to(device)

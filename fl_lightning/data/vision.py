@@ -24,13 +24,9 @@ class _VisionSource(Source):
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
 
-    def __init__(
-        self, root: str = "data", download: bool = False, augmentation: Augmentation = "none"
-    ) -> None:
+    def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
         if augmentation not in get_args(Augmentation):
-            raise ValueError(
-                f"augmentation must be one of {', '.join(get_args(Augmentation))}, got {augmentation!r}"
-            )
+            raise ValueError(f"augmentation must be one of {', '.join(get_args(Augmentation))}, got {augmentation!r}")
         self.root, self.download, self.augmentation = root, download, augmentation
 
     def prepare(self) -> None:
@@ -192,8 +188,6 @@ def _fault(path: Path, md5: str | None) -> str | None:
         sizes = file.read(4 * head[3]) if len(head) == 4 else b""
     if len(head) < 4 or head[:3] != b"\0\0\x08" or len(sizes) < 4 * head[3]:
         return "it does not begin as an idx file of bytes"
-    promised = (
-        4 + len(sizes) + math.prod(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
-    )
+    promised = 4 + len(sizes) + math.prod(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
     held = path.stat().st_size
     return None if held == promised else f"its header promises {promised:,} bytes, it holds {held:,}"

@@ -16,9 +16,7 @@ class ClassSplit(NamedTuple):
     dominant: Tensor
 
 
-def label_counts(
-    labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int
-) -> Tensor:
+def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int) -> Tensor:
     """Number of samples of each class on each client.
 
     Args:

@@ -31,9 +31,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(_full(logits), target)
 
 
-def kl_divergence(
-    local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None
-) -> Tensor:
+def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:
     """τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes that are left in.
 
     Shapes stay fixed whatever is excluded, so the term runs under `torch.func.vmap`. A row with fewer than
@@ -65,9 +63,7 @@ def kl_divergence(
     local, teacher = _full(local) / temperature, _full(teacher.detach()) / temperature
     drop = torch.zeros_like(local, dtype=torch.bool) if exclude is None else exclude.expand_as(local)
     few = (~drop).sum(-1, keepdim=True) < 2
-    drop = (
-        drop & ~few
-    )  # a softmax over nothing would be NaN: such rows keep all classes here, and are zeroed below
+    drop = drop & ~few  # a softmax over nothing would be NaN: such rows keep all classes here, and are zeroed below
 
     log_local, log_teacher = (
         F.log_softmax(z.masked_fill(drop, -torch.inf), -1).masked_fill(drop, 0.0) for z in (local, teacher)

@@ -200,10 +200,7 @@ def dirichlet(
             f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
             f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
         )
-    dealt = [
-        np.split(generator.permutation(pool), row.cumsum()[:-1])
-        for pool, row in zip(pools, counts, strict=True)
-    ]
+    dealt = [np.split(generator.permutation(pool), row.cumsum()[:-1]) for pool, row in zip(pools, counts, strict=True)]
     return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 

@@ -199,9 +199,7 @@ def mean_of(total: StateSum, n: float | Tensor) -> State:
         if dtype == torch.bool:
             out[name] = mean > 0.5
             if not torch.equal(mean, out[name].to(mean.dtype)):
-                raise ValueError(
-                    f"boolean entry {name!r} differs between clients; only equal ones can be averaged"
-                )
+                raise ValueError(f"boolean entry {name!r} differs between clients; only equal ones can be averaged")
         elif dtype.is_floating_point:
             out[name] = mean.to(dtype)
         else:

@@ -41,11 +41,25 @@ class Forwarding(LightningModule):
         with lend(modules, self.desk_of(name)):
             return [hook(*args, **kwargs) for hook in found]
 
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        self.forward_hook("on_validation_model_eval")
+
+    def on_test_model_eval(self) -> None:
+        super().on_test_model_eval()
+        self.forward_hook("on_test_model_eval")
+
+    def on_predict_model_eval(self) -> None:
+        super().on_predict_model_eval()
+        self.forward_hook("on_predict_model_eval")
+
     on_fit_end = forwards("on_fit_end")
     on_train_end = forwards("on_train_end")
+    on_validation_end = forwards("on_validation_end")
     on_validation_epoch_start = forwards("on_validation_epoch_start")
     on_validation_batch_start = forwards("on_validation_batch_start")
     on_validation_batch_end = forwards("on_validation_batch_end")
+    on_test_end = forwards("on_test_end")
     on_test_epoch_start = forwards("on_test_epoch_start")
     on_test_batch_start = forwards("on_test_batch_start")
     on_test_batch_end = forwards("on_test_batch_end")

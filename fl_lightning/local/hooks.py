@@ -13,9 +13,9 @@ FORWARDED = frozenset({
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
     "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval",
-    "on_validation_model_train", "on_validation_model_zero_grad", "on_test_start", "on_test_end",
+    "on_test_start", "on_test_end",
     "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_test_model_eval",
-    "on_test_model_train", "on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end",
+    "on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end",
     "on_predict_batch_start", "on_predict_batch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_save_checkpoint",
     "on_load_checkpoint",
@@ -28,6 +28,9 @@ INSTEAD = {
     "predict_dataloader": "give the data to FederatedDataModule",
     "prepare_data": "put it in the data module",
     "configure_sharded_model": "use configure_model",
+    "on_validation_model_train": "modes are restored after evaluation; set others in on_train_epoch_start",
+    "on_test_model_train": "modes are restored after evaluation; set others in on_train_epoch_start",
+    "on_validation_model_zero_grad": "gradients are None whenever the global model is evaluated",
 }
 
 
@@ -48,9 +51,7 @@ def refuse_unforwarded(module: LightningModule) -> None:
     Raises:
         TypeError: naming the hook and what to do instead.
     """
-    known = {
-        name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"
-    }
+    known = {name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"}
     for name in sorted(known - FORWARDED):
         if overridden(module, name):
             raise TypeError(

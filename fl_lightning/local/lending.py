@@ -69,12 +69,10 @@ class LogBook:
         rows = self._rows[name][first:]
         values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
         sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
-        value = {
-            "mean": lambda: (values @ sizes) / sizes.sum(),
-            "sum": lambda: values.sum(),
-            "max": lambda: values.max(),
-            "min": lambda: values.min(),
-        }[kind]()
+        if kind == "mean":
+            value = (values @ sizes) / sizes.sum()
+        else:
+            value = values.sum() if kind == "sum" else values.max() if kind == "max" else values.min()
         self._rows[name][first:] = [(value, float(sum(size for _, size in rows)))]
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
@@ -107,6 +105,12 @@ class LogBook:
             for metric in self.metrics.values():
                 metric.reset()
             self.metrics.clear()
+
+
+def finite_rows(book: Rows) -> Rows:
+    """What was logged without NaN and infinities: those of clients that are skipped."""
+    finite = {name: (kind, [row for row in pairs if math.isfinite(row[0])]) for name, (kind, pairs) in book.items()}
+    return {name: (kind, pairs) for name, (kind, pairs) in finite.items() if pairs}
 
 
 def reduced(books: Sequence[Rows]) -> dict[str, float]:
@@ -175,9 +179,7 @@ class Desk:
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
-            self.log(
-                name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs}
-            )
+            self.log(name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs})
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         chosen: list[Any] = list(self.optimizers_now)

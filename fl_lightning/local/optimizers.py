@@ -39,9 +39,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
             return items, []
         if all(isinstance(item, Mapping) for item in items):
             pairs = [parse_optimizers(item, owner) for item in items]
-            return [o for optimizers, _ in pairs for o in optimizers], [
-                s for _, found in pairs for s in found
-            ]
+            return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
         if len(items) == 2 and isinstance(items[0], Sequence):
             schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
             return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]
@@ -58,9 +56,7 @@ def _scheduler(value: Any) -> LocalScheduler:
     return LocalScheduler(value)
 
 
-def scale_lr(
-    optimizers: list[Optimizer], schedulers: list[LocalScheduler], factor: float, lr: float | None
-) -> None:
+def scale_lr(optimizers: list[Optimizer], schedulers: list[LocalScheduler], factor: float, lr: float | None) -> None:
     """Multiply every learning rate by `factor` (lr_decay^t); `lr` replaces it before that (a phase's own)."""
     if factor == 1.0 and lr is None:
         return
@@ -139,9 +135,7 @@ class LocalOptimizers:
         scaler: gradient scaler, or None.
     """
 
-    def __init__(
-        self, configured: Any, owner: str, slope: Callable[[float], float] | None, scaler: Any | None
-    ) -> None:
+    def __init__(self, configured: Any, owner: str, slope: Callable[[float], float] | None, scaler: Any | None) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
         self.settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self.exposure = Exposure(self.raw, slope)
@@ -199,11 +193,7 @@ class LocalOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         if self.scaler is None:
-            return (
-                self.optimizer.step(closure, **kwargs)
-                if closure is not None
-                else self.optimizer.step(**kwargs)
-            )
+            return self.optimizer.step(closure, **kwargs) if closure is not None else self.optimizer.step(**kwargs)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -29,7 +29,10 @@ from fl_lightning.types import Batch, Phase
 class Settings(Protocol):
     """The loop's settings of local training."""
 
-    seed: int
+    @property
+    def seed(self) -> int:
+        """Keys every draw of the run."""
+
     lr_decay: float
     accumulate_grad_batches: int
     clip_norm: float | None
@@ -64,8 +67,8 @@ class LocalTrainer:
         self._reused: LocalOptimizers | None = None
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         inner = self.modules[-1]
-        self._step = inner.optimizer_step if overridden(inner, "optimizer_step") else None
-        self._clip = (
+        self._step: Callable[..., Any] | None = inner.optimizer_step if overridden(inner, "optimizer_step") else None
+        self._clip: Callable[..., Any] | None = (
             inner.configure_gradient_clipping if overridden(inner, "configure_gradient_clipping") else None
         )
         self._zero = inner.optimizer_zero_grad if overridden(inner, "optimizer_zero_grad") else None
@@ -129,15 +132,11 @@ class LocalTrainer:
         scale_lr(optimizers.raw, optimizers.schedulers, self.settings.lr_decay**data.round_idx, phase.lr)
         context = client.context
         steps, exposure = context.num_steps, context.exposure
-        context.exposure += (
-            optimizers.exposure.value
-        )  # NaN where it is not defined, whatever the number of steps
+        context.exposure += optimizers.exposure.value  # NaN where it is not defined, whatever the number of steps
         desk.optimizers_now = optimizers.wrapped
         desk.schedulers_now = [entry.scheduler for entry in optimizers.schedulers]
         batch_size = data.batch_size(phase.split, phase.batch_size)
-        batches = data.num_batches(phase.split, batch_size) - self._single_sample(
-            data, phase.split, batch_size
-        )
+        batches = data.num_batches(phase.split, batch_size) - self._single_sample(data, phase.split, batch_size)
         for epoch in range(epochs):
             if self._finished():
                 break
@@ -189,7 +188,7 @@ class LocalTrainer:
             elif self._step is not None:
                 self._step(data_epoch(client), index, optimizer, closure)
                 output = None
-            elif needs_closure(type(optimizer.optimizer)):
+            elif needs_closure(optimizer.optimizer):
                 output = optimizer.step(closure)
             else:
                 output = closure()
@@ -248,9 +247,7 @@ class LocalTrainer:
                 module.eval()
             return 0
         if batch_size == 1:
-            raise ValueError(
-                "batch_size must be at least 2 for a net with BatchNorm, got 1; raise data.batch_size"
-            )
+            raise ValueError("batch_size must be at least 2 for a net with BatchNorm, got 1; raise data.batch_size")
         return int(n % batch_size == 1)
 
     @contextmanager
@@ -287,8 +284,12 @@ def data_epoch(client: ClientModule) -> int:
     return client.trainer.current_epoch
 
 
-@cache
-def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
-    closure = signature(kind.step).parameters.get("closure")
+    return _takes_closure(type(optimizer).step)
+
+
+@cache
+def _takes_closure(step: Callable[..., Any]) -> bool:
+    closure = signature(step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty

@@ -5,6 +5,8 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from fl_lightning.strategy import ClientParallelStrategy
+
 
 def check_trainer(trainer: Trainer) -> None:
     """Refuse what cannot be had.
@@ -12,7 +14,14 @@ def check_trainer(trainer: Trainer) -> None:
     Raises:
         ValueError: naming the setting, its value and what to set instead.
     """
+    overfit = getattr(trainer, "overfit_batches", 0)
+    processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
     rules: list[tuple[bool, str]] = [
+        (
+            processes > 1 and not isinstance(strategy, ClientParallelStrategy),
+            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel for {processes} "
+            f"devices, got {type(strategy).__name__}; set trainer.strategy=client_parallel or trainer.devices=1",
+        ),
         (
             trainer.gradient_clip_val is not None,
             f"the clients' gradients are clipped by model.clip_norm, not by trainer.gradient_clip_val="
@@ -34,8 +43,8 @@ def check_trainer(trainer: Trainer) -> None:
             f"{trainer.val_check_interval}; use trainer.check_val_every_n_epoch to evaluate less often",
         ),
         (
-            bool(trainer.overfit_batches),
-            f"trainer.overfit_batches={trainer.overfit_batches} has no meaning in a federation; use a source with "
+            bool(overfit),
+            f"trainer.overfit_batches={overfit} has no meaning in a federation; use a source with "
             f"fewer samples, or model.max_local_steps",
         ),
         (

@@ -53,6 +53,5 @@ class ServerOptimizer:
         if new is None or self.copies:
             return start if new is None else new
         return {
-            name: self.params[name].to(value.dtype) if name in self.params else value
-            for name, value in new.items()
+            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
         }

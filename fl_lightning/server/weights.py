@@ -32,16 +32,21 @@ class GlobalWeights:
         modules = dict(client.named_modules())
         self.entries: dict[str, tuple[nn.Module, str]] = {}
         self.personal: list[str] = []
-        for name, value in client.state_dict(keep_vars=True).items():
-            if not isinstance(value, Tensor):
-                continue
-            path, _, attribute = name.rpartition(".")
-            owner = modules[path]
-            self.entries[name] = (owner, attribute)
-            if client.is_personal(name, owner) or any(fnmatchcase(name, pattern) for pattern in personal):
-                self.personal.append(name)
+        self.tied: dict[str, str] = {}
+        """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
+        state = {n: v for n, v in client.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+        first: dict[int, str] = {}
+        for alias, value in state.items():
+            name = first.setdefault(id(value), alias)
+            owner, attribute = modules[alias.rpartition(".")[0]], alias.rpartition(".")[2]
+            if name == alias:
+                self.entries[name] = (owner, attribute)
+            else:
+                self.tied[alias] = name
+            if client.is_personal(alias, owner) or any(fnmatchcase(alias, pattern) for pattern in personal):
+                self.personal += [] if name in self.personal else [name]
         for pattern in personal:
-            if not any(fnmatchcase(name, pattern) for name in self.entries):
+            if not any(fnmatchcase(name, pattern) for name in state):
                 raise ValueError(
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
@@ -68,6 +73,11 @@ class GlobalWeights:
             offsets[tensor.dtype] = start + size
         return out
 
+    def saved(self, state: State) -> State:
+        """`state` by the names that it has in the loop's state dict."""
+        again = {alias: state[name] for alias, name in self.tied.items() if name in state}
+        return {f"client.{name}": value for name, value in {**state, **again}.items()}
+
     @torch.no_grad()
     def load(self, state: State) -> None:
         """Copy `state` into the module.
@@ -92,11 +102,18 @@ class Server:
     ) -> None:
         self.module: nn.Module = weights.client
         self.trainable = tuple(name for name in weights.trainable if name not in set(weights.personal))
-        self.num_clients = 0 if data is None else data.num_clients
         self.round_idx = 0
         self.store = store
         self._all, self._data, self._seed = weights, data, seed
         self._now: State | None = None
+
+    def attach(self, data: "FederatedDataModule") -> None:
+        """Take the data module of another fit."""
+        self._data = data
+
+    @property
+    def num_clients(self) -> int:
+        return 0 if self._data is None else self._data.num_clients
 
     @property
     def weights(self) -> State:

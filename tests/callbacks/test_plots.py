@@ -83,9 +83,7 @@ def test_drawing_during_fit_is_rare(tmp_path, calls, monkeypatch):
     assert often > 1
     monkeypatch.setattr(module, "save", lambda figure, path: time.sleep(0.05))
     trainer([RunPlots(every=0)], tmp_path, rounds=4).fit(loop(), datamodule=data())
-    assert (
-        len(calls["plot_accuracy"]) - often == 2
-    )  # one during, one at the end: 0.1 s allow the next after 5 s
+    assert len(calls["plot_accuracy"]) - often == 2  # one during, one at the end: 0.1 s allow the next after 5 s
 
 
 def test_pictures_of_an_interrupted_run(tmp_path):
@@ -152,9 +150,7 @@ def test_every_is_checked():
 @pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (2, 3), (10, 10), (100, 45)])
 def test_partition_holds_every_count(num_clients, num_classes):
     draw = np.random.default_rng(0)
-    counts = draw.integers(0, 50, (num_clients, num_classes)) * (
-        draw.random((num_clients, num_classes)) < 0.5
-    )
+    counts = draw.integers(0, 50, (num_clients, num_classes)) * (draw.random((num_clients, num_classes)) < 0.5)
     figure = plot_partition(counts, [str(c) for c in range(num_classes)])
     axes, above, beside, _ = figure.axes
     assert np.array_equal(axes.images[0].get_array().filled(0), counts.T)
@@ -169,9 +165,7 @@ def test_partition_holds_every_count(num_clients, num_classes):
 
 def test_accuracy_holds_the_curves():
     nan = float("nan")
-    figure = plot_accuracy(
-        [0, 1, 2], {"a": [0.1, nan, 0.3], "b": [0.5, 0.6]}, {"a": [2.0, 1.0, 0.5]}, "Title"
-    )
+    figure = plot_accuracy([0, 1, 2], {"a": [0.1, nan, 0.3], "b": [0.5, 0.6]}, {"a": [2.0, 1.0, 0.5]}, "Title")
     left, right = figure.axes
     assert [line.get_xydata().tolist() for line in left.lines] == [[[0, 10], [2, 30]], [[0, 50], [1, 60]]]
     assert right.lines[0].get_ydata().tolist() == [2.0, 1.0, 0.5]

@@ -55,9 +55,7 @@ def loop(**settings: Any) -> FederatedLoop:
     return FederatedLoop(client=FedAvg(optimizer=partial(SGD, lr=0.1)), seed=0, **settings)
 
 
-def trainer(
-    callbacks: list[pl.Callback], folder: Path | None = None, rounds: int = 3, **settings: Any
-) -> pl.Trainer:
+def trainer(callbacks: list[pl.Callback], folder: Path | None = None, rounds: int = 3, **settings: Any) -> pl.Trainer:
     """A quiet Trainer that logs to `folder` and keeps its last checkpoint there."""
     bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
     if folder is not None:

@@ -56,9 +56,7 @@ def test_dirichlet_without_min_samples_allows_empty_clients():
 
 
 def test_dirichlet_says_what_it_reached_and_what_to_change():
-    with pytest.raises(
-        ValueError, match=r"min_samples=12 \(alpha=0.01, num_clients=50, 600 samples\)"
-    ) as info:
+    with pytest.raises(ValueError, match=r"min_samples=12 \(alpha=0.01, num_clients=50, 600 samples\)") as info:
         DirichletPartition(0.01, min_samples=12)(LABELS, 600, 50, 10, rng())
     assert "the smallest share reached was 0: lower min_samples (0 allows empty clients)" in str(info.value)
 

@@ -74,9 +74,7 @@ def first_batch(split, n, generator=None):
     return next(iter(split.batches([torch.arange(n)], generator)))
 
 
-@pytest.mark.parametrize(
-    ("source_class", "dataset"), [(MNIST, datasets.MNIST), (FashionMNIST, datasets.FashionMNIST)]
-)
+@pytest.mark.parametrize(("source_class", "dataset"), [(MNIST, datasets.MNIST), (FashionMNIST, datasets.FashionMNIST)])
 def test_idx_files(mnist, source_class, dataset):
     source = source_class(str(mnist))
     source.prepare()
@@ -175,9 +173,7 @@ def test_one_missing_file_is_named(cifar):
         CIFAR10(str(cifar)).load()
 
 
-@pytest.mark.parametrize(
-    "name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"]
-)
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"])
 def test_truncated_idx_file_is_named(mnist, name):
     path = mnist / "MNIST" / "raw" / name
     path.write_bytes(path.read_bytes()[:-1])

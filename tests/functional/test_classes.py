@@ -56,9 +56,7 @@ def test_class_split_edges():
 
 
 def test_in_and_out_local_are_distributions():
-    counts = (
-        torch.randint(0, 9, (20, 6), generator=torch.Generator().manual_seed(1)) + torch.eye(20, 6).long()
-    )
+    counts = torch.randint(0, 9, (20, 6), generator=torch.Generator().manual_seed(1)) + torch.eye(20, 6).long()
     p, out = in_local(counts), out_local(counts)
     torch.testing.assert_close(p.sum(-1), torch.ones(20, dtype=torch.float64))
     torch.testing.assert_close(out.sum(-1), torch.ones(20, dtype=torch.float64))

@@ -96,9 +96,7 @@ def test_kl_refuses_a_temperature_that_is_not_positive(temperature):
 def test_losses_run_under_vmap_with_gradients():
     local = torch.stack([logits(s) for s in range(3)])
     teacher, target = logits(9), torch.tensor([0, 1, 2, 3, 4, 0])
-    exclude = torch.stack(
-        [logits(s) > s - 1 for s in (20, 21, 22)]
-    )  # the last rows lose most classes, or all
+    exclude = torch.stack([logits(s) > s - 1 for s in (20, 21, 22)])  # the last rows lose most classes, or all
 
     def loss(z, mask):
         near = proximal({"z": z}, {"z": teacher})

@@ -90,9 +90,7 @@ def test_dirichlet_handles_absent_classes_and_unordered_labels():
 
 def test_dirichlet_draws_are_bounded_and_the_error_names_the_settings(monkeypatch):
     monkeypatch.setattr(P, "MAX_DRAWS", 20)
-    with pytest.raises(
-        ValueError, match=r"min_samples=9 \(alpha=0.01, num_clients=20, 200 samples\), the smal"
-    ):
+    with pytest.raises(ValueError, match=r"min_samples=9 \(alpha=0.01, num_clients=20, 200 samples\), the smal"):
         P.dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
 
 
@@ -117,11 +115,7 @@ def test_shards_cut_classes_equally_in_file_order(shards_per_client):
     dealt = P.shards(labels, 10, 5, shards_per_client, rng())
     assert_deals(dealt.indices, 215)
     per_class = shards_per_client * 2
-    cut = {
-        tuple(shard.tolist())
-        for c in range(5)
-        for shard in np.array_split(np.flatnonzero(labels == c), per_class)
-    }
+    cut = {tuple(shard.tolist()) for c in range(5) for shard in np.array_split(np.flatnonzero(labels == c), per_class)}
     assert np.bincount(dealt.classes.ravel()).tolist() == [per_class] * 5
     for part, classes in zip(dealt.indices, dealt.classes, strict=True):
         assert set(labels[part]) == set(classes)

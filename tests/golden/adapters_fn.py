@@ -57,9 +57,7 @@ def fedntd_total(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs)
 
 def split_classes(inputs: Inputs) -> dict[str, Any]:
     split = class_split(torch.tensor(inputs["counts"]), inputs["gamma"])
-    return {
-        name: getattr(split, name).nonzero().flatten() for name in ("missing", "non_dominant", "dominant")
-    }
+    return {name: getattr(split, name).nonzero().flatten() for name in ("missing", "non_dominant", "dominant")}
 
 
 def bwt_forgetting(inputs: Inputs) -> dict[str, Any]:

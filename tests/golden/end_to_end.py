@@ -28,9 +28,7 @@ Inputs = dict[str, Any]
 class GoldenNet(Backbone):
     """The net of a `kind: net` problem; its parameters come in the order of the problem's flat vectors."""
 
-    def __init__(
-        self, num_classes: int, input_shape: tuple[int, ...], layers: list[list[Any]], init: Tensor
-    ) -> None:
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...], layers: list[list[Any]], init: Tensor) -> None:
         super().__init__()
         make = {"linear": nn.Linear, "bn": nn.BatchNorm1d, "relu": nn.ReLU}
         *body, head = [make[kind](*sizes) for kind, *sizes in layers]
@@ -78,9 +76,7 @@ def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD
     if kind == "quadratic":
         rows = zip(problem["A"], problem["b"], problem["n"], strict=True)
         data = [(np.repeat(A[None], n, 0), np.repeat(b[None], n, 0)) for A, b, n in rows]
-        return Problem(
-            {"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, named=True
-        )
+        return Problem({"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, named=True)
     data = [(client["X"], client["y"]) for client in problem["clients"]]
     if kind == "softmax":
         init = np.concatenate([problem["init"][name].ravel() for name in ("weight", "bias")])
@@ -115,18 +111,12 @@ def data_module(problem: Problem, cfg: dict[str, Any]) -> FederatedDataModule:
 class Recorder(pl.Callback):
     """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights."""
 
-    optimizers: list[SGD] = field(default_factory=list)
     updates: list[dict[int, ClientUpdate]] = field(default_factory=list)
     lrs: list[set[float]] = field(default_factory=list)
     down: list[Counter[int]] = field(default_factory=list)
     up: list[Counter[int]] = field(default_factory=list)
     servers: list[State] = field(default_factory=list)
     velocities: list[list[Tensor | None]] = field(default_factory=list)
-
-    def optimizer(self, params: Iterable[Any], **settings: Any) -> SGD:
-        """The local optimizer's factory; keeps the last one, whose lr is read at the client's end."""
-        self.optimizers = [SGD(params, **settings)]
-        return self.optimizers[0]
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         self.updates.append({})
@@ -154,14 +144,12 @@ class Recorder(pl.Callback):
         self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups}
+            self.lrs[-1] |= {group["lr"] for optimizer in loop.desk.optimizers_now for group in optimizer.param_groups}
 
     def on_train_batch_end(self, trainer: pl.Trainer, loop: FederatedLoop, *_: Any) -> None:
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
-        self.servers.append(
-            {name: value.detach().clone() for name, value in loop.client.state_dict().items()}
-        )
+        self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
@@ -219,7 +207,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 def run(client: Callable[..., ClientModule], inputs: Inputs, **loop: Any) -> Run:
     """Train through the product; `client` is called with the problem's net and optimizer, or its module."""
     cfg, recorder = inputs["cfg"], Recorder()
-    optimizer = partial(recorder.optimizer, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
+    optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], optimizer)
     module = client(**problem.client)
     fitted = FederatedLoop(

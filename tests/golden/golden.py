@@ -86,8 +86,7 @@ def differences(actual: Any, expected: Any, rtol: float, atol: float, where: str
         if not isinstance(actual, dict):
             return [f"{where}: expected a dict with {list(expected)}, got {type(actual).__name__}"]
         missing = [
-            f"{where}.{key}: missing from the result, which has {list(actual)}"
-            for key in expected.keys() - actual
+            f"{where}.{key}: missing from the result, which has {list(actual)}" for key in expected.keys() - actual
         ]
         return missing + [
             line
@@ -116,11 +115,7 @@ def _numeric(values: list[Any]) -> bool:
 
 def _plain(value: Any) -> Any:
     """A 0-d tensor or array as a Python value; all else unchanged."""
-    return (
-        value.item()
-        if isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0
-        else value
-    )
+    return value.item() if isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0 else value
 
 
 def _undefined(value: Any) -> bool:

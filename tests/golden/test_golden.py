@@ -20,9 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for folder in folders:
         files = sorted(folder.glob("*.json"))
         if not files:
-            raise pytest.UsageError(
-                f"--golden-dir must name a folder with golden files (*.json), got {folder}"
-            )
+            raise pytest.UsageError(f"--golden-dir must name a folder with golden files (*.json), got {folder}")
         for file in files:
             label = file.stem if folder == HERE else f"{folder.name}/{file.stem}"
             for case in load(file):

@@ -54,9 +54,7 @@ def test_nets_stack_under_vmap(net_class, shape):
     nets = [net_class(3, shape) for _ in range(2)]
     params, buffers = torch.func.stack_module_state(nets)
     x = torch.randn(2, 4, *shape)
-    stacked = torch.func.vmap(lambda p, b, z: torch.func.functional_call(nets[0], (p, b), (z,)))(
-        params, buffers, x
-    )
+    stacked = torch.func.vmap(lambda p, b, z: torch.func.functional_call(nets[0], (p, b), (z,)))(params, buffers, x)
     for net, z, logits in zip(nets, x, stacked, strict=True):
         torch.testing.assert_close(logits, net(z), rtol=1e-4, atol=1e-5)
 
