@@ -154,6 +154,11 @@ class FederatedLoop(Forwarding):
                 f"a FederatedLoop needs datamodule=FederatedDataModule(...), got {type(data).__name__}; wrap your data "
                 f"in one"
             )
+        for name in sorted(self.client.needs - {"logits"}):
+            try:
+                data.split(name)
+            except ValueError as error:
+                raise ValueError(f"{type(self.client).__name__} needs the split {name!r}: {error}") from None
         data.seed_of_batches = self.seed
         self.client.forward_context = self._forward_context()
         if self.weights is not None:

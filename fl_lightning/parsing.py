@@ -180,7 +180,8 @@ def subclasses(base: type) -> set[str]:
     found: list[tuple[str, Any]] = [pair for module in modules for pair in vars(module).items()]
     ours = {
         name
-        for name, kind in found
+        for name, kind in found  # Any: a module holds anything
         if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind) and name[0] != "_"
     }
-    return ours or {kind.__name__ for kind in base.__subclasses__() if kind.__module__.startswith("torch.optim.")}
+    torchs: list[type] = base.__subclasses__()
+    return ours or {kind.__name__ for kind in torchs if kind.__module__.startswith("torch.optim.")}

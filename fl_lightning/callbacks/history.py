@@ -42,7 +42,8 @@ class History:
 
     def drop(self, first_round: int) -> None:
         """Forget the rows of `first_round` and of all later rounds."""
-        self.rounds = [round_idx for round_idx in self.rounds if round_idx < first_round]
+        while self.rounds and self.rounds[-1] >= first_round:
+            self.rounds.pop()
 
     def state_dict(self) -> dict[str, Any]:
         return {"names": list(self.names), "rounds": list(self.rounds), "table": self.table.clone()}

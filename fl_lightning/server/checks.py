@@ -19,8 +19,8 @@ def check_trainer(trainer: Trainer) -> None:
     rules: list[tuple[bool, str]] = [
         (
             processes > 1 and not isinstance(strategy, ClientParallelStrategy),
-            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel for {processes} "
-            f"devices, got {type(strategy).__name__}; set trainer.strategy=client_parallel or trainer.devices=1",
+            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
+            f"{type(strategy).__name__} with {processes} devices; set that strategy or trainer.devices=1",
         ),
         (
             trainer.gradient_clip_val is not None,

@@ -135,9 +135,6 @@ class Recorder(pl.Callback):
 
         aggregator.broadcast = broadcast
 
-    def on_client_start(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int) -> None:
-        self.optimizers.clear()
-
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         weights = {name: value.detach().clone() for name, value in update.weights.items()}
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
