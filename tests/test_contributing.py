@@ -111,7 +111,7 @@ def test_commands_of_the_readme_are_understood(command, capsys, monkeypatch):
     assert not stop.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/decisions.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_files_that_the_documents_name_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
