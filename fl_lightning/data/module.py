@@ -9,6 +9,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches
+from fl_lightning.data.held_back import SERVER_ONLY, SETTINGS, check_size, hold_back, one_per_class
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
@@ -32,6 +33,17 @@ class FederatedDataModule(LightningDataModule):
         sampling_seed: of the cohorts; None: `seed`.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
+        proxy_size: training samples that the server holds for methods that estimate something on data of its own
+            (FedCL): their number, or below 1 their share.
+        proxy_overlap: whether the clients keep the proxy's samples too.
+        transfer_size: training samples that everyone holds, labelled (KnFu, FedMD): their number, or below 1 their
+            share. No client has them among its own.
+        shared_per_class: training samples of each class that everyone holds (FedKA); drawn only where a method needs
+            the `shared` set, and their owners keep them.
+        sets: sources whose training split is the set of that name (`proxy`, `transfer`, `shared`, or a name of one's
+            own) in place of samples taken from the training split.
+        client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
+            same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
         eval_batch_size: samples per batch in evaluation.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
@@ -52,6 +64,12 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
         sampling_seed: int | None = None,
         val_fraction: float = 0.0,
+        proxy_size: float = 0,
+        proxy_overlap: bool = False,
+        transfer_size: float = 0,
+        shared_per_class: int = 1,
+        sets: dict[str, Source] | None = None,
+        client_test_size: int | None = None,
         eval_batch_size: int = 1000,
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
@@ -65,8 +83,21 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"batch_size must be at least 1 or 'full', got {batch_size}")
         if not 0 <= val_fraction < 1:
             raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
-        if eval_batch_size < 1:
-            raise ValueError(f"eval_batch_size must be at least 1, got {eval_batch_size}")
+        check_size("proxy_size", proxy_size)
+        check_size("transfer_size", transfer_size)
+        for name, low, value in (
+            ("eval_batch_size", 1, eval_batch_size),
+            ("client_test_size", 1, client_test_size),
+            ("shared_per_class", 0, shared_per_class),
+        ):
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be at least {low}, got {value}")
+        for name in sets or {}:
+            if name in ("train", "test", "val"):
+                raise ValueError(f"data.sets cannot replace the {name} split; give it by data.source")
+        for name, size in (("proxy", proxy_size), ("transfer", transfer_size)):
+            if size and name in (sets or {}):
+                raise ValueError(f"data.{name}_size and data.sets.{name} both give the {name} set; leave one unset")
         for cohort in schedule or []:
             check_cohort(cohort, num_clients)
         self.source, self.partition = source, partition or IIDPartition()
@@ -75,15 +106,20 @@ class FederatedDataModule(LightningDataModule):
         self.shuffle, self.schedule = shuffle, schedule
         self.seed, self.sampling_seed = seed, seed if sampling_seed is None else sampling_seed
         self.val_fraction, self.eval_batch_size = val_fraction, eval_batch_size
+        self.proxy_size, self.proxy_overlap, self.transfer_size = proxy_size, proxy_overlap, transfer_size
+        self.shared_per_class, self.sets = shared_per_class, dict(sets or {})
+        self.client_test_size = client_test_size
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.seed_of_batches = 0
         """Keys batch order and augmentation; the loop sets it to its own seed."""
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
         self._counts: Tensor | None = None
+        self._pool = np.arange(0)
 
     def prepare_data(self) -> None:
-        self.source.prepare()
+        for source in (self.source, *self.sets.values()):
+            source.prepare()
 
     def setup(self, stage: str | None = None) -> None:
         """Load the source and divide it (idempotent).
@@ -99,6 +135,13 @@ class FederatedDataModule(LightningDataModule):
                 if own is not None and found is not None and own != found:
                     raise ValueError(f"data.{name} must be that of the source ({found}), got {own}; leave it unset")
                 setattr(self, name, found if own is None else own)
+            for name, source in self.sets.items():
+                self._splits[name] = source.load()[0]
+                if (shape := self._splits[name].input_shape) != train.input_shape:
+                    raise ValueError(
+                        f"samples of data.sets.{name} must have the shape of data.source's ({train.input_shape}), got "
+                        f"{shape}"
+                    )
         if stage in ("fit", None):
             self.client_indices("train", 0)
 
@@ -110,41 +153,71 @@ class FederatedDataModule(LightningDataModule):
     # --- splits and clients --------------------------------------------------------------------------------------
 
     def split(self, name: str) -> Split:
-        """The samples that a split's indices point into: `train`, `val` (held back by the server) or `test`."""
-        if name == "val" and self.val_fraction:
-            self.client_indices("train", 0)
+        """The samples that a split's indices point into.
+
+        `train`, `test`; held by the server: `val`, `proxy`; by everyone: `transfer`, `shared`; and those of `sets`.
+
+        Raises:
+            ValueError: naming the setting that would give the split.
+        """
         if name not in self._splits:
-            raise ValueError(f"the data have no split {name!r}, only {sorted(self._splits)}")
+            self.client_indices("train", 0)  # deals the training samples, and first takes out what is held back
+            if name == "shared":
+                self._splits["shared"] = self._draw_shared()
+        if name not in self._splits:
+            raise ValueError(
+                f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set "
+                f"{SETTINGS.get(name, f'data.sets.{name} (a source)')}"
+            )
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """The client's samples, as int64 indices into the split."""
+        """The client's samples, as int64 indices into the split; of a set that everyone holds, all of them.
+
+        Raises:
+            ValueError: for a split that no client sees.
+        """
         if split not in self._clients:
             if split == "train":
                 self._clients["train"] = self._divide()
             elif split == "test":
                 self._clients["test"] = self._divide_test()
+            elif split in SERVER_ONLY:
+                raise ValueError(
+                    f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})"
+                )
             else:
-                raise ValueError(f"clients have no split {split!r}, only train and test")
+                self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
         return self._clients[split][client_id]
 
     def _divide(self) -> list[Tensor]:
+        """Take out what is held back, then deal the rest to the clients."""
         train = self._splits["train"]
-        pool = np.arange(len(train))
-        if self.val_fraction:
-            order = keyed_numpy(self.seed, "validation split").permutation(pool)
-            held = round(self.val_fraction * len(pool))
-            self._splits["val"] = train.subset(torch.from_numpy(np.sort(order[:held])))
-            pool = np.sort(order[held:])
+        sizes = {"val": self.val_fraction, "transfer": self.transfer_size, "proxy": self.proxy_size}
+        held = hold_back(len(train), sizes, self.proxy_overlap, self.seed)
+        pool = held.pop("clients")
+        self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         labels = None if train.labels is None else train.labels.numpy()[pool]
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition(labels, len(pool), self.num_clients, self.num_classes, generator)
+        self._pool = pool
         return [torch.from_numpy(pool[part]) for part in parts]
+
+    def _draw_shared(self) -> Split:
+        """The one-per-class set, from the clients' samples."""
+        train = self._splits["train"]
+        if train.labels is None or self.num_classes is None:
+            raise ValueError("the shared set needs samples with classes, and these have none; set data.sets.shared")
+        if not self.shared_per_class:
+            raise ValueError(f"the data have no split 'shared'; set {SETTINGS['shared']}")
+        labels = train.labels.numpy()
+        drawn = one_per_class(labels, self._pool, self.shared_per_class, self.num_classes, self.seed)
+        return train.subset(torch.from_numpy(drawn))
 
     def _divide_test(self) -> list[Tensor]:
         """Each client's test samples: n_test // N drawn by its own class proportions (overlapping between clients)."""
         test = self._splits["test"]
-        size = max(1, len(test) // self.num_clients)
+        size = self.client_test_size or max(1, len(test) // self.num_clients)
         out = []
         for client_id in range(self.num_clients):
             generator = keyed_numpy(self.seed, "client test", client_id=client_id)

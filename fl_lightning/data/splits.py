@@ -33,6 +33,10 @@ class Split(ABC):
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         """One batch for each index tensor (B,) int64; `generator` None: without augmentation."""
 
+    def all(self) -> Batch:
+        """The whole split as one batch, without augmentation."""
+        return next(iter(self.batches([torch.arange(len(self))], None)))
+
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
         """The samples at `indices` (k,) int64 as a split of their own."""

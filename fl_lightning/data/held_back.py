@@ -1,0 +1,99 @@
+"""Samples that are no client's alone: server validation, proxy data, transfer set, one-per-class set."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.functional.keyed import keyed_numpy
+
+Array = np.ndarray[Any, Any]
+
+SETTINGS = {
+    "val": "data.val_fraction (0.1: a tenth of the training samples)",
+    "proxy": "data.proxy_size (0.01: one per cent of the training samples) or data.sets.proxy",
+    "transfer": "data.transfer_size (200: that many training samples) or data.sets.transfer",
+    "shared": "data.shared_per_class (1: one training sample of each class) or data.sets.shared",
+}
+"""What to set to have a split, for errors."""
+
+SERVER_ONLY = ("val", "proxy")
+"""Splits that no client sees."""
+
+
+def check_size(name: str, size: float) -> None:
+    """Refuse what is neither a number of samples nor a share of them.
+
+    Raises:
+        ValueError: below 0, not finite, or above 1 and not whole.
+
+    >>> check_size("proxy_size", 0.01)
+    """
+    if not 0 <= size < float("inf") or (size > 1 and size != int(size)):
+        raise ValueError(
+            f"{name} must be a whole number of samples, or below 1 a share of the training samples, got {size}; 0 has "
+            f"none"
+        )
+
+
+def hold_back(num_samples: int, sizes: Mapping[str, float], overlapping: bool, seed: int) -> dict[str, Array]:
+    """Draw the sets that are taken from the training samples, uniformly without replacement.
+
+    Each set has a generator of its own; they are drawn in the order val, transfer, proxy, so a set does not change
+    with the size of a later one.
+
+    Args:
+        num_samples: n of the training split.
+        sizes: of `val`, `transfer` and `proxy`: samples (≥ 1), or below 1 a share of n, at least one sample.
+        overlapping: whether the proxy's samples stay with the clients as well.
+        seed: of the data.
+
+    Returns:
+        Sorted indices of each set that has a size, and of `clients`, who get what is left.
+
+    Raises:
+        ValueError: if nothing would be left to the clients.
+
+    >>> held = hold_back(100, {"proxy": 0.01, "transfer": 20}, overlapping=False, seed=0)
+    >>> {name: len(indices) for name, indices in held.items()}
+    {'transfer': 20, 'proxy': 1, 'clients': 79}
+    """
+    left, held = np.arange(num_samples), {}
+    for name, purpose in (("val", "validation split"), ("transfer", "transfer set"), ("proxy", "proxy set")):
+        size = sizes.get(name, 0)
+        if not size:
+            continue
+        count = int(size) if size >= 1 else max(1, round(size * num_samples))
+        stays = overlapping and name == "proxy"
+        if count > len(left) or (count == len(left) and not stays):
+            raise ValueError(
+                f"the {name} set must leave training samples to the clients, got {count} of the {len(left)} that were "
+                f"left; lower {SETTINGS[name].split()[0]}"
+            )
+        order = keyed_numpy(seed, purpose).permutation(left)
+        held[name] = np.sort(order[:count])
+        left = left if stays else np.sort(order[count:])
+    return {**held, "clients": left}
+
+
+def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, seed: int) -> Array:
+    """Draw the same number of samples of every class; they stay with their owners.
+
+    Args:
+        labels: class of each training sample, (n,).
+        pool: indices of the clients' samples.
+        per_class: samples of each class; of a class with fewer all are taken.
+        num_classes: C.
+        seed: of the data.
+
+    Returns:
+        Indices in order of the classes, at most per_class · C.
+
+    >>> labels = np.array([1, 0, 1, 0])
+    >>> labels[one_per_class(labels, np.arange(4), per_class=1, num_classes=3, seed=0)]
+    array([0, 1])
+    """
+    generator = keyed_numpy(seed, "shared set")
+    shuffled = generator.permutation(pool)
+    own = labels[shuffled]
+    return np.concatenate([shuffled[own == c][:per_class] for c in range(num_classes)]).astype(np.int64)
