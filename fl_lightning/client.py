@@ -3,12 +3,13 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -204,6 +205,10 @@ class ClientModule(LightningModule):
         """Gradient of the method's own terms on a scalar that has moved by `exposure` (FedProx: 1 − μ·exposure)."""
         return 1.0
 
+    def remedy(self) -> str:
+        """What to do about an update that is not finite; ends the error's sentence."""
+        return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
+
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         """What goes up besides the weights, after the exchange's training."""
         return {}
@@ -277,6 +282,34 @@ class ClientModule(LightningModule):
             teacher.load(self.net, self.context.weights_key, mode)  # type: ignore[arg-type]
         return teacher
 
+    def placed(self, batch: Batch) -> Batch:
+        """`batch` on the device of the parameters and in their type, for a method's own passes over data."""
+        like = next(self.parameters())
+
+        def place(x: Tensor) -> Tensor:
+            return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+
+        return apply_to_collection(batch, Tensor, place)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Eval mode, and nothing is logged: for a method's own passes over data."""
+        modes = [(module, module.training) for module in self.modules()]
+        modules, names = list(self.lightning_modules()), ("log", "log_dict")
+        lent = [{name: module.__dict__[name] for name in names if name in module.__dict__} for module in modules]
+        self.eval()
+        try:
+            for module in modules:
+                module.__dict__.update(dict.fromkeys(names, _ignore))
+            yield
+        finally:
+            for module, services in zip(modules, lent, strict=True):
+                for name in names:
+                    del module.__dict__[name]
+                module.__dict__.update(services)
+            for part, mode in modes:
+                part.training = mode
+
     def _enter(self) -> AbstractContextManager[Any]:
         return self.forward_context()
 
@@ -301,13 +334,20 @@ class ClientModule(LightningModule):
     def configure_optimizers(self) -> Any:
         if self.module is not None:
             return self.module.configure_optimizers()
-        return self.optimizer_factory(self.parameters())
+        optimizer = self.optimizer_factory(self.parameters())
+        if getattr(optimizer, "module", self) is None:  # SAM: leaves BatchNorm's statistics alone in its second pass
+            optimizer.module = self  # type: ignore[attr-defined]
+        return optimizer
 
     def lightning_modules(self) -> Iterator[LightningModule]:
         """This module and the LightningModule it wraps, whose hooks the loop forwards."""
         yield self
         if self.module is not None:
             yield self.module
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Stands for `log` where nothing is logged."""
 
 
 def check_module(module: object) -> None:

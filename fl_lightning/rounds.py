@@ -208,7 +208,7 @@ class RoundRunner:
         shares = broadcast.weights is not None and bool(weights.shared)
         own = weights.snapshot(weights.personal) if weights.personal else None
         records[client_id] = (context.memory, own)
-        return ClientUpdate(
+        update = ClientUpdate(
             client_id,
             local.size(),
             context.num_steps,
@@ -216,6 +216,8 @@ class RoundRunner:
             weights.live(weights.shared) if shares else None,
             extras,
         )
+        asked = self.aggregator.asks(update)
+        return replace(update, extras={**extras, **asked}) if asked else update
 
     def load(self, client_id: int, broadcast: Broadcast, records: Mapping[int, Record]) -> ClientContext:
         """Put a client into the module: the shared weights it was sent (else the global ones), its own entries."""
@@ -282,7 +284,7 @@ class RoundRunner:
         if broken and not self.skips:
             raise NonFiniteUpdateError(
                 f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
-                f"round {round_idx}; lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
+                f"round {round_idx}; {self.client.remedy()}"
             )
         for client_id in broken & result.records.keys():
             del result.records[client_id]

@@ -54,6 +54,13 @@ class Aggregator(nn.Module):
         """What goes down to one client; the default sends the global weights."""
         return self.sends(exchange)
 
+    def asks(self, update: ClientUpdate) -> Mapping[str, Any]:
+        """What a client adds to its reply for this aggregator, whatever its method (FedEXP's norm); runs on the client.
+
+        `update` is the client's own, weights live.
+        """
+        return {}
+
     def add(self, update: ClientUpdate) -> None:
         """Take one client's update; `update.weights` are live, so what is kept must be cloned."""
         if self.gathers:

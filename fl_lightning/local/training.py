@@ -120,6 +120,16 @@ class LocalTrainer:
                 f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
+        if self.client.automatic_optimization and any(needs_closure(optimizer) for optimizer in found.raw):
+            for refused, setting in (
+                (scaler is not None, "trainer.precision=bf16-mixed"),
+                (self.settings.accumulate_grad_batches > 1, "model.accumulate_grad_batches=1"),
+            ):
+                if refused:
+                    raise ValueError(
+                        f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                        f"and without a gradient scaler; set {setting}"
+                    )
         own = type(self.client).configure_optimizers is not ClientModule.configure_optimizers
         if found.reusable and self.client.module is None and phase.trains is None and not own:
             self._reused = found
