@@ -31,6 +31,31 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(_full(logits), target)
 
 
+def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
+    """Cross-entropy of logits + shift; a class whose shift is −inf is left out of the softmax.
+
+    With shift = log p, p the client's class prior, it is the balanced softmax. For training only: a target of a class
+    that is left out gives +inf.
+
+    Args:
+        logits: raw scores, (B, C).
+        target: class of each sample, (B,) int64 in 0 ... C-1.
+        shift: added to every row, (C,), below +inf.
+
+    Returns:
+        (), in nats; the gradient in a left-out logit is exactly 0; float32 or better.
+
+    Source:
+        Ren et al. 2020, arXiv:2007.10740, Eq. 4; FedED's L_cal and FedLC's margins are of this form.
+
+    >>> calibrated_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0.0, 0.0, -torch.inf]))
+    tensor(0.6931)
+    """
+    left_out = shift == -torch.inf
+    logits = _full(logits) + shift.masked_fill(left_out, 0.0)
+    return F.cross_entropy(logits.masked_fill(left_out, -torch.inf), target)
+
+
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:
     """τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes that are left in.
 

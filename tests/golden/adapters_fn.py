@@ -1,6 +1,7 @@
 """Adapters of the cases with `fn`: from a case's inputs to what `expected` is compared with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,18 @@ def bwt_forgetting(inputs: Inputs) -> dict[str, Any]:
     return {"value": forgetting(float64(inputs["A"]), inputs["exclude_final"])}
 
 
-def aggregated(states: list[dict[str, Tensor]], sizes: list[int], weighting: str) -> dict[str, Tensor] | None:
-    """One exchange of a plain `Aggregator`, as the loop drives it."""
-    aggregator = Aggregator()
+def aggregated(
+    states: list[dict[str, Tensor]], sizes: list[int], weighting: str, aggregator: Aggregator | None = None
+) -> dict[str, Tensor] | None:
+    """One exchange of an aggregator (None: the plain one), as the loop drives it."""
+    aggregator = aggregator or Aggregator()
     aggregator.weighting = weighting
     aggregator.setup()
     aggregator.begin_round(list(range(len(states))))
     aggregator.begin_exchange()
     for client_id, (state, n) in enumerate(zip(states, sizes, strict=True)):
-        aggregator.add(ClientUpdate(client_id, n, int(n > 0), 0.0, state))
+        update = ClientUpdate(client_id, n, int(n > 0), 0.0, state)
+        aggregator.add(replace(update, extras=aggregator.asks(update)))
     return aggregator.finish("train")
 
 
@@ -100,8 +104,6 @@ PENDING: dict[str, str] = {
     **dict.fromkeys(["anchor_plan", "anchor_pick", "ka_loss"], PAPERS),
     **dict.fromkeys(["importance", "cl_penalty", "extra_communication"], PAPERS),
     **dict.fromkeys(["knfu_fuse", "knfu_finetune"], PAPERS),
-    **dict.fromkeys(["feded_cal", "feded_dis", "feded_logit", "feded_total"], PAPERS),
-    **dict.fromkeys(["feded_logit_official", "feded_cal_official"], PAPERS),
     **dict.fromkeys(["kl_true_nottrue", "forgetting_degree", "rounds_to_target", "mean_std"], PAPERS),
     **dict.fromkeys(["prediction_consistency", "normalised_class_accuracy", "classwise_accuracy"], PAPERS),
     **dict.fromkeys(["in_out_local", "gradient_diversity", "diversity_prop1", "weight_alignment"], PAPERS),

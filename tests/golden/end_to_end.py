@@ -116,6 +116,7 @@ class Recorder(pl.Callback):
     down: list[Counter[int]] = field(default_factory=list)
     up: list[Counter[int]] = field(default_factory=list)
     servers: list[State] = field(default_factory=list)
+    evaluated: list[State] = field(default_factory=list)
     velocities: list[list[Tensor | None]] = field(default_factory=list)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
@@ -147,6 +148,7 @@ class Recorder(pl.Callback):
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
+        self.evaluated.append(loop.aggregator.evaluation_weights(self.servers[-1]))
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
@@ -201,11 +203,19 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def run(client: Callable[..., ClientModule], inputs: Inputs, **loop: Any) -> Run:
-    """Train through the product; `client` is called with the problem's net and optimizer, or its module."""
+def run(
+    client: Callable[..., ClientModule],
+    inputs: Inputs,
+    local_optimizer: Callable[..., Any] = lambda sgd: sgd,
+    **loop: Any,
+) -> Run:
+    """Train through the product; `client` is called with the problem's net and optimizer, or its module.
+
+    `local_optimizer` makes the clients' optimizer of the factory of plain SGD.
+    """
     cfg, recorder = inputs["cfg"], Recorder()
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
-    problem = problem_of(inputs["problem"], optimizer)
+    problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
     fitted = FederatedLoop(
         client=module,

@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from . import adapters_fn, adapters_method
+from . import adapters_fn, adapters_method, feded
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-ADAPTERS = {"fn": adapters_fn.ADAPTERS, "method": adapters_method.ADAPTERS}
+PAPERS = (feded,)
+"""Modules with tables FN, METHOD and E2E of their own."""
+ADAPTERS = {
+    "fn": adapters_fn.ADAPTERS | {name: run for paper in PAPERS for name, run in paper.FN.items()},
+    "method": adapters_method.ADAPTERS
+    | {name: run for paper in PAPERS for name, run in paper.METHOD.items()}
+    | {f"e2e:{name}": run for paper in PAPERS for name, run in paper.E2E.items()},
+}
 PENDING = {"fn": adapters_fn.PENDING, "method": adapters_method.PENDING}
 
 

@@ -1,0 +1,122 @@
+"""FedED: learn the classes one has, keep the received model's view of those one has not, hold wrong logits down.
+
+Source: FedED (seed 004), Eqs. 2-6; its successor FedVLS, AAAI 2025, for the other form of Eq. 5 and for ω.
+Server: FedAvg. The paper's empty classes are those without a local sample, its prior p_c = n_c / n.
+Note: Eq. 3 is printed as −KL; the sign is repaired. Eq. 6 has ω = 1, which diverges: L_cal does not change when all
+    observed logits fall together, and L_logit falls with them without bound.
+"""
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.classes import in_local
+from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+
+
+def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:
+    """L_cal (Eq. 2): cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> (); ε = 0 leaves empty classes out."""
+    return calibrated_cross_entropy(logits, target, (prior + prior_eps).log())
+
+
+def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> Tensor:
+    """L_dis (Eq. 3): KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> (); 0 for fewer than two."""
+    return kl_divergence(local, teacher, exclude=prior > 0)
+
+
+def logit_suppression(
+    logits: Tensor, target: Tensor, prior: Tensor, form: Literal["paper", "official"] = "paper"
+) -> Tensor:
+    """L_logit (Eqs. 4-5): Σ_c p_c log mean_b exp(z_bc) over the samples of other classes: (B, C), (B,), (C,) -> ().
+
+    A class that all samples of the batch have is skipped. `official` is the authors' code: the indicator multiplies
+    z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰ and the term is bounded below.
+    """
+    z, own, observed = raised(logits), F.one_hot(target, logits.shape[1]).bool(), prior > 0
+    if form == "official":
+        offset = prior.masked_fill(~observed, 1.0).log() + math.log(len(prior))
+        z, skipped = (z - offset).masked_fill(own, 0.0), ~observed
+    else:
+        every = own.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
+        z, skipped = z.masked_fill(own & ~every, -math.inf), every | ~observed
+    terms = z.logsumexp(0) - math.log(len(z))
+    return (prior * terms.masked_fill(skipped, 0.0)).sum()
+
+
+class FedED(ClientModule):
+    """Local loss L_cal + λ L_dis + ω L_logit (Eq. 6).
+
+    Args:
+        lam: λ, weight of the empty-class distillation, >= 0; 0 leaves it out.
+        omega: ω, weight of the logit suppression, >= 0; 0 leaves it out. 0.005 is the authors' code; large values
+            (0.1 already) make the printed form collapse.
+        logit_form: `paper`: Eq. 5 as printed; `official`: the authors' code, bounded below.
+        calibrated: whether cross-entropy is calibrated by the prior (Eq. 2); False with lam = omega = 0 is FedAvg.
+        prior_eps: added to the prior in L_cal, >= 0; 0 leaves empty classes out, 1e-9 is the authors' code.
+        teacher_mode: `eval`, or `train`: BatchNorm of the teacher uses batch statistics.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+
+    def __init__(
+        self,
+        lam: float = 0.1,
+        omega: float = 0.005,
+        logit_form: Literal["paper", "official"] = "paper",
+        calibrated: bool = True,
+        prior_eps: float = 0.0,
+        teacher_mode: Literal["eval", "train"] = "eval",
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        for name, value in (("lam", lam), ("omega", omega), ("prior_eps", prior_eps)):
+            if not value >= 0:
+                raise ValueError(f"{name} must be at least 0, got {value}; 0 leaves its part out")
+        for name, choices, chosen in (
+            ("logit_form", ("paper", "official"), logit_form),
+            ("teacher_mode", ("eval", "train"), teacher_mode),
+        ):
+            if chosen not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+        self.lam, self.omega, self.logit_form = lam, omega, logit_form
+        self.calibrated, self.prior_eps, self.teacher_mode = calibrated, prior_eps, teacher_mode
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if not (self.calibrated or self.lam or self.omega):
+            return  # FedAvg, which needs no classes
+        weight = next(self.parameters())
+        prior = in_local(local.label_counts).nan_to_num()  # of a client without data, which takes no step
+        self.round_buffer("prior", prior.to(weight.device, raised(weight).dtype))
+        if self.lam:
+            self.frozen("teacher", self.teacher_mode)
+
+    def remedy(self) -> str:
+        if not self.omega or self.logit_form == "official":
+            return super().remedy()
+        return (
+            f"the logit suppression as printed is unbounded below, so omega={self.omega} may be too large: set omega "
+            f"to 0.005 or logit_form to official; else {super().remedy()}"
+        )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if not (self.calibrated or self.lam or self.omega):
+            return self.local_loss(batch, batch_idx)
+        x, y = batch
+        logits, prior = self(x), self.round["prior"]
+        loss = calibrated_softmax(logits, y, prior, self.prior_eps) if self.calibrated else cross_entropy(logits, y)
+        self.log("train/ce", loss)
+        if self.lam:
+            kept = empty_class_distillation(logits, self.frozen("teacher", self.teacher_mode)(x), prior)
+            self.log("train/distillation", kept)
+            loss = loss + self.lam * kept
+        if self.omega:
+            held = logit_suppression(logits, y, prior, self.logit_form)
+            self.log("train/suppression", held)
+            loss = loss + self.omega * held
+        return loss

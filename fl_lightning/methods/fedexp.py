@@ -1,0 +1,82 @@
+"""FedEXP: extrapolate where the clients' updates are large but disagree.
+
+Source: Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604, Algorithm 1 and Eq. 8. Clients: any.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.aggregation import Aggregator
+from fl_lightning.aggregation.aggregator import StateBuffers
+from fl_lightning.functional import state as S
+from fl_lightning.types import ClientUpdate, State
+
+
+def step_size(mean_square: Tensor, square_of_mean: Tensor, eps: float | Tensor) -> Tensor:
+    """η_g = max(1, Σ p_i‖Δ_i‖² / (2(‖Σ p_i Δ_i‖² + ε))): (), () -> ()."""
+    return (mean_square / (2 * (square_of_mean + eps))).clamp(min=1)
+
+
+class FedEXPAggregator(Aggregator):
+    """w ← w + η_g Σ p_i Δ_i over the trainable weights; the rest takes the mean.
+
+    Args:
+        eps: ε of the step size, > 0; it should shrink with the square of the local lr.
+        eps_scale: `paper`: ε as it is; `code`: times the number of clients with data, as in the authors' code.
+        average_last: evaluate the mean of this and the last round's weights (the paper), else this round's.
+    """
+
+    def __init__(
+        self, eps: float = 1e-3, eps_scale: Literal["paper", "code"] = "paper", average_last: bool = True
+    ) -> None:
+        super().__init__()
+        if not eps > 0:
+            raise ValueError(f"eps must be above 0, got {eps}; the paper takes 0.001 for images")
+        if eps_scale not in ("paper", "code"):
+            raise ValueError(f"eps_scale must be one of paper, code, got {eps_scale!r}")
+        self.eps, self.eps_scale, self.average_last = eps, eps_scale, average_last
+        self.eta_g: Tensor
+        self.register_buffer("eta_g", torch.ones((), dtype=torch.float64))
+        self.num_rounds: Tensor
+        self.register_buffer("num_rounds", torch.zeros((), dtype=torch.int64))
+
+    def setup(self) -> None:
+        self.previous = StateBuffers(S.clone(self.server.weights))
+
+    def begin_round(self, cohort: list[int]) -> None:
+        for name, value in self.server.weights.items():
+            self.previous[name].copy_(value)
+        self.num_rounds += 1
+
+    def asks(self, update: ClientUpdate) -> dict[str, Any]:
+        if update.weights is None:
+            return {}
+        moved = [(update.weights[name] - self.server.weights[name]).double() for name in self.server.trainable]
+        return {"square": torch.stack([delta.square().sum() for delta in moved]).sum()}
+
+    def add(self, update: ClientUpdate) -> None:
+        super().add(update)
+        if update.weights is not None:
+            square, weight = update.extras["square"], self.weight(update)
+            self.sum("squares", {"square": square}, weight)
+            self.sum("clients", {"count": torch.ones_like(square)}, 1.0 * (weight > 0))
+
+    def finish(self, exchange: str) -> State | None:
+        mean = super().finish(exchange)
+        if mean is None:
+            return None
+        n, total, start = self.tally.weight, self.summed("weights"), self.server.weights
+        means = {name: total[name] / n for name in self.server.trainable}
+        delta = S.sub(means, {name: start[name].double() for name in means})
+        eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
+        self.eta_g.copy_(step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps))
+        # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
+        moved = {name: (means[name] + (self.eta_g - 1) * delta[name]).to(start[name].dtype) for name in means}
+        return {**mean, **moved}
+
+    def evaluation_weights(self, weights: State) -> State:
+        if not self.average_last or self.num_rounds < 2:
+            return weights
+        return S.weighted_mean([weights, self.previous], [1, 1])
