@@ -2,10 +2,12 @@
 
 from fl_lightning.data.module import FederatedDataModule
 from fl_lightning.data.partitions import (
+    ClientDirichletPartition,
     DirichletPartition,
     FixedPartition,
     IIDPartition,
     Partition,
+    QuantityPartition,
     ShardPartition,
 )
 from fl_lightning.data.sources import Digits, Source, TensorSource
@@ -16,6 +18,7 @@ __all__ = [
     "CIFAR10",
     "CIFAR100",
     "MNIST",
+    "ClientDirichletPartition",
     "Digits",
     "DirichletPartition",
     "FashionMNIST",
@@ -23,6 +26,7 @@ __all__ = [
     "FixedPartition",
     "IIDPartition",
     "Partition",
+    "QuantityPartition",
     "ShardPartition",
     "Source",
     "Split",

@@ -181,6 +181,7 @@ class FederatedDataModule(LightningDataModule):
             if split == "train":
                 self._clients["train"] = self._divide()
             elif split == "test":
+                self.client_indices("train", 0)
                 self._clients["test"] = self._divide_test()
             elif split in SERVER_ONLY:
                 raise ValueError(
@@ -215,26 +216,20 @@ class FederatedDataModule(LightningDataModule):
         return train.subset(torch.from_numpy(drawn))
 
     def _divide_test(self) -> list[Tensor]:
-        """Each client's test samples: n_test // N drawn by its own class proportions (overlapping between clients)."""
-        test = self._splits["test"]
-        size = self.client_test_size or max(1, len(test) // self.num_clients)
-        out = []
-        for client_id in range(self.num_clients):
-            generator = keyed_numpy(self.seed, "client test", client_id=client_id)
-            if test.labels is None or self.num_classes is None:
-                out.append(torch.from_numpy(generator.choice(len(test), size, replace=False)))
-                continue
-            counts = self.label_counts[client_id].double()
-            share = counts / counts.sum() if counts.sum() else torch.full_like(counts, 1 / len(counts))
-            wanted = (share * size).floor().long()
-            rest = size - int(wanted.sum())
-            wanted[(share * size - wanted).argsort(descending=True, stable=True)[:rest]] += 1
-            drawn = []
-            for label, count in enumerate(wanted.tolist()):
-                have = (test.labels == label).nonzero().flatten().numpy()
-                drawn.append(generator.choice(have, min(count, len(have)), replace=False))
-            out.append(torch.from_numpy(np.concatenate(drawn).astype(np.int64)))
-        return out
+        """Each client's own test set, by the partition."""
+        test, labels = self._splits["test"], self._splits["train"].labels
+        train = [part.numpy() for part in self._clients["train"]]
+        generator = keyed_numpy(self.seed, "partition")
+        parts = self.partition.deal_test(
+            train,
+            None if labels is None else labels.numpy(),
+            None if test.labels is None else test.labels.numpy(),
+            len(test),
+            self.num_classes,
+            generator,
+            self.client_test_size,
+        )
+        return [torch.from_numpy(part) for part in parts]
 
     @property
     def label_counts(self) -> Tensor:

@@ -1,11 +1,12 @@
 """Partitions: which client owns which training samples."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fl_lightning.functional import partition as P
+from fl_lightning.functional import partition_clients as PC
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +38,43 @@ class Partition(ABC):
         Raises:
             ValueError: the partition cannot be made with these settings.
         """
+
+    def deal_test(
+        self,
+        train: list[Array],
+        labels: Array | None,
+        test_labels: Array | None,
+        num_test: int,
+        num_classes: int | None,
+        generator: np.random.Generator,
+        size: int | None = None,
+    ) -> list[Array]:
+        """Deal the test split: each client's own test set.
+
+        As it stands: drawn by the client's class proportions in `train` (without labels uniformly), the same sample
+        for several clients too.
+
+        Args:
+            train: what a call returned.
+            labels: class of each training sample, (n,), or None.
+            test_labels: class of each test sample, (m,), or None.
+            num_test: m.
+            num_classes: C.
+            generator: in the state that the call found it in.
+            size: samples of a test set; None: as the partition says, here m // N, at least one.
+
+        Returns:
+            N index arrays into the test split, int64.
+        """
+        size = size or self._test_size(num_test, len(train))
+        if labels is None or test_labels is None or num_classes is None:
+            return [generator.choice(num_test, min(size, num_test), replace=False) for _ in train]
+        counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in train])
+        counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
+        return list(PC.draw_by_proportions(test_labels, counts, size, generator))
+
+    def _test_size(self, num_test: int, num_clients: int) -> int:
+        return max(1, num_test // num_clients)
 
     def _labelled(self, labels: Array | None, num_samples: int, num_classes: int | None) -> tuple[Array, int]:
         """Labels and the number of classes, or an error that says what to use instead."""
@@ -107,33 +145,106 @@ class ShardPartition(Partition):
         num_classes: int | None,
         generator: np.random.Generator,
     ) -> list[Array]:
-        return list(self._deal(labels, num_samples, num_clients, num_classes, generator).indices)
+        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+        return list(P.shards(labels, num_clients, num_classes, self.shards_per_client, generator).indices)
 
-    def with_test(
+    def deal_test(
         self,
+        train: list[Array],
         labels: Array | None,
-        test_labels: Array,
-        num_clients: int,
+        test_labels: Array | None,
+        num_test: int,
         num_classes: int | None,
         generator: np.random.Generator,
-    ) -> tuple[list[Array], list[Array]]:
-        """Deal a train split (n,) and a test split (m,) so that a client has the same classes in both.
+        size: int | None = None,
+    ) -> list[Array]:
+        """Where no size is asked, the test split is dealt by the same classes of shards, each sample once."""
+        if size is not None or test_labels is None or num_classes is None:
+            return super().deal_test(train, labels, test_labels, num_test, num_classes, generator, size)
+        classes = P.shard_classes(len(train), num_classes, self.shards_per_client, generator)
+        return list(P.deal_shards(test_labels, classes, generator))
 
-        The train part is what a call gives from the same generator state.
-        """
-        train = self._deal(labels, 0 if labels is None else len(labels), num_clients, num_classes, generator)
-        return list(train.indices), list(P.deal_shards(test_labels, train.classes, generator))
 
-    def _deal(
+class ClientDirichletPartition(Partition):
+    """Label skew, equal sizes: each client has its own draw of class proportions from a Dirichlet distribution.
+
+    Args:
+        alpha: concentration > 0 per class: 0.1 = few classes per client, inf = equal shares.
+        samples_per_client: samples of every client; unset: n // num_clients, and a client's test set has its drawn
+            proportions and m // num_clients samples. Where set, a client's test set has the proportions of its
+            samples, and as many.
+        overlap: whether clients may hold the same sample.
+    """
+
+    def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
+        P.check_dirichlet(alpha, 0)
+        if samples_per_client is not None and samples_per_client < 1:
+            raise ValueError(
+                f"samples_per_client must be at least 1, got {samples_per_client}; unset: n // num_clients"
+            )
+        self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
+
+    def __call__(
         self,
         labels: Array | None,
         num_samples: int,
         num_clients: int,
         num_classes: int | None,
         generator: np.random.Generator,
-    ) -> P.Shards:
+    ) -> list[Array]:
         labels, num_classes = self._labelled(labels, num_samples, num_classes)
-        return P.shards(labels, num_clients, num_classes, self.shards_per_client, generator)
+        size = self.samples_per_client
+        return list(PC.client_dirichlet(labels, num_clients, num_classes, self.alpha, generator, size, self.overlap))
+
+    def deal_test(
+        self,
+        train: list[Array],
+        labels: Array | None,
+        test_labels: Array | None,
+        num_test: int,
+        num_classes: int | None,
+        generator: np.random.Generator,
+        size: int | None = None,
+    ) -> list[Array]:
+        """By the drawn proportions where the size of a client is not set, else by those of its samples."""
+        if self.samples_per_client is not None or test_labels is None or num_classes is None:
+            return super().deal_test(train, labels, test_labels, num_test, num_classes, generator, size)
+        q = PC.client_proportions(len(train), num_classes, self.alpha, generator)
+        return list(PC.draw_by_proportions(test_labels, q, size or self._test_size(num_test, len(train)), generator))
+
+    def _test_size(self, num_test: int, num_clients: int) -> int:
+        return self.samples_per_client or super()._test_size(num_test, num_clients)
+
+
+class QuantityPartition(Partition):
+    """Label and quantity skew: every client has the same number of classes, and a random part of each of them.
+
+    Args:
+        classes_per_client: s ≥ 1; s · num_clients must be a multiple of the number of classes.
+        upper: upper end of the drawn sizes of a client's part of a class: the `mean` part or the whole `class`.
+        shuffle_clients: draw the clients that share a class; else they are neighbours with equal classes.
+    """
+
+    def __init__(
+        self, classes_per_client: int, upper: Literal["mean", "class"] = "mean", shuffle_clients: bool = False
+    ) -> None:
+        if classes_per_client < 1:
+            raise ValueError(f"classes_per_client must be at least 1, got {classes_per_client}")
+        if upper not in ("mean", "class"):
+            raise ValueError(f"upper must be mean or class, got {upper!r}")
+        self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
+
+    def __call__(
+        self,
+        labels: Array | None,
+        num_samples: int,
+        num_clients: int,
+        num_classes: int | None,
+        generator: np.random.Generator,
+    ) -> list[Array]:
+        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+        classes, upper, shuffle = self.classes_per_client, self.upper, self.shuffle_clients
+        return list(PC.quantity(labels, num_clients, num_classes, classes, generator, upper, shuffle))
 
 
 class FixedPartition(Partition):

@@ -37,7 +37,14 @@ def check_dirichlet(alpha: float, min_samples: int) -> None:
         raise ValueError(f"min_samples must be at least 0, got {min_samples}: 0 allows empty clients")
 
 
-def _check_clients(num_samples: int, num_clients: int) -> None:
+def check_clients(num_samples: int, num_clients: int) -> None:
+    """Refuse fewer than one client, or more clients than samples.
+
+    Raises:
+        ValueError: naming both numbers.
+
+    >>> check_clients(num_samples=10, num_clients=10)
+    """
     if not 1 <= num_clients <= num_samples:
         raise ValueError(
             f"num_clients must lie between 1 and the number of samples, got {num_clients} clients for "
@@ -45,8 +52,15 @@ def _check_clients(num_samples: int, num_clients: int) -> None:
         )
 
 
-def _by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
-    """Indices of each class in file order."""
+def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
+    """Indices of each class in file order.
+
+    Raises:
+        ValueError: labels that are no integers in 0 ... C-1.
+
+    >>> [pool.tolist() for pool in by_class([1, 0, 1], num_classes=2)]
+    [[1], [0, 2]]
+    """
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(
@@ -80,7 +94,7 @@ def iid(num_samples: int, num_clients: int, generator: np.random.Generator) -> l
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
     ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
     """
-    _check_clients(num_samples, num_clients)
+    check_clients(num_samples, num_clients)
     return np.array_split(generator.permutation(num_samples).astype(np.int64), num_clients)
 
 
@@ -177,10 +191,10 @@ def dirichlet(
     (True, True)
     """
     check_dirichlet(alpha, min_samples)
-    pools = _by_class(labels, num_classes)
+    pools = by_class(labels, num_classes)
     sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
     total = int(sizes.sum())
-    _check_clients(total, num_clients)
+    check_clients(total, num_clients)
     if total < num_clients * min_samples:
         raise ValueError(
             f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
@@ -266,7 +280,7 @@ def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Gene
     dealt = np.asarray(classes, dtype=np.int64)
     num_classes = int(dealt.max()) + 1
     result: list[list[Indices]] = [[] for _ in dealt]
-    for c, pool in enumerate(_by_class(labels, num_classes)):
+    for c, pool in enumerate(by_class(labels, num_classes)):
         owners = np.nonzero(dealt == c)[0]
         if not owners.size:
             if pool.size:
@@ -308,6 +322,6 @@ def shards(
     >>> [len(p) for p in dealt.indices], dealt.classes.shape
     ([10, 10, 10, 10], (4, 2))
     """
-    _check_clients(np.size(np.asarray(labels)), num_clients)
+    check_clients(np.size(np.asarray(labels)), num_clients)
     classes = shard_classes(num_clients, num_classes, shards_per_client, generator)
     return Shards(deal_shards(labels, classes, generator), classes)

@@ -3,10 +3,24 @@ import time
 import numpy as np
 import pytest
 
-from fl_lightning.data.partitions import DirichletPartition, FixedPartition, IIDPartition, ShardPartition
+from fl_lightning.data.partitions import (
+    ClientDirichletPartition,
+    DirichletPartition,
+    FixedPartition,
+    IIDPartition,
+    QuantityPartition,
+    ShardPartition,
+)
+from tests.toys import samples, toy_data
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
-PARTITIONS = [IIDPartition(), DirichletPartition(0.3), ShardPartition(2)]
+PARTITIONS = [
+    IIDPartition(),
+    DirichletPartition(0.3),
+    ShardPartition(2),
+    ClientDirichletPartition(0.3),
+    QuantityPartition(2),
+]
 
 
 def rng(seed=0):
@@ -80,12 +94,85 @@ def test_shards_bound_the_classes_of_a_client():
 
 def test_shards_deal_the_test_split_by_the_same_classes():
     test_labels = rng(4).permutation(np.repeat(np.arange(10), 10))
-    train, test = ShardPartition(2).with_test(LABELS, test_labels, 10, 10, rng(3))
-    for a, b in zip(train, ShardPartition(2)(LABELS, 600, 10, 10, rng(3)), strict=True):
-        assert np.array_equal(a, b)
+    partition = ShardPartition(2)
+    train = partition(LABELS, 600, 10, 10, rng(3))
+    test = partition.deal_test(train, LABELS, test_labels, 100, 10, rng(3))
     assert np.array_equal(np.sort(np.concatenate(test)), np.arange(100))
     for a, b in zip(train, test, strict=True):
         assert set(LABELS[a]) == set(test_labels[b])
+
+
+def shares(labels, part):
+    return np.bincount(labels[part], minlength=10) / len(part)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS[:2] + PARTITIONS[4:], ids=lambda p: type(p).__name__)
+def test_a_test_set_has_the_class_proportions_of_its_client(partition):
+    test_labels = np.repeat(np.arange(10), 100)
+    train = partition(LABELS, 600, 10, 10, rng())
+    for size, expected in ((None, 100), (50, 50)):
+        test = partition.deal_test(train, LABELS, test_labels, 1000, 10, rng(), size)
+        for a, b in zip(train, test, strict=True):
+            assert len(set(b.tolist())) == len(b) == expected
+            assert abs(shares(LABELS, a) - shares(test_labels, b)).max() <= 1 / expected
+
+
+def test_a_client_is_not_tested_on_classes_that_it_lacks():
+    test_labels = np.repeat(np.arange(10), 5)
+    (test,) = IIDPartition().deal_test([np.flatnonzero(LABELS == 3)], LABELS, test_labels, 50, 10, rng())
+    assert test_labels[test].tolist() == [3] * 5
+    (test,) = IIDPartition().deal_test([np.arange(0)], LABELS, test_labels, 50, 10, rng())
+    assert len(test) == 50
+
+
+def test_client_dirichlet_tests_by_the_drawn_proportions_or_by_the_samples():
+    test_labels = np.repeat(np.arange(10), 1000)
+    drawn = ClientDirichletPartition(0.5, overlap=True)
+    train = drawn(LABELS, 600, 2, 10, rng(1))
+    q = rng(1).dirichlet(np.full(10, 0.5), size=2)
+    test = drawn.deal_test(train, LABELS, test_labels, 10_000, 10, rng(1), size=1000)
+    assert abs(np.stack([shares(test_labels, part) for part in test]) - q).max() <= 1e-3
+    assert [len(part) for part in drawn.deal_test(train, LABELS, test_labels, 100, 10, rng(1))] == [50, 50]
+
+    fixed = ClientDirichletPartition(0.1, samples_per_client=40)
+    train = fixed(LABELS, 600, 10, 10, rng(2))
+    assert {len(part) for part in train} == {40}
+    for a, b in zip(train, fixed.deal_test(train, LABELS, test_labels, 10_000, 10, rng(2)), strict=True):
+        assert np.array_equal(shares(LABELS, a), shares(test_labels, b))
+
+
+def test_client_dirichlet_says_when_there_are_too_few_samples():
+    with pytest.raises(ValueError, match="got 61 for each of 10 clients and 600 samples: lower samples_per_client"):
+        ClientDirichletPartition(1.0, samples_per_client=61)(LABELS, 600, 10, 10, rng())
+    parts = ClientDirichletPartition(1.0, samples_per_client=61, overlap=True)(LABELS, 600, 10, 10, rng())
+    assert {len(set(part.tolist())) for part in parts} == {61}
+    with pytest.raises(ValueError, match="samples_per_client must be at least 1, got 0"):
+        ClientDirichletPartition(1.0, samples_per_client=0)
+    with pytest.raises(ValueError, match="alpha must be positive, got 0"):
+        ClientDirichletPartition(0)
+
+
+def test_quantity_refuses_its_settings_when_it_is_built():
+    with pytest.raises(ValueError, match="classes_per_client must be at least 1, got 0"):
+        QuantityPartition(0)
+    with pytest.raises(ValueError, match="upper must be mean or class, got 'max'"):
+        QuantityPartition(2, upper="max")
+
+
+def test_the_data_module_deals_test_sets_by_the_partition():
+    def data(**settings):
+        module = toy_data(num_clients=3, partition=ShardPartition(2), **settings)
+        module.setup()
+        return module
+
+    dealt = data()
+    parts = [dealt.client_indices("test", client_id) for client_id in range(3)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(30))
+    _, y = samples(30, seed=1)
+    for client_id, part in enumerate(parts):
+        has = set(dealt.label_counts[client_id].nonzero().flatten().tolist())
+        assert set(y[part].tolist()) == has
+    assert [len(data(client_test_size=7).client_indices("test", c)) for c in range(3)] == [7] * 3
 
 
 def test_fixed_returns_its_lists_as_copies():

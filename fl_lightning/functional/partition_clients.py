@@ -1,0 +1,272 @@
+"""Ways to deal samples that start from the client: its class proportions, its size, its number of classes."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fl_lightning.functional.partition import MAX_DRAWS, Indices, by_class, check_clients, check_dirichlet
+
+Shares = NDArray[np.float64]
+
+
+def largest_remainder(shares: ArrayLike, size: int) -> Indices:
+    """Whole numbers near shares · size that sum to size: floors, the rest one each to the largest fractions.
+
+    Args:
+        shares: (C,) ≥ 0 with a positive sum; scaled to sum to 1.
+        size: ≥ 0.
+
+    Returns:
+        (C,) int64; equal fractions go to the lowest index.
+
+    >>> largest_remainder([0.5, 0.3, 0.2], 4)
+    array([2, 1, 1])
+    """
+    wanted = np.asarray(shares, dtype=np.float64)
+    wanted = wanted / wanted.sum() * size
+    counts: Indices = np.floor(wanted).astype(np.int64)
+    first = np.argsort(counts - wanted, kind="stable")[: size - int(counts.sum())]
+    counts[first] += 1
+    return counts
+
+
+def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
+    """How many samples of each class make up `size` with these shares, when some classes run out.
+
+    A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
+    is missing. Where no class that is left has a share, they are taken by what they have.
+
+    Args:
+        shares: q, (C,) ≥ 0 with a positive sum.
+        size: at most Σ available.
+        available: samples left of each class, (C,) int64.
+
+    Returns:
+        (C,) int64, summing to size, none above `available`.
+
+    >>> class_counts([0.8, 0.2, 0.0], size=10, available=[5, 3, 9])
+    array([5, 3, 2])
+    """
+    q, left = np.array(shares, dtype=np.float64), np.array(available, dtype=np.int64)
+    counts = np.zeros_like(left)
+    while missing := size - int(counts.sum()):  # every pass ends it or uses up a class
+        q[left == 0] = 0
+        take = np.minimum(largest_remainder(q if q.any() else left, missing), left)
+        counts += take
+        left -= take
+    return counts
+
+
+def client_proportions(num_clients: int, num_classes: int, alpha: float, generator: np.random.Generator) -> Shares:
+    """Each client's class proportions q_i ~ Dir(α · 1_C): (N, C); alpha inf: 1/C each.
+
+    >>> client_proportions(2, 4, float("inf"), np.random.default_rng(0))
+    array([[0.25, 0.25, 0.25, 0.25],
+           [0.25, 0.25, 0.25, 0.25]])
+    """
+    if alpha == float("inf"):
+        return np.full((num_clients, num_classes), 1 / num_classes)
+    return generator.dirichlet(np.full(num_classes, min(alpha, 1e100)), size=num_clients)
+
+
+def deal_by_proportions(
+    labels: ArrayLike, proportions: ArrayLike, size: int, generator: np.random.Generator, overlap: bool = False
+) -> list[Indices]:
+    """Give every client `size` samples with its own class proportions, without repetition within a client.
+
+    Args:
+        labels: (n,) integers in 0 ... C-1.
+        proportions: q, (N, C), ≥ 0, each row with a positive sum.
+        size: of each client; n at most, and without overlap n // N at most.
+        generator: draws the samples.
+        overlap: whether clients may hold the same sample; else a client finds the classes as the clients before it
+            left them (`class_counts`).
+
+    Returns:
+        N shuffled index arrays of `size` each.
+
+    Raises:
+        ValueError: more samples asked than there are.
+
+    >>> parts = deal_by_proportions([0, 0, 1, 1], [[1, 0], [1, 1]], size=2, generator=np.random.default_rng(0))
+    >>> [sorted(part.tolist()) for part in parts]
+    [[0, 1], [2, 3]]
+    """
+    q = np.asarray(proportions, dtype=np.float64)
+    pools = [generator.permutation(pool) for pool in by_class(labels, q.shape[1])]
+    sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+    needed = size if overlap else size * len(q)
+    if needed > sizes.sum():
+        raise ValueError(
+            f"the samples of the clients must be at most those of the split, got {size} for each of {len(q)} clients "
+            f"and {sizes.sum()} samples: lower samples_per_client or num_clients, or let clients overlap"
+        )
+    used, parts = np.zeros_like(sizes), []
+    for row in q:
+        counts = class_counts(row, size, sizes - used)
+        if overlap:
+            drawn = [generator.choice(pool, count, replace=False) for pool, count in zip(pools, counts, strict=True)]
+        else:
+            drawn = [pool[a : a + count] for pool, a, count in zip(pools, used, counts, strict=True)]
+            used += counts
+        parts.append(generator.permutation(np.concatenate(drawn)))
+    return parts
+
+
+def draw_by_proportions(
+    labels: ArrayLike, proportions: ArrayLike, size: int, generator: np.random.Generator
+) -> list[Indices]:
+    """Draw for every client at most `size` samples with its class proportions: test sets.
+
+    Clients may hold the same sample. Of a class with too few samples all are taken and nothing makes up for the rest,
+    so nobody is tested on a class that is not its own.
+
+    Args:
+        labels: (n,) integers in 0 ... C-1.
+        proportions: q, (N, C), ≥ 0, each row with a positive sum.
+        size: of each client.
+        generator: draws the samples.
+
+    Returns:
+        N index arrays, in order of the classes.
+
+    >>> parts = draw_by_proportions([0, 0, 0, 1], [[1, 0], [1, 1]], size=4, generator=np.random.default_rng(0))
+    >>> [sorted(part.tolist()) for part in parts][0], 3 in parts[1], len(parts[1])
+    ([0, 1, 2], True, 3)
+    """
+    q = np.asarray(proportions, dtype=np.float64)
+    pools = by_class(labels, q.shape[1])
+    wanted = [largest_remainder(row, size) for row in q]
+    return [
+        np.concatenate(
+            [generator.choice(pool, min(n, len(pool)), replace=False) for pool, n in zip(pools, row, strict=True)]
+        )
+        for row in wanted
+    ]
+
+
+def client_dirichlet(
+    labels: ArrayLike,
+    num_clients: int,
+    num_classes: int,
+    alpha: float,
+    generator: np.random.Generator,
+    size: int | None = None,
+    overlap: bool = False,
+) -> list[Indices]:
+    """Label skew, equal sizes: each client draws its class proportions q_i ~ Dir(α · 1_C).
+
+    Args:
+        labels: (n,) integers in 0 ... C-1.
+        num_clients: N, 1 ... n.
+        num_classes: C.
+        alpha: concentration > 0 (per class, not divided by C): small = few classes per client, inf = equal shares.
+        generator: draws first all proportions, then the samples.
+        size: samples of a client; None: n // N.
+        overlap: whether clients may hold the same sample.
+
+    Returns:
+        N shuffled index arrays of equal size; without overlap disjoint. What does not divide is left out.
+
+    Raises:
+        ValueError: settings out of range.
+
+    Source:
+        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `class_counts`.
+
+    >>> parts = client_dirichlet(np.arange(90) % 3, 4, 3, alpha=0.5, generator=np.random.default_rng(0))
+    >>> [len(part) for part in parts], len(set(np.concatenate(parts).tolist()))
+    ([22, 22, 22, 22], 88)
+    """
+    check_dirichlet(alpha, 0)
+    total = np.size(np.asarray(labels))
+    check_clients(total, num_clients)
+    proportions = client_proportions(num_clients, num_classes, alpha, generator)
+    return deal_by_proportions(labels, proportions, total // num_clients if size is None else size, generator, overlap)
+
+
+def _choose(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:
+    """The clients that get a class: the first with quota left, or (shuffled) those with the most of it left."""
+    if generator is None:
+        return np.flatnonzero(quota)[:count]
+    order = generator.permutation(len(quota))
+    return order[np.argsort(-quota[order], kind="stable")[:count]]  # the most left: then no class is ever short
+
+
+def _sizes(total: int, count: int, least: float, upper: str, generator: np.random.Generator) -> Indices | None:
+    """Random sizes that sum to `total`, all but the last in [max(ν/10, least), upper); None: they exceed it."""
+    mean = total / count
+    low = min(int(np.ceil(max(mean / 10, least))), int(mean))
+    high = max(int(np.ceil(mean if upper == "mean" else total)), low + 1)
+    drawn = generator.integers(low, high, size=count - 1)
+    rest = total - int(drawn.sum())
+    return None if rest < 0 else np.append(drawn, rest).astype(np.int64)
+
+
+def quantity(
+    labels: ArrayLike,
+    num_clients: int,
+    num_classes: int,
+    classes_per_client: int,
+    generator: np.random.Generator,
+    upper: Literal["mean", "class"] = "mean",
+    shuffle_clients: bool = False,
+) -> list[Indices]:
+    """Label skew: every client gets s classes, and a random part of each of them.
+
+    A class is dealt to k = s·N/C clients with classes still to get. All but the last of them get a random number of
+    its n_c samples, uniform in [max(ν/10, 10/C), ν) with ν = n_c/k, and the last what is left.
+
+    Args:
+        labels: (n,) integers in 0 ... C-1.
+        num_clients: N, 1 ... n.
+        num_classes: C.
+        classes_per_client: s, 1 ... C; s·N must be a multiple of C, and in id order C of s and N of C/s too.
+        generator: draws the sizes and the samples.
+        upper: upper end of a drawn size: the `mean` ν, or the whole `class` n_c (as printed for CIFAR-10).
+        shuffle_clients: draw the clients of a class, in place of the first in id order. In id order neighbours hold
+            the same classes.
+
+    Returns:
+        N shuffled index arrays of unequal sizes.
+
+    Raises:
+        ValueError: settings out of range, or no draw of a class's sizes within `MAX_DRAWS` that fits.
+
+    Source:
+        Code of Guo et al. 2025 (FedVLS, the successor of FedED), as described in its text.
+
+    >>> labels = np.repeat(np.arange(10), 50)
+    >>> parts = quantity(labels, 10, 10, classes_per_client=2, generator=np.random.default_rng(0))
+    >>> [np.unique(labels[part]).tolist() for part in parts[:4]]
+    [[0, 1], [0, 1], [2, 3], [2, 3]]
+    """
+    pools = by_class(labels, num_classes)
+    check_clients(sum(map(len, pools)), num_clients)
+    if not 1 <= classes_per_client <= num_classes:
+        raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
+    blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
+    if (classes_per_client * num_clients) % num_classes or not (blocks or shuffle_clients):
+        remedy = "change one of them" + ("" if shuffle_clients else " or set shuffle_clients to true")
+        raise ValueError(
+            f"classes_per_client · num_clients must be a multiple of the number of classes"
+            f"{'' if shuffle_clients else ' (and in id order num_clients one of classes / classes_per_client)'}, got "
+            f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
+        )
+    count = classes_per_client * num_clients // num_classes
+    quota = np.full(num_clients, classes_per_client, dtype=np.int64)
+    result: list[list[Indices]] = [[] for _ in range(num_clients)]
+    for c, pool in enumerate(pools):
+        chosen = _choose(quota, count, generator if shuffle_clients else None)
+        quota[chosen] -= 1
+        draws = (_sizes(len(pool), count, 10 / num_classes, upper, generator) for _ in range(MAX_DRAWS))
+        sizes = next((drawn for drawn in draws if drawn is not None), None)
+        if sizes is None:
+            raise ValueError(
+                f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {len(pool)} samples of "
+                f"class {c}: set upper to mean, or lower classes_per_client or num_clients"
+            )
+        for client_id, part in zip(chosen, np.split(generator.permutation(pool), sizes.cumsum()[:-1]), strict=True):
+            result[client_id].append(part)
+    return [generator.permutation(np.concatenate(parts)) for parts in result]
