@@ -2,13 +2,15 @@
 
 from functools import partial
 from itertools import pairwise
+from math import prod
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from fl_lightning import FederatedDataModule, FederatedLoop
-from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.data import FixedPartition, Partition, TensorSource
 from fl_lightning.nets import Backbone
 
 SIZES = (7, 12, 5, 9, 16)  # unequal on purpose; with batches of 5 or 6 last batches are small
@@ -19,11 +21,26 @@ class BatchNormNet(Backbone):
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout))
+        self.body = nn.Sequential(nn.Linear(prod(input_shape), 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout))
         self.head = nn.Linear(8, num_classes)
 
     def features(self, x):
-        return self.body(x)
+        return self.body(x.flatten(1))
+
+
+class EdgePartition(Partition):
+    """A client of each awkward kind; with batches of 8 two of them end in a batch of one sample."""
+
+    SIZES = (17, 0, 9, 1, 20)
+    """Mixed (its last batch is one sample), empty, of one class (the same), one sample, mixed."""
+
+    def __call__(self, labels, num_samples, num_clients, num_classes, generator):
+        of_one_class = np.flatnonzero(labels == labels[0])[: self.SIZES[2]]
+        others = iter(np.setdiff1d(np.arange(num_samples), of_one_class))
+        return [
+            of_one_class if client_id == 2 else np.array([next(others) for _ in range(size)], dtype=np.int64)
+            for client_id, size in enumerate(self.SIZES)
+        ]
 
 
 def samples(n: int, seed: int = 0, dim: int = 4, classes: int = 3, dtype=torch.float32):
