@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import prod
+from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -40,37 +41,85 @@ def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple
     return shape
 
 
-def two_conv_layers(net: str, num_classes: int, input_shape: Sequence[int], padding: int) -> nn.Sequential:
-    """Two 5×5 convolutions (32, 64 channels), each with ReLU and 2×2 pooling, then 512 units with ReLU.
-
-    Args:
-        net: name for errors.
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width).
-        padding: of both convolutions, pixels on each side.
-
-    Returns:
-        A module (B, *input_shape) -> (B, 512).
+def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, int, int]:
+    """(channels, height, width), if `net` can be built for it.
 
     Raises:
-        ValueError: not an image shape, or an image that the layers reduce to nothing.
+        ValueError: what `check_shape` refuses, or not three dimensions.
     """
     shape = check_shape(net, num_classes, input_shape)
     if len(shape) != 3:
         raise ValueError(f"{net} needs images: an input_shape (channels, height, width), got {shape}")
-    shrink = 4 - 2 * padding  # pixels that a convolution takes off
-    height, width = (((size - shrink) // 2 - shrink) // 2 for size in shape[1:])
-    if height < 1 or width < 1:
-        least = 2 * (2 + shrink) + shrink
-        raise ValueError(f"{net} needs images of at least {least}×{least}, got an input_shape of {shape}")
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 32, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * prod((height, width)), 512),
-        nn.ReLU(),
-    )
+    return shape
+
+
+class Conv(NamedTuple):
+    """A convolution and ReLU, then (where `pool` > 0) a max pooling of stride 2."""
+
+    channels: int
+    kernel: int
+    padding: int
+    pool: int = 2
+    pool_padding: int = 0
+
+    def shrinks(self, size: int) -> int:
+        """Pixels left of `size` along one side, below 1 where nothing is."""
+        size += 2 * self.padding - self.kernel + 1
+        return (size + 2 * self.pool_padding - self.pool) // 2 + 1 if self.pool else size
+
+
+class PlainCNN(Backbone):
+    """Convolutions, then linear layers, with ReLU after each, and a head.
+
+    Args:
+        num_classes: C ≥ 1.
+        input_shape: (channels, height, width).
+        convs: the convolutions in order.
+        units: of the linear layers before the head.
+        dropout: after each of these linear layers, in [0, 1); 0: none.
+
+    Raises:
+        ValueError: not an image shape, an image that the layers reduce to nothing, or a dropout out of range.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        convs: Sequence[Conv],
+        units: Sequence[int],
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        net = type(self).__name__
+        channels, *sides = shape = check_images(net, num_classes, input_shape)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{net} needs a dropout in [0, 1), got {dropout}; 0 has none")
+        if any(left(convs, side) < 1 for side in sides):
+            least = next(side for side in range(1, 1000) if left(convs, side) >= 1)
+            raise ValueError(f"{net} needs images of at least {least}×{least}, got an input_shape of {shape}")
+        self.body = nn.Sequential()
+        for before, conv in zip([channels, *(conv.channels for conv in convs)], convs, strict=False):
+            self.body.append(nn.Conv2d(before, conv.channels, conv.kernel, padding=conv.padding)).append(nn.ReLU())
+            if conv.pool:
+                self.body.append(nn.MaxPool2d(conv.pool, 2, conv.pool_padding))
+        self.body.append(nn.Flatten())
+        flat = convs[-1].channels * left(convs, sides[0]) * left(convs, sides[1])
+        for before, after in pairwise([flat, *units]):
+            self.body.append(nn.Linear(before, after)).append(nn.ReLU())
+            if dropout:
+                self.body.append(nn.Dropout(dropout))
+        self.head = nn.Linear(units[-1], num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+def left(convs: Sequence[Conv], size: int) -> int:
+    """Pixels that the convolutions leave along one side, 0 where nothing is left."""
+    for conv in convs:
+        size = conv.shrinks(size)
+        if size < 1:
+            return 0
+    return size

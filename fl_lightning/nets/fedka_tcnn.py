@@ -1,11 +1,9 @@
 """The CNN of FedKA's CIFAR-10 runs."""
 
-from torch import Tensor, nn
-
-from fl_lightning.nets.backbone import Backbone, two_conv_layers
+from fl_lightning.nets.backbone import Conv, PlainCNN
 
 
-class FedKATCNN(Backbone):
+class FedKATCNN(PlainCNN):
     """Two 5×5 convolutions without padding (32, 64 channels) with 2×2 pooling, 512 units, head.
 
     878,538 parameters for ten classes of 32×32 colour images.
@@ -22,10 +20,4 @@ class FedKATCNN(Backbone):
     """
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.body = two_conv_layers("FedKATCNN", num_classes, input_shape, padding=0)
-        self.head = nn.Linear(512, num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out
+        super().__init__(num_classes, input_shape, [Conv(32, 5, 0), Conv(64, 5, 0)], [512])

@@ -1,18 +1,23 @@
-"""The CNN of FedNTD's runs."""
+"""The CNNs of FedNTD's runs."""
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fl_lightning.nets.backbone import Backbone, two_conv_layers
+from fl_lightning.nets.backbone import Conv, PlainCNN
 
 
-class FedNTDCNN(Backbone):
+class FedNTDCNN(PlainCNN):
     """Two padded 5×5 convolutions (32, 64 channels) with 2×2 pooling, 512 units, head.
 
-    2,156,490 parameters for ten classes of 32×32 colour images.
+    2,156,490 parameters for ten classes of 32×32 colour images; 2,218,314 with units=(512, 128), the net whose hidden
+    layers the paper's Table 2 compares.
 
     Args:
         num_classes: C ≥ 1.
         input_shape: (channels, height, width), at least 4×4.
+        units: of the hidden linear layers.
 
     Raises:
         ValueError: a shape that the net cannot take.
@@ -21,11 +26,26 @@ class FedNTDCNN(Backbone):
         Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
     """
 
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...], units: Sequence[int] = (512,)) -> None:
+        super().__init__(num_classes, input_shape, [Conv(32, 5, 2), Conv(64, 5, 2)], units)
+
+
+class FedNTDHypersphere(FedNTDCNN):
+    """FedNTD's CNN with features on the unit circle, where they can be drawn: Linear(512, 2), normalised, head.
+
+    Args:
+        num_classes: C ≥ 1.
+        input_shape: (channels, height, width), at least 4×4.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, App. N.
+    """
+
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.body = two_conv_layers("FedNTDCNN", num_classes, input_shape, padding=2)
-        self.head = nn.Linear(512, num_classes)
+        super().__init__(num_classes, input_shape)
+        self.body.append(nn.Linear(512, 2))
+        self.head = nn.Linear(2, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out
+        """Points on the unit circle: (B, *input_shape) -> (B, 2)."""
+        return F.normalize(self.body(x), dim=1)
