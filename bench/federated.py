@@ -69,7 +69,6 @@ def federate(work: Workload, *callbacks: Callback, **settings: Any) -> Result:
         batch_size=work.batch_size,
         shuffle=False,
         schedule=work.cohorts(work.rounds),
-        eval_batch_size=work.eval_batch_size,
     )
     clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
     return clock, float(trainer.callback_metrics["global/acc"])
@@ -99,7 +98,7 @@ class Batches(LightningDataModule):
 
     def __init__(self, work: Workload, test: Tensor) -> None:
         super().__init__()
-        self.evaluated = -(-len(test) // work.eval_batch_size)
+        self.evaluated = -(-len(test) // 1000)  # as the package's data module cuts them
 
     def train_dataloader(self) -> list[int]:
         return [0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.aggregation.aggregator import Tally
-from fl_lightning.client import ClientContext
+from fl_lightning.client import ClientContext, ClientModule
 from fl_lightning.data.client_data import ClientView
 from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
@@ -67,6 +67,7 @@ class RoundRunner:
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
         self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
+        self.receives = type(loop.client).receive is not ClientModule.receive
         self.current = object()
         """Tells this run of a round from every other, another fit's round of the same number too."""
         callbacks = loop.trainer.callbacks  # type: ignore[attr-defined]
@@ -198,8 +199,9 @@ class RoundRunner:
         loop.desk.note_batch(None)
         self.book.next_client()
         self.notify("on_client_start", client_id)
-        self.local.seed(f"receive/{exchange}", local)
-        client.receive(broadcast, local)
+        if self.receives:
+            self.local.seed(f"receive/{exchange}", local)
+            client.receive(broadcast, local)
         if self.hooks["on_client_epoch_end"]:
             self.local.epoch_end = lambda epoch: self.notify("on_client_epoch_end", client_id, epoch)
         epochs = loop.local_epochs if isinstance(loop.local_epochs, int) else loop.local_epochs[client_id]
