@@ -9,6 +9,7 @@ Note: Eq. 3 is printed as −KL; the sign is repaired. Eq. 6 has ω = 1, which d
 import math
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,6 +18,9 @@ from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
+
+RUNAWAY = -1000.0
+"""L_logit of a run that has left: in training it stays above -10."""
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:
@@ -100,8 +104,8 @@ class FedED(ClientModule):
         if not self.omega or self.logit_form == "official":
             return super().remedy()
         return (
-            f"the logit suppression as printed is unbounded below, so omega={self.omega} may be too large: set omega "
-            f"to 0.005 or logit_form to official; else {super().remedy()}"
+            f"FedED's logit suppression as printed has no lower bound, and with omega={self.omega} training runs away "
+            f"along it: set omega to 0.005 or logit_form to official; else {super().remedy()}"
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -117,6 +121,8 @@ class FedED(ClientModule):
             loss = loss + self.lam * kept
         if self.omega:
             held = logit_suppression(logits, y, prior, self.logit_form)
+            if self.logit_form == "paper":  # NaN in place of rounds of nonsense before the overflow: the loop stops
+                held = held * torch.where(held.detach() < RUNAWAY, math.nan, 1.0)
             self.log("train/suppression", held)
             loss = loss + self.omega * held
         return loss

@@ -151,7 +151,9 @@ def with_fedexp(client: Callable[..., Any], inputs: Inputs) -> dict[str, Any]:
     aggregator: Aggregator = Watched(eps=cfg["eps"], eps_scale=cfg.get("eps_scale", "paper"))
     finished = run(client, inputs, aggregator=aggregator)
     result = rounds(finished)
-    for one, evaluated, step_size in zip(result["rounds"], finished.recorder.evaluated, aggregator.step_sizes):
+    for one, evaluated, step_size in zip(
+        result["rounds"], finished.recorder.evaluated, aggregator.step_sizes, strict=True
+    ):
         one |= {"eta_g": step_size, "eval": finished.weights(evaluated), "eval_buffers": finished.buffers(evaluated)}
     return result
 
