@@ -102,7 +102,6 @@ PAPERS = "C · the five papers"
 
 PENDING: dict[str, str] = {
     **dict.fromkeys(["anchor_plan", "anchor_pick", "ka_loss"], PAPERS),
-    **dict.fromkeys(["importance", "cl_penalty", "extra_communication"], PAPERS),
     **dict.fromkeys(["knfu_fuse", "knfu_finetune"], PAPERS),
     **dict.fromkeys(["kl_true_nottrue", "forgetting_degree", "rounds_to_target", "mean_std"], PAPERS),
     **dict.fromkeys(["prediction_consistency", "normalised_class_accuracy", "classwise_accuracy"], PAPERS),

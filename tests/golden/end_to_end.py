@@ -89,8 +89,8 @@ def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD
     return Problem({"net": net, "optimizer": optimizer}, data, named=kind == "softmax")
 
 
-def data_module(problem: Problem, cfg: dict[str, Any]) -> FederatedDataModule:
-    """All clients' samples in their order, and the cohorts of the schedule."""
+def data_module(problem: Problem, cfg: dict[str, Any], sets: dict[str, Any] | None = None) -> FederatedDataModule:
+    """All clients' samples in their order, and the cohorts of the schedule; `sets`: {X, y} by name."""
     sizes = [len(X) for X, _ in problem.data]
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     samples = tuple(torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*problem.data, strict=True))
@@ -101,7 +101,13 @@ def data_module(problem: Problem, cfg: dict[str, Any]) -> FederatedDataModule:
         schedule=cfg["schedule"],
         shuffle=False,
         batch_size=cfg["batch"] or "full",
+        sets={name: source_of(one) for name, one in (sets or {}).items()},
     )
+
+
+def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
+    pair = torch.from_numpy(samples["X"]), torch.from_numpy(samples["y"])
+    return TensorSource(train=pair, test=pair)
 
 
 # --- running
@@ -207,13 +213,15 @@ def run(
     client: Callable[..., ClientModule],
     inputs: Inputs,
     local_optimizer: Callable[..., Any] = lambda sgd: sgd,
+    sets: tuple[str, ...] = (),
+    recorder: Recorder | None = None,
     **loop: Any,
 ) -> Run:
     """Train through the product; `client` is called with the problem's net and optimizer, or its module.
 
-    `local_optimizer` makes the clients' optimizer of the factory of plain SGD.
+    `local_optimizer` makes the clients' optimizer of the factory of plain SGD; `sets` names inputs that are data.
     """
-    cfg, recorder = inputs["cfg"], Recorder()
+    cfg, recorder = inputs["cfg"], recorder or Recorder()
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
@@ -236,7 +244,7 @@ def run(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(fitted, datamodule=data_module(problem, cfg))
+    trainer.fit(fitted, datamodule=data_module(problem, cfg, {name: inputs[name] for name in sets}))
     return Run(problem, module, recorder, cfg["schedule"])
 
 

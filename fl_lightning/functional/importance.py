@@ -1,0 +1,126 @@
+"""How much a loss depends on each parameter: sums of per-sample gradients, by `torch.func`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fl_lightning.functional.state import State, StateLike, raised
+
+Importance = Literal["abs", "square", "tensor"]
+
+
+def importance(
+    loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[Any], kind: Importance = "abs"
+) -> State:
+    """Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
+
+    Args:
+        loss: `(params, batch) -> ()`, the mean loss of a batch (a nest of tensors, samples along the first dimension).
+        params: trainable parameters w, by name.
+        batches: P, cut so that the gradients of one batch's samples fit in memory together; with `tensor` its cut
+            matters.
+        kind: `abs` or `square` of per-sample gradients; `tensor`: squared gradients of batch means, summed over the
+            batches and over all entries of a tensor.
+
+    Returns:
+        By name, ≥ 0: shaped as the parameters; 0-d with `tensor`. In the parameters' types, summed in float64.
+
+    Raises:
+        ValueError: without a sample.
+
+    Source:
+        Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-2 (`abs`), and its code (`tensor`).
+
+    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0]])
+    >>> importance(lambda p, x: (x @ p["w"]).mean(), w, [x])
+    {'w': tensor([2.0000, 0.5000])}
+    """
+    params = {name: value.detach() for name, value in params.items()}
+    total = {
+        name: torch.zeros(() if kind == "tensor" else value.shape, dtype=torch.float64, device=value.device)
+        for name, value in params.items()
+    }
+
+    def of_one(state: State, sample: Any) -> Tensor:
+        return raised(loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0))))
+
+    gradients_of = grad(loss) if kind == "tensor" else vmap(grad(of_one), in_dims=(None, 0))
+    n = 0
+    for batch in batches:
+        n += first_length(batch)
+        try:
+            gradients = gradients_of(params, batch)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
+                f"branch on a tensor's value), got: {error}; change the loss, or estimate with kind=tensor"
+            ) from error
+        for name, gradient in gradients.items():
+            if kind == "tensor":
+                total[name] += gradient.double().square().sum()
+            else:
+                total[name] += (gradient.abs() if kind == "abs" else gradient.square()).sum(0, dtype=torch.float64)
+    if not n:
+        raise ValueError("importance needs at least one sample, got none; give a set with samples")
+    return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
+
+
+def first_length(batch: Any) -> int:
+    """Samples in a batch: the length of the first tensor in it."""
+    found: list[int] = []
+    apply_to_collection(batch, Tensor, lambda t: found.append(len(t)))
+    return found[0]
+
+
+class _Method(nn.Module):
+    """A module whose forward is another module's method: `functional_call` calls nothing else."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module, self.name = module, name
+
+    def forward(self, *args: Any) -> Any:
+        return getattr(self.module, self.name)(*args)
+
+
+def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
+    """`module.method(*args)` as a function `(params, *args)` of some of the module's parameters, by name.
+
+    >>> linear = nn.Linear(1, 1, bias=False)
+    >>> as_function(linear, "forward")({"weight": torch.tensor([[2.0]])}, torch.tensor([3.0]))
+    tensor([6.])
+    """
+    inner = _Method(module, method)
+
+    def function(params: StateLike, *args: Any) -> Any:
+        return functional_call(inner, {f"module.{name}": value for name, value in params.items()}, args)
+
+    return function
+
+
+def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike) -> Tensor:
+    """Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor); no factor ½.
+
+    Args:
+        params: w, by name.
+        reference: w', the same names; taken as constants.
+        omega: Ω ≥ 0; further entries of the others are left alone.
+
+    Returns:
+        (), ≥ 0, exactly 0 with zero gradient at w = w'; float32 or better.
+
+    Source:
+        Yao and Sun, ICIP 2020, arXiv:2005.12657, Eq. 3, without its λ.
+
+    >>> importance_penalty({"w": torch.tensor([3.0, 1.0])}, {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 2.0])})
+    tensor(11.)
+    """
+    terms = [
+        (weight.detach() * (raised(params[name]) - raised(reference[name].detach())).square()).sum()
+        for name, weight in omega.items()
+    ]
+    return torch.stack(terms).sum()

@@ -1,0 +1,153 @@
+"""FedCL: while training locally, hold on to the weights that matter on the server's proxy data.
+
+Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedAvg, and Ω every `interval` rounds.
+Note: the released code squares gradients of batch means and keeps one number for each tensor (`kind: tensor`), and has
+the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the paper's.
+"""
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.aggregation import Aggregator
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.importance import Importance, as_function, importance, importance_penalty
+from fl_lightning.types import Batch, Broadcast, ClientData, State
+
+GRADIENT_FLOATS = 2**24
+"""Per-sample gradients held at a time: 64 MiB in float32."""
+
+
+def extra_communication(rounds: int, interval: int) -> float:
+    """Traffic over FedAvg's, as a share of it: an Ω as large as the model, down, in ⌈T/interval⌉ rounds of T (§2.3).
+
+    >>> extra_communication(rounds=100, interval=10)
+    0.05
+    """
+    return ceil(rounds / interval) / (2 * rounds)
+
+
+class FedCLAggregator(Aggregator):
+    """The mean of the weights; sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+
+    def setup(self) -> None:
+        self.importance: State = {}
+        if self.client.strength and not len(self.server.data("proxy")):
+            raise ValueError("FedCL needs a proxy set with samples, got an empty one; raise data.proxy_size")
+
+    @property
+    def client(self) -> "FedCL":
+        """The fitted client, whose settings these are."""
+        client = self.server.module
+        if not isinstance(client, FedCL):
+            raise ValueError(
+                f"a FedCLAggregator needs a FedCL client, got {type(client).__name__}; leave model.aggregator unset"
+            )
+        return client
+
+    def begin_round(self, cohort: list[int]) -> None:
+        client, proxy = self.client, self.server.data("proxy")
+        self.importance = {}
+        if client.strength and self.server.round_idx % client.interval == 0:
+            weights = {name: self.server.weights[name] for name in self.server.trainable}
+            indices = torch.split(torch.arange(len(proxy)), client.samples_at_once(weights))
+            self.importance = client.importance_of(weights, proxy.batches(indices, None))
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        return self.sends(exchange, **({"importance": self.importance} if self.importance else {}))
+
+
+class FedCL(ClientModule):
+    """Local loss L + strength · Σ_j Ω_j (w_j − w_g,j)² over the shared trainable parameters (Eq. 3).
+
+    Args:
+        strength: λ ≥ 0; 0 is FedAvg, and nothing is estimated or sent.
+        interval: Ω is estimated and sent every so many rounds, from round 0 on.
+        kind: of Ω: `abs` or `square` of per-sample gradients, or `tensor`, one number for each tensor.
+        when_missing: the client's Ω in rounds without one: `identity`: all ones (FedProx with μ = 2λ); `cached`: the
+            last that it got, ones if none; `local`: estimated on its own data with the received weights.
+        scale: `none`, or `mean_one`: Ω is divided by its mean over all parameters.
+        importance_batch: samples per batch with `kind: tensor`.
+        base: of `ClientModule`.
+    """
+
+    aggregator_class = FedCLAggregator
+    needs = frozenset({"proxy"})
+
+    def __init__(
+        self,
+        strength: float = 0.5,
+        interval: int = 1,
+        kind: Importance = "abs",
+        when_missing: Literal["identity", "cached", "local"] = "identity",
+        scale: Literal["none", "mean_one"] = "none",
+        importance_batch: int = 64,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        if strength < 0:
+            raise ValueError(f"strength must be at least 0, got {strength}; 0 is FedAvg")
+        for name, least in (("interval", interval), ("importance_batch", importance_batch)):
+            if least < 1:
+                raise ValueError(f"{name} must be at least 1, got {least}")
+        for name, choices, chosen in (
+            ("kind", ("abs", "square", "tensor"), kind),
+            ("when_missing", ("identity", "cached", "local"), when_missing),
+            ("scale", ("none", "mean_one"), scale),
+        ):
+            if chosen not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+        self.strength, self.interval, self.kind = strength, interval, kind
+        self.when_missing, self.scale, self.importance_batch = when_missing, scale, importance_batch
+
+    def samples_at_once(self, weights: State) -> int:
+        """Samples whose gradients are taken together."""
+        if self.kind == "tensor":
+            return self.importance_batch
+        return max(1, GRADIENT_FLOATS // sum(value.numel() for value in weights.values()))
+
+    def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
+        """Ω of the shared trainable `weights`, the net in eval mode."""
+        with self.looking():
+            loss = as_function(self, "local_loss")
+            batches = map(self.placed, batches)
+            omega = importance(lambda params, batch: loss(params, batch, 0), weights, batches, self.kind)
+        if self.scale == "none":
+            return omega
+        sizes = {name: weights[name].numel() / value.numel() for name, value in omega.items()}
+        total = torch.stack([value.sum(dtype=torch.float64) * sizes[name] for name, value in omega.items()]).sum()
+        mean = total / sum(value.numel() for value in weights.values())
+        mean = torch.where(mean > 0, mean, 1.0)
+        return {name: (value / mean).to(value.dtype) for name, value in omega.items()}
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if not self.strength:
+            return
+        assert broadcast.weights is not None
+        weights = {name: value for name, value in self.received.items() if name in broadcast.weights}
+        omega = broadcast.extras.get("importance")
+        if omega is not None:
+            if self.when_missing == "cached":
+                self.memory["importance"] = omega
+        elif self.when_missing == "cached":
+            omega = self.memory.get("importance")
+        elif self.when_missing == "local" and local.size():
+            omega = self.importance_of(weights, local.batches(batch_size=self.samples_at_once(weights)))
+        if omega is None:
+            omega = {name: torch.ones_like(value) for name, value in weights.items()}
+        else:
+            entries = sum(value.numel() for value in weights.values())
+            total = torch.stack([value.expand_as(weights[name]).sum() for name, value in omega.items()]).sum()
+            self.log("train/importance", total / entries)
+        self.round_buffer("importance", {name: value.expand_as(weights[name]) for name, value in omega.items()})
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.local_loss(batch, batch_idx)
+        if not self.strength:
+            return loss
+        penalty = importance_penalty(self.params(), self.received, self.round["importance"])
+        self.log("train/penalty", penalty)
+        return loss + self.strength * penalty

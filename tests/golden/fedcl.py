@@ -1,0 +1,96 @@
+"""Adapters of FedCL."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fl_lightning import FederatedLoop
+from fl_lightning.functional.importance import importance, importance_penalty
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.methods import FedCL
+from fl_lightning.methods.fedcl import extra_communication
+from fl_lightning.types import ClientUpdate, State
+
+from .adapters_fn import Inputs, float64
+from .end_to_end import Recorder, flat, rounds, run
+
+
+def states(values: dict[str, Any]) -> State:
+    return {name: float64(value) for name, value in values.items()}
+
+
+def perceptron_loss(params: State, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    hidden = F.linear(x, params["W1"], params["b1"]).relu()
+    return cross_entropy(F.linear(hidden, params["W2"], params["b2"]), y)
+
+
+def estimated(inputs: Inputs) -> dict[str, Any]:
+    x, y = float64(inputs["inputs"]), torch.tensor(inputs["targets"])
+    batches = zip(x.split(inputs["batch"]), y.split(inputs["batch"]), strict=True)
+    return {"omega": importance(perceptron_loss, states(inputs["params"]), batches, inputs["kind"])}
+
+
+def penalty(inputs: Inputs) -> dict[str, Any]:
+    theta, received = states(inputs["theta"]), states(inputs["theta_global"])
+    omega = {name: torch.ones_like(value) for name, value in theta.items()}
+    if inputs["omega"] is not None:
+        omega = states(inputs["omega"])
+    return {"value": inputs["lam"] * importance_penalty(theta, received, omega)}
+
+
+FN: dict[str, Callable[[Inputs], Any]] = {
+    "importance": estimated,
+    "cl_penalty": penalty,
+    "extra_communication": lambda inputs: {"value": extra_communication(inputs["rounds"], inputs["interval"])},
+}
+METHOD: dict[str, Callable[[Inputs], Any]] = {}
+
+
+class Omegas(Recorder):
+    """Notes the Ω that was sent in each round, and which round's each client used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Tensor | None] = []
+        self.used: list[dict[int, int]] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
+        super().on_train_epoch_start(trainer, loop)
+        self.sent.append(None)
+        self.used.append({})
+
+    def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        super().on_client_end(trainer, loop, update)
+        mine = loop.client.round["importance"]
+        if loop.aggregator.importance:
+            self.sent[-1] = flat(loop.aggregator.importance[name].expand_as(mine[name]) for name in mine)
+        used = flat(mine.values())
+        same = [r for r, sent in enumerate(self.sent) if sent is not None and torch.equal(used, sent)]
+        self.used[-1][update.client_id] = same[0] if same else -1
+        assert same or loop.client.when_missing == "local" or bool((used == 1).all())
+
+
+def fedcl_rounds(inputs: Inputs) -> dict[str, Any]:
+    cfg, recorder = inputs["cfg"], Omegas()
+    client = partial(
+        FedCL,
+        strength=cfg["lam"],
+        interval=cfg["interval"],
+        kind=cfg["kind"],
+        when_missing=cfg["when_missing"],
+        importance_batch=cfg.get("importance_batch", 64),
+    )
+    result = rounds(run(client, inputs, sets=("proxy",), recorder=recorder))
+    for one, sent, used in zip(result["rounds"], recorder.sent, recorder.used, strict=True):
+        one |= {"omega_sent": sent is not None, "omega": sent}
+        one["omega_round"] = [used[client_id] for client_id in one["participants"]]
+    return result
+
+
+E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedcl": fedcl_rounds}

@@ -1,0 +1,244 @@
+"""FedCL: importance against a loop of backward passes, its sending, its neutral cases."""
+
+import copy
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fl_lightning.data import TensorSource
+from fl_lightning.methods import FedAvg, FedCL, FedProx
+from fl_lightning.methods.fedcl import FedCLAggregator
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+
+PROXY = samples(11, seed=5)
+
+
+def data(proxy=PROXY, **settings):
+    """The toy clients, and a proxy set of the server's own."""
+    return toy_data(sets={"proxy": TensorSource(proxy, samples(2), num_classes=3)}, **settings)
+
+
+def fedcl(**settings):
+    return FedCL(**{"net": BatchNormNet, "optimizer": sgd(), **settings})
+
+
+class Watch(pl.Callback):
+    """What every client used, by round and client, and the bytes of every round."""
+
+    def __init__(self):
+        self.used, self.bytes = [], []
+
+    def on_train_epoch_start(self, trainer, loop):
+        self.used.append({})
+
+    def on_client_end(self, trainer, loop, update):
+        self.used[-1][update.client_id] = {
+            name: value.clone() for name, value in loop.client.round["importance"].items()
+        }
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.bytes.append((loop.row["comm/bytes_down"], loop.row["comm/bytes_up"]))
+
+
+def by_hand(net, kind, size):
+    """Ω by one backward pass per sample or batch, in float64."""
+    net = copy.deepcopy(net).double().eval()
+    total = {f"net.{name}": torch.zeros((), dtype=torch.float64) for name, _ in net.named_parameters()}
+    x, y = PROXY
+    for batch, labels in zip(x.double().split(size), y.split(size), strict=True):
+        net.zero_grad()
+        F.cross_entropy(net(batch), labels).backward()
+        for name, parameter in net.named_parameters():
+            g = parameter.grad
+            one = {"abs": g.abs(), "square": g.square(), "tensor": g.square().sum()}[kind]
+            total[f"net.{name}"] = total[f"net.{name}"] + one
+    return {name: value / len(x) for name, value in total.items()}
+
+
+@pytest.mark.parametrize(("kind", "size"), [("abs", 1), ("square", 1), ("tensor", 4)])
+def test_importance_is_that_of_a_loop_of_backward_passes(kind, size, monkeypatch):
+    """BatchNorm on running statistics, no dropout; in chunks of 5 as in one."""
+    client = fedcl(kind=kind, importance_batch=4, num_classes=3, input_shape=(4,))
+    client.net.body[1].running_mean.fill_(0.3)
+    before = copy.deepcopy(client.state_dict())
+    modes = [module.training for module in client.modules()]
+    weights = {name: value.detach() for name, value in client.params().items()}
+    wanted = by_hand(client.net, kind, size)
+    for floats in (5 * sum(value.numel() for value in weights.values()), 10**6):
+        monkeypatch.setattr("fl_lightning.methods.fedcl.GRADIENT_FLOATS", floats)
+        cut = client.samples_at_once(weights)
+        assert cut == (4 if kind == "tensor" else 5 if floats < 10**6 else 10**6 // 83)
+        omega = client.importance_of(weights, zip(*(t.split(cut) for t in PROXY), strict=True))
+        assert all(value.min() >= 0 for value in omega.values())
+        torch.testing.assert_close(omega, wanted, rtol=1e-4, atol=1e-6, check_dtype=False)
+    assert equal(client.state_dict(), before)
+    assert [module.training for module in client.modules()] == modes
+    assert all(parameter.grad is None for parameter in client.parameters())
+
+
+def test_scaled_importance_has_mean_one():
+    for kind in ("abs", "tensor"):
+        client = fedcl(scale="mean_one", kind=kind, num_classes=3, input_shape=(4,))
+        weights = {name: value.detach() for name, value in client.params().items()}
+        omega = client.importance_of(weights, [PROXY])
+        entries = torch.cat([omega[name].expand_as(value).flatten() for name, value in weights.items()])
+        assert entries.mean().item() == pytest.approx(1, rel=1e-5)
+
+
+def test_without_strength_it_is_fedavg():
+    plain, watch = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3, data()), Watch()
+    watch.on_client_end = lambda *_: None
+    loop = fit(fedcl(strength=0), 3, data(), callbacks=[watch])
+    assert equal(weights_of(loop), weights_of(plain))
+    assert watch.bytes[0] == (plain.row["comm/bytes_down"], plain.row["comm/bytes_up"])
+
+
+def test_the_first_step_of_a_round_is_fedavg_s():
+    loop = fit(fedcl(strength=100.0), 3, data(), max_local_steps=1)
+    assert loop.row["train/penalty"] == 0
+    assert equal(
+        weights_of(loop), weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3, data(), max_local_steps=1))
+    )
+
+
+class Silent(FedCLAggregator):
+    """Never sends an importance."""
+
+    def begin_round(self, cohort):
+        self.importance = {}
+
+
+def test_with_ones_it_is_fedprox_with_twice_the_strength():
+    ones = fit(fedcl(strength=0.5), 3, data(), aggregator=Silent())
+    prox = fit(FedProx(mu=1.0, net=BatchNormNet, optimizer=sgd()), 3, data())
+    torch.testing.assert_close(weights_of(ones), weights_of(prox), rtol=1e-5, atol=1e-6)
+    assert ones.row["comm/bytes_down"] == prox.row["comm/bytes_down"]
+
+
+def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
+    floats = 4 * 83  # of parameters; BatchNorm's two buffers of 8 travel with the weights
+    for kind, extra in (("abs", floats), ("tensor", 4 * 6)):
+        watch = Watch()
+        fit(fedcl(interval=2, kind=kind), 3, data(), callbacks=[watch])
+        weights = 5 * (floats + 4 * 16)
+        assert watch.bytes == [(weights + 5 * extra, weights), (weights, weights), (weights + 5 * extra, weights)]
+
+
+@pytest.mark.parametrize("missing", ["identity", "cached", "local"])
+def test_what_stands_in_for_a_missing_importance(missing):
+    """Client 2 comes late, in a round that sends nothing; client 3 has no data."""
+    schedule, watch = [[0, 1], [0, 2, 3], [1, 2]], Watch()
+    source = data(schedule=schedule, sizes=(7, 12, 5, 0, 16))
+    client = fedcl(interval=2, when_missing=missing)
+    loop = fit(client, 3, source, callbacks=[watch])
+    sent, later = watch.used[0][0], watch.used[2][1]
+    assert equal(sent, watch.used[0][1])
+    assert equal(later, watch.used[2][2])
+    assert not equal(sent, later)
+    ones = {name: torch.ones_like(value) for name, value in sent.items()}
+    old, new, empty = (watch.used[1][client_id] for client_id in (0, 2, 3))
+    assert equal(empty, ones)
+    if missing == "identity":
+        assert equal(old, ones)
+        assert equal(new, ones)
+    elif missing == "cached":
+        assert equal(old, sent)
+        assert equal(new, ones)
+        assert equal(loop.store.memory(0)["importance"], sent)
+        assert equal(loop.store.memory(2)["importance"], later)
+    else:
+        start = fit(fedcl(interval=2), 1, data(schedule=schedule, sizes=(7, 12, 5, 0, 16))).client
+        params = {name: value.detach() for name, value in start.params().items()}
+        own = start.importance_of(params, [source.view(2, 1).all()])
+        torch.testing.assert_close(new, own)
+    assert loop.store.state_dict() == {} if missing != "cached" else sorted(loop.store.state_dict()) == [0, 1, 2]
+
+
+def test_resume_with_a_cached_importance_is_exact(tmp_path):
+    settings = {"schedule": [[0, 1], [0, 2], [1, 2], [0, 4]]}
+    whole = fit(fedcl(interval=3, when_missing="cached"), 4, data(**settings))
+    half = fit(fedcl(interval=3, when_missing="cached"), 2, data(**settings))
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = fit(fedcl(interval=3, when_missing="cached"), 4, data(**settings), ckpt_path=tmp_path / "half.ckpt")
+    assert equal(weights_of(resumed), weights_of(whole))
+    assert resumed.row == whole.row
+
+
+def test_entries_that_stay_with_a_client_are_not_pulled():
+    watch = Watch()
+    loop = fit(fedcl(strength=1e3), 2, data(), callbacks=[watch], personal=["net.head.*"])
+    assert set(watch.used[0][0]) == {name for name in loop.client.params() if ".head." not in name}
+    assert math.isfinite(loop.row["train/penalty"])
+
+
+class Classifier(pl.LightningModule):
+    """A user's module."""
+
+    def __init__(self, reads=False):
+        super().__init__()
+        self.net, self.reads = nn.Linear(4, 3), reads
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss.item() if self.reads else loss)
+        return loss
+
+    def configure_optimizers(self):
+        return sgd()(self.parameters())
+
+
+class Linear(nn.Linear):
+    def __init__(self, num_classes, shape):
+        super().__init__(*shape, num_classes)
+
+
+def test_around_a_user_s_module():
+    """The same as with the net inside; what is logged while Ω is estimated is forgotten."""
+    runs = []
+    for client in (FedCL(module=Classifier()), FedCL(net=Linear, optimizer=sgd(), num_classes=3, input_shape=(4,))):
+        with torch.no_grad():
+            for parameter in client.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        watch = Watch()
+        runs.append((fit(client, 1, data(), callbacks=[watch]).row, watch.used[0][0]))
+    (module, inside), (net, outside) = runs
+    assert module["loss"] == pytest.approx(net["train/ce"], rel=1e-6)
+    for one, other in zip(inside.values(), outside.values(), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(RuntimeError, match="change the loss, or estimate with kind=tensor"):
+        fit(FedCL(module=Classifier(reads=True)), 1, data())
+
+
+def test_finite_where_logits_are_huge():
+    client = fedcl(num_classes=3, input_shape=(4,))
+    weights = {name: value.detach() * 1e4 for name, value in client.params().items()}
+    omega = client.importance_of(weights, [PROXY])
+    assert all(value.isfinite().all() for value in omega.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"strength": -1}, "strength must be at least 0, got -1"),
+        ({"interval": 0}, "interval must be at least 1, got 0"),
+        ({"kind": "fisher"}, "kind must be one of abs, square, tensor, got 'fisher'"),
+        ({"when_missing": "zero"}, "when_missing must be one of"),
+        ({"scale": "max"}, "scale must be one of"),
+    ],
+)
+def test_bad_settings(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fedcl(**settings)
+
+
+def test_it_needs_a_proxy_set_and_its_own_client():
+    with pytest.raises(ValueError, match=r"FedCL needs the split 'proxy'.*data\.proxy_size"):
+        fit(fedcl(), 1, toy_data())
+    with pytest.raises(ValueError, match="needs a proxy set with samples"):
+        fit(fedcl(), 1, data(proxy=tuple(t[:0] for t in PROXY)))
+    with pytest.raises(ValueError, match="needs a FedCL client, got FedAvg"):
+        fit(FedAvg(net=BatchNormNet), 1, data(), aggregator=FedCLAggregator())
