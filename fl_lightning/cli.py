@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.callbacks import ClasswiseReport, RoundProgressBar, RunPlots
 from fl_lightning.data import FederatedDataModule
@@ -18,6 +20,7 @@ from fl_lightning.parsing import PROG, FederatedParser
 from fl_lightning.run_folder import (
     CHECKPOINTS,
     DEFAULT_ROOT,
+    LAST,
     BestCheckpoint,
     LastCheckpoint,
     discard,
@@ -27,12 +30,15 @@ from fl_lightning.run_folder import (
     run_of,
     stem_of,
 )
+from fl_lightning.server import check_trainer
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
 TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+
+NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
 
 
 class SaveConfig(SaveConfigCallback):
@@ -77,7 +83,8 @@ class FederatedCLI(LightningCLI):
             if self.folder is not None and self.first_round is None and not rounds:
                 discard(self.folder)
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
-                raise KeyboardInterrupt(interrupted(rounds, sys.argv[1:] if args is None else args)) from None
+                command = sys.argv[1:] if args is None else args
+                raise KeyboardInterrupt(interrupted(rounds, command, self.folder)) from None
             raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -95,14 +102,19 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
+        if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
+            raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks)
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
             self.folder = None
-            kwargs |= {} if settings.barebones else {"logger": False}
+            kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
             ours: list[Callback] = [ClasswiseReport()]
         else:
             self.folder = self.folder or new_run(self.parent)
-            kwargs |= {"default_root_dir": str(self.folder), "logger": self.loggers(settings.logger)}
+            kwargs |= {
+                "default_root_dir": str(self.folder),
+                "logger": loggers(settings.logger, self.folder, self.first_round),
+            }
             ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / CHECKPOINTS, given, self.datamodule.val_fraction)
@@ -111,18 +123,30 @@ class FederatedCLI(LightningCLI):
             ours.append(RoundProgressBar())
         kinds = {type(callback) for callback in given}
         callbacks = given + [callback for callback in ours if type(callback) not in kinds]
-        return super().instantiate_trainer(**kwargs, callbacks=callbacks)
+        trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
+        check_trainer(trainer)  # before Lightning starts further processes
+        return trainer
 
-    def loggers(self, given: Any) -> list[Logger]:
-        """The user's, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
-        assert self.folder is not None
-        if given is False:
-            return []
-        if given is None or given is True:
-            given = RunTensorBoard(self.folder, self.first_round)
-        table = RoundCSVLogger(self.folder)
-        chosen: list[Logger] = as_list(given)
-        return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, table]
+    def before_fit(self) -> None:
+        announce(self.folder, self.first_round or 0, self.trainer.max_epochs)
+
+
+def announce(folder: Path | None, rounds: int, max_epochs: int | None) -> None:
+    """Say where the run lies, and when the run that is continued has its rounds already."""
+    if folder is not None:
+        rank_zero_info(f"Run folder: {folder}{f', continued from round {rounds}' if rounds else ''}")
+    if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
+        rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
+
+
+def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
+    """The user's, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
+    if given is False:
+        return []
+    if given is None or given is True:
+        given = RunTensorBoard(folder, first_round)
+    chosen: list[Logger] = as_list(given)
+    return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
 
 def checkpoints(folder: Path, given: list[Callback], val_fraction: float) -> list[Callback]:
@@ -137,17 +161,19 @@ def checkpoints(folder: Path, given: list[Callback], val_fraction: float) -> lis
     return ours
 
 
-def interrupted(rounds: int, argv: list[str]) -> str:
+def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
     """What a run that was stopped by Ctrl-C left behind, and how it goes on."""
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
+    done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
+    if folder is None or not (folder / CHECKPOINTS / LAST).is_file():
+        return f"{done}; no checkpoint is kept"
     words = [
         word
         for before, word in zip(["", *argv], argv, strict=False)
         if before != "--ckpt_path" and not word.startswith("--ckpt_path")
     ]
-    command = shlex.join([PROG, *words, "--ckpt_path", "last"])
-    return f"interrupted after {rounds} complete rounds; continue with {command}"
+    return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(folder / CHECKPOINTS / LAST)])}"
 
 
 def as_list(value: Any) -> list[Any]:

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from pytorch_lightning import Callback
+from pytorch_lightning import callbacks as lightning_callbacks
+from pytorch_lightning import loggers as lightning_loggers
 from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.loggers import Logger
 from torch.optim import Optimizer
 
-from fl_lightning import aggregation, data, methods, nets
+from fl_lightning import aggregation, callbacks, data, methods, nets
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
 from fl_lightning.data import Partition, Source
@@ -29,12 +33,18 @@ BASES: dict[str, type] = {
     "aggregator": Aggregator,
     "optimizer": Optimizer,
     "server_optimizer": Optimizer,
+    "callbacks": Callback,
+    "logger": Logger,
 }
 """By the last part of an option: whose subclasses it takes."""
 
 UNKNOWN = re.compile(r"Option '(.+?)' is not accepted|accept option '(.+?)'|unrecognized arguments: (\S+)")
 NO_CLASS = re.compile(
-    r"Expected a dot import path string: (\S+)|has no attribute '(\w+)'|Import path (\S+) does not correspond"
+    r"Expected a dot import path string: (\S+)|has no attribute '(\w+)'|Import path (\S+) does not correspond|"
+    r"Expected '(\S+)' to be a subclass of|No module named '(\S+)'"
+)
+WRAPPING = re.compile(
+    r"Problem with given class_path '.+?':|Type .+ expects a function or a callable class: |\.? ?Got value: Namespace.+"
 )
 NOISE = (
     "Expected a path but",
@@ -76,17 +86,27 @@ def sentence(message: str, known: Iterable[str] = ()) -> str:
 
     >>> sentence("Option 'betta' is not accepted", ["beta", "temperature"])
     "unknown option 'betta'; the nearest is 'beta' (there are beta, temperature)"
-    >>> sentence('Parser key "data.num_clients":\\n  Expected a <class \\'int\\'>. Got value: five')
+    >>> sentence('Parser key "data.num_clients":\n  Expected a <class \'int\'>. Got value: five')
     'data.num_clients must be int, got five'
     """
+    key, _, rest = message.partition('":')
+    if rest and key.startswith("Parser key"):
+        return _wrong_value(key.split('"')[1], rest)
     if unknown := UNKNOWN.search(message):
         return _unknown_option(next(filter(None, unknown.groups())), list(known))
     if missing := re.search(r"following arguments are required: (.+)", message):
         return f"{missing[1]} must be given and is not"
-    key, _, rest = message.partition('":')
-    if rest and key.startswith("Parser key"):
-        return _wrong_value(key.split('"')[1], rest)
-    return _one_line(message)
+    if command := re.search(r"subcommand: invalid choice: '(.+?)' \(choose from (.+)\)", message):
+        return _expected("the command", command[2].replace("'", "").split(", "), command[1])
+    if asked := re.search(r"--([\w.]+)\.help: Expected a dot import path string: (\S+)", message):
+        return _no_class(asked[1], asked[2], asked[2])
+    return "; ".join(_told(message))
+
+
+def _told(text: str) -> list[str]:
+    """The lines that say something, each once, without the parser's own words around them."""
+    lines = [WRAPPING.sub("", line.strip().removeprefix("- ")) for line in text.splitlines()]
+    return [line for line in dict.fromkeys(lines) if line and not line.startswith(NOISE)] or [_one_line(text)]
 
 
 def _one_line(text: str) -> str:
@@ -117,28 +137,38 @@ def _unknown_option(name: str, known: list[str]) -> str:
 
 def _wrong_value(key: str, rest: str) -> str:
     """What is wrong with the value of `key`."""
-    given = re.findall(r"Given value: (.+)|Got value: (.+)", rest)
-    value = "".join(given[-1]).strip() if given else ""
-    lines = [line.strip().removeprefix("- ") for line in rest.splitlines()]
-    lines = [line for line in dict.fromkeys(lines) if line and not line.startswith(NOISE)]
-    if names := [next(filter(None, match.groups())) for line in lines if (match := NO_CLASS.search(line))]:
-        return _no_class(key, names[0], value or names[0])
-    kinds = [_kind(line) for line in lines]
-    if kinds and all(kinds):
-        literal = [name for kind in kinds for name in kind.split(" or ")]
-        near = _nearest(value, literal)
-        return f"{key} must be {' or '.join(literal)}, got {value}" + (f"; {near}" if near else "")
-    told = [line for line, kind in zip(lines, kinds, strict=True) if not kind]
-    return f"{key}: {_one_line('; '.join(told) or rest)}"
+    values = re.findall(r"Given value: (.+)|Got value: (.+)", rest)
+    value = "".join(values[-1]).strip() if values else ""
+    lines = _told(rest)
+    if found := next(filter(None, map(NO_CLASS.search, lines)), None):
+        name = next(filter(None, found.groups()))
+        path = re.search(r"class_path'?(?:=|: | )'(.+?)'", rest)
+        given = path[1] if path else value or name
+        if found[5] and not given.startswith(found[5]):
+            return f"{key}: {given} cannot be imported, it needs {found[5]}, which is not there; install that module"
+        return _no_class(key, name, given)
+    kinds = [_kinds(line) for line in lines]
+    if all(kinds):
+        return _expected(key, [name for kind in kinds for name in kind], value)
+    told = "; ".join(line for line, kind in zip(lines, kinds, strict=True) if not kind)
+    inner = re.match(r"[\w.]+(:| must )", told)  # a parameter of the class that `key` names
+    return f"{key}.{told}" if inner else f"{key}: {told}"
 
 
-def _kind(line: str) -> str:
-    """`int` of "Expected a <class 'int'>…", `kl or mse` of a Literal; empty for another line."""
+def _expected(key: str, names: Sequence[str], value: str) -> str:
+    names = list(dict.fromkeys(names))
+    near = _nearest(value, names)
+    either = f"{_list(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+    return f"{key} must be {either}, got {value}" + (f"; {near}" if near else "")
+
+
+def _kinds(line: str) -> list[str]:
+    """`int` of "Expected a <class 'int'>…", `kl` and `mse` of a Literal; none of another line."""
     if found := re.match(r"Expected a <class '(?:[\w.]+\.)?(\w+)'>", line):
-        return found[1]
+        return [found[1]]
     if found := re.match(r"Expected a typing\.Literal\[(.+?)\]", line):
-        return " or ".join(name.strip(" '\"") for name in found[1].split(","))
-    return ""
+        return [name.strip(" '\"") for name in found[1].split(",")]
+    return []
 
 
 def _no_class(key: str, name: str, given: str) -> str:
@@ -176,7 +206,7 @@ def _import(path: str) -> Any:
 
 def subclasses(base: type) -> set[str]:
     """Short names of the public classes that can be given where `base` is asked for."""
-    modules = (methods, nets, data, aggregation)
+    modules = (methods, nets, data, aggregation, callbacks, lightning_callbacks, lightning_loggers)
     found: list[tuple[str, Any]] = [pair for module in modules for pair in vars(module).items()]
     ours = {
         name
@@ -184,4 +214,4 @@ def subclasses(base: type) -> set[str]:
         if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind) and name[0] != "_"
     }
     torchs: list[type] = base.__subclasses__()
-    return ours or {kind.__name__ for kind in torchs if kind.__module__.startswith("torch.optim.")}
+    return ours | {kind.__name__ for kind in torchs if kind.__module__.startswith("torch.optim.")}

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_only
 
 DEFAULT_ROOT = "runs"
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
+LAST = "last.ckpt"
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
@@ -38,7 +40,12 @@ def runs(parent: Path) -> dict[int, Path]:
 
 
 def new_run(parent: Path) -> Path:
-    """Make the folder of the next number (two processes get two)."""
+    """Make the folder of the next number (two runs at a time get two).
+
+    Of a run's processes only the first writes; the others get `parent`.
+    """
+    if getattr(rank_zero_only, "rank", 0):
+        return parent
     number = max(runs(parent), default=-1) + 1
     while True:
         try:
@@ -51,6 +58,8 @@ def new_run(parent: Path) -> Path:
 
 def discard(run: Path) -> None:
     """Remove the folder of a run that completed no round, and its parent where that is empty then."""
+    if getattr(rank_zero_only, "rank", 0):
+        return
     shutil.rmtree(run, ignore_errors=True)
     if run.parent.is_dir() and not any(run.parent.iterdir()):
         run.parent.rmdir()
@@ -117,7 +126,7 @@ class LastCheckpoint(ModelCheckpoint):
     def __init__(self, dirpath: str | Path) -> None:
         super().__init__(
             dirpath,
-            filename="last",
+            filename=Path(LAST).stem,
             every_n_epochs=1,
             save_on_train_epoch_end=True,
             enable_version_counter=False,

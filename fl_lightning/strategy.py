@@ -19,7 +19,16 @@ class ClientParallelStrategy(DDPStrategy):
     """
 
     def configure_ddp(self) -> None:
-        """The module stays as it is: there is nothing to wrap."""
+        """The module stays as it is: there is nothing to wrap.
+
+        Raises:
+            ValueError: if it synchronises BatchNorm, whose statistics belong to one client.
+        """
+        if any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.lightning_module.modules()):  # type: ignore[union-attr]
+            raise ValueError(
+                "processes train different clients, whose BatchNorm must not be synchronised, got SyncBatchNorm; leave "
+                "trainer.sync_batchnorm unset"
+            )
 
 
 for name, method in (

@@ -1,6 +1,7 @@
 """What a run prints that nobody can act on stays off the terminal."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ INFOS = (
 
 def worth_showing(record: logging.LogRecord) -> bool:
     """False for the notes in `INFOS`."""
-    return not record.getMessage().startswith(INFOS)
+    return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
 
 
 @contextmanager

@@ -118,5 +118,5 @@ def class_samples(trainer: Trainer, loop: FederatedLoop, split: str) -> Tensor:
     assert labels is not None
     assert data.num_classes is not None
     batches = trainer.num_test_batches if trainer.state.fn == "test" else trainer.num_val_batches
-    seen = sum(batches) * data.eval_batch_size * trainer.world_size
+    seen = sum(batches or [math.inf]) * data.eval_batch_size * trainer.world_size
     return torch.bincount(labels if math.isinf(seen) else labels[: int(seen)], minlength=data.num_classes)
