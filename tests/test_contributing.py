@@ -6,9 +6,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -88,30 +90,79 @@ def test_commands_of_the_walk_through(checkout):
     assert "train/decorr" in header
 
 
-def test_python_of_the_readme(tmp_path):
-    snippets = blocks("README.md", "python")
-    assert snippets
-    for text in snippets:
-        run("-c", text, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def readers_folder(tmp_path_factory):
+    """Where a reader of the README works: `configs/`, and the files that the README shows."""
+    there = tmp_path_factory.mktemp("reader")
+    (there / "configs").symlink_to(ROOT / "configs")
+    for text in blocks("README.md", "python"):
+        if named := re.match(r"# (\w+\.py)$", text.partition("\n")[0]):
+            (there / named[1]).write_text(text, encoding="utf-8")
+    return there
 
 
-@pytest.mark.parametrize(
-    "command", commands("README.md") if (ROOT / "README.md").stat().st_size else [], ids=shlex.join
-)
-def test_commands_of_the_readme_are_understood(command, capsys, monkeypatch):
+@pytest.mark.parametrize("text", blocks("README.md", "python"), ids=lambda text: str(text.count("\n")))
+def test_python_of_the_readme(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "README.md", "exec"), {"__name__": "__main__"})  # in this process: torch is loaded
+
+
+def test_yaml_of_the_readme_is_that_of_the_repository():
+    shown = blocks("README.md", "yaml")
+    assert shown
+    for text in shown:
+        path = text.partition("\n")[0].removeprefix("# ")
+        assert yaml.safe_load(text) == yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
     from fl_lightning.__main__ import main
 
-    monkeypatch.chdir(ROOT)
-    _, *arguments = command
-    if "--ckpt_path" in arguments:  # there is no run yet
-        at = arguments.index("--ckpt_path")
-        del arguments[at : at + 2]
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments, "--print_config"])
-    assert not stop.value.code, capsys.readouterr().err
+    monkeypatch.chdir(readers_folder)
+    shown = commands("README.md")
+    assert len(shown) > 5
+    for _, verb, *arguments in shown:  # in the README's order: tests and resumed runs need what came before
+        only_parsed = any(name in argument for argument in arguments for name in ("gpu", "cifar", "print_config"))
+        ending = ["--print_config"] if only_parsed else []
+        if verb == "fit" and not only_parsed:
+            rounds = 3 if "--ckpt_path" in arguments else 2
+            ending = [
+                f"--trainer.max_epochs={rounds}",
+                "--trainer.accelerator=cpu",
+                "--trainer.enable_progress_bar=false",
+            ]
+            ending += ["--model.alma_every=1"] if "--model.alma_every" in arguments else []
+        with suppress(SystemExit) if only_parsed else nullcontext():
+            main([verb, *arguments, *ending])
+        out = capsys.readouterr().out
+        assert "class_path" in out if only_parsed else re.search("Class-wise accuracy|Last values", out)
+    resumed = readers_folder / "runs/digits_fedntd/0/metrics.csv"
+    assert [line.partition(",")[0] for line in resumed.read_text().splitlines()] == ["round", "0", "1", "2"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_make_targets_of_the_documents_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    lines = [line for block in blocks(document, "sh") for line in block.splitlines() if line.startswith("make ")]
+    lines += re.findall(r"`(make [a-z -]+)`", text)
+    named = {word for line in lines for word in line.partition("#")[0].split()[1:]}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+def test_rows_of_the_methods_table_name_their_classes():
+    from fl_lightning import methods
+
+    rows = re.findall(
+        r"^\| (\w+) \|.*`(fl_lightning/methods/(\w+)\.py)`", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert rows
+    for name, path, module in rows:
+        assert getattr(methods, name).__module__ == f"fl_lightning.methods.{module}", path
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/decisions.md"])
 def test_files_that_the_documents_name_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
