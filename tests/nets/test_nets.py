@@ -118,16 +118,16 @@ def test_layers_follow_the_papers():
 
 @pytest.mark.parametrize(("net_class", "shape"), NORMED)
 def test_normed_nets_stack_under_vmap(net_class, shape):
-    nets = [net_class(3, shape) for _ in range(2)]
+    nets = [net_class(3, shape).double() for _ in range(2)]
     params, buffers = torch.func.stack_module_state(nets)
-    x = torch.randn(2, 3, *shape)
+    x = torch.randn(2, 3, *shape, dtype=torch.float64)
 
     def call(p, b, z):
         return torch.func.functional_call(nets[0], (p, b), (z,))
 
     stacked = torch.func.vmap(call)(params, buffers, x)
     for net, z, logits in zip(nets, x, stacked, strict=True):
-        torch.testing.assert_close(logits, net(z), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(logits, net(z), rtol=1e-6, atol=1e-6)
 
 
 def test_features_on_the_circle():
