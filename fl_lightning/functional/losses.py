@@ -97,6 +97,23 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
     return temperature**2 * terms.masked_fill(few, 0.0).sum(-1).mean()
 
 
+def true_class(target: Tensor, num_classes: int) -> Tensor:
+    """True at each sample's own class; unlike `one_hot` it runs under `torch.func.vmap`.
+
+    Args:
+        target: classes, (B,) integers; one outside 0 ... C-1 is nowhere true.
+        num_classes: C.
+
+    Returns:
+        bool, (B, C).
+
+    >>> true_class(torch.tensor([2, 0]), 3)
+    tensor([[False, False,  True],
+            [ True, False, False]])
+    """
+    return target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)
+
+
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
     """½ Σ ‖θ − x‖², summed over all tensors of `params`; its gradient is θ − x.
 

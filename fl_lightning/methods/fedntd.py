@@ -7,23 +7,21 @@ Server: FedAvg.
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.losses import cross_entropy, kl_divergence
+from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 
 
 def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
     """τ² KL(teacher || local) over the C−1 not-true classes (Eq. 11): (B, C), (B, C), (B,) -> ()."""
-    true = F.one_hot(target, local.shape[1]).bool()  # masked, not indexed: shapes stay fixed, so it stacks
-    return kl_divergence(local, teacher, temperature, exclude=true)
+    return kl_divergence(local, teacher, temperature, exclude=true_class(target, local.shape[1]))
 
 
 def not_true_mse(local: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
     """Mean squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> (); 0 for C = 1."""
-    others = 1 - F.one_hot(target, local.shape[1])
+    others = ~true_class(target, local.shape[1])
     squares = (raised(local) - raised(teacher)).square() * others
     return squares.sum() / (len(local) * max(1, local.shape[1] - 1))
 
