@@ -293,10 +293,11 @@ class ClientModule(LightningModule):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Eval mode, and nothing is logged: for a method's own passes over data."""
+        """Eval mode, full precision, and nothing is logged: for a method's own passes over data."""
         modes = [(module, module.training) for module in self.modules()]
         modules, names = list(self.lightning_modules()), ("log", "log_dict")
         lent = [{name: module.__dict__[name] for name in names if name in module.__dict__} for module in modules]
+        precision, self.forward_context = self.forward_context, nullcontext
         self.eval()
         try:
             for module in modules:
@@ -307,6 +308,7 @@ class ClientModule(LightningModule):
                 for name in names:
                     del module.__dict__[name]
                 module.__dict__.update(services)
+            self.forward_context = precision
             for part, mode in modes:
                 part.training = mode
 
