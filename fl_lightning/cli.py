@@ -117,7 +117,7 @@ class FederatedCLI(LightningCLI):
             }
             ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]
             if settings.enable_checkpointing is not False:
-                ours += checkpoints(self.folder / CHECKPOINTS, given, self.datamodule.val_fraction)
+                ours += checkpoints(self.folder / CHECKPOINTS, given, self.datamodule.evaluated == "val")
         bars = any(isinstance(callback, ProgressBar) for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())
@@ -149,12 +149,12 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
 
-def checkpoints(folder: Path, given: list[Callback], val_fraction: float) -> list[Callback]:
+def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Callback]:
     """The best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
     own = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
     ours: list[Callback] = []
     if not any(callback.monitor for callback in own):
-        monitor, name = ("val/acc", "best") if val_fraction else ("global/acc", "best-on-test")
+        monitor, name = ("val/acc", "best") if validates else ("global/acc", "best-on-test")
         ours.append(BestCheckpoint(folder, monitor, name))
     if not any(callback.save_last for callback in own):
         ours.append(LastCheckpoint(folder))  # after the best: it remembers which that is

@@ -87,8 +87,8 @@ class ClasswiseReport(Callback):
             metrics = loop.row if trainer.state.fn == "fit" else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return
-        split = "val" if loop.data.val_fraction and trainer.state.fn != "test" else "test"
-        trained_on = "val" if loop.data.val_fraction else "test"
+        trained_on = loop.data.evaluated
+        split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
         peak = loop.evaluation.peak if split == trained_on else None
         title = "Class-wise accuracy of the global model"
         if len(self.history):

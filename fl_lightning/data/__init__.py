@@ -1,8 +1,10 @@
 """Sources of samples, how they are divided among clients, and the data module that hands them out."""
 
+from fl_lightning.data.datasets import DataModuleSource, DatasetSource
 from fl_lightning.data.module import FederatedDataModule
 from fl_lightning.data.partitions import (
     ClientDirichletPartition,
+    ColumnPartition,
     DirichletPartition,
     FixedPartition,
     IIDPartition,
@@ -19,6 +21,9 @@ __all__ = [
     "CIFAR100",
     "MNIST",
     "ClientDirichletPartition",
+    "ColumnPartition",
+    "DataModuleSource",
+    "DatasetSource",
     "Digits",
     "DirichletPartition",
     "FashionMNIST",

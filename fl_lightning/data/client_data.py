@@ -1,7 +1,7 @@
 """One client's data in one round."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class ClientView:
     def size(self, split: str = "train") -> int:
         return len(self.data.client_indices(split, self.client_id))
 
-    def batch_size(self, split: str, batch_size: int | None = None) -> int:
+    def batch_size(self, split: str, batch_size: int | Literal["full"] | None = None) -> int:
         """The number of samples per batch: that given, else the data module's; `full` is the whole split."""
         chosen = self.data.batch_size if batch_size is None else batch_size
         return max(1, self.size(split)) if chosen == "full" else int(chosen)
@@ -57,7 +57,8 @@ class ClientView:
             return iter(())
         chunks: Iterable[Tensor] = torch.split(own if order is None else own[order], self.batch_size(split, batch_size))
         source = self.data.split(split)
-        draws = self.generator(f"augment/{split}/{epoch}") if train and source.augments else None
+        augments = train and split == "train" and source.augments  # row i of what everyone holds stays sample i
+        draws = self.generator(f"augment/{split}/{epoch}") if augments else None
         batches = source.batches(chunks, draws)
         if not with_index:
             return batches

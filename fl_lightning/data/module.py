@@ -1,18 +1,20 @@
 """The federation's data: one source, divided among clients."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
 from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches
+from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.held_back import SERVER_ONLY, SETTINGS, check_size, hold_back, one_per_class
-from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.sources import Source
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Reading, Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.functional.keyed import keyed_numpy
 
@@ -21,13 +23,14 @@ class FederatedDataModule(LightningDataModule):
     """A source of samples divided among `num_clients` clients.
 
     Args:
-        source: where the samples come from.
+        source: where the samples come from: one of ours, or a LightningDataModule of one's own.
         num_clients: N.
         partition: how the training samples are divided; None: IID.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
             max(1, floor(participation · N)) clients.
-        batch_size: samples per local step, or `full` for all of a client's.
-        shuffle: whether a client's samples are shuffled before every local epoch.
+        batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
+        shuffle: whether a client's samples are shuffled before every local epoch; None: as in the source's own loader,
+            else they are.
         schedule: the client ids of every round, in place of a drawn cohort.
         seed: of the partition and the splits.
         sampling_seed: of the cohorts; None: `seed`.
@@ -54,12 +57,12 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | LightningDataModule,
         num_clients: int = 10,
         partition: Partition | None = None,
         participation: float = 1.0,
-        batch_size: int | Literal["full"] = 32,
-        shuffle: bool = True,
+        batch_size: int | Literal["full"] | None = None,
+        shuffle: bool | None = None,
         schedule: list[list[int]] | None = None,
         seed: int = 0,
         sampling_seed: int | None = None,
@@ -79,7 +82,7 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         if not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
-        if batch_size != "full" and batch_size < 1:
+        if batch_size not in ("full", None) and int(batch_size) < 1:
             raise ValueError(f"batch_size must be at least 1 or 'full', got {batch_size}")
         if not 0 <= val_fraction < 1:
             raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
@@ -100,10 +103,10 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(f"data.{name}_size and data.sets.{name} both give the {name} set; leave one unset")
         for cohort in schedule or []:
             check_cohort(cohort, num_clients)
-        self.source, self.partition = source, partition or IIDPartition()
+        self.source = DataModuleSource(source) if isinstance(source, LightningDataModule) else source
+        self.partition = partition or IIDPartition()
         self.num_clients, self.participation = num_clients, participation
-        self.batch_size: int | Literal["full"] = batch_size
-        self.shuffle, self.schedule = shuffle, schedule
+        self._batch_size, self._shuffle, self.schedule = batch_size, shuffle, schedule
         self.seed, self.sampling_seed = seed, seed if sampling_seed is None else sampling_seed
         self.val_fraction, self.eval_batch_size = val_fraction, eval_batch_size
         self.proxy_size, self.proxy_overlap, self.transfer_size = proxy_size, proxy_overlap, transfer_size
@@ -117,6 +120,56 @@ class FederatedDataModule(LightningDataModule):
         self._counts: Tensor | None = None
         self._pool = np.arange(0)
 
+    @classmethod
+    def from_datamodule(cls, datamodule: LightningDataModule, **settings: Any) -> Self:
+        """Federate a data module that knows nothing of federations.
+
+        Args:
+            datamodule: its `train_dataloader` is divided among the clients, its `val_dataloader` is evaluated every
+                round, its `test_dataloader` by `test`.
+            settings: of this class, all but `source`.
+        """
+        return cls(datamodule, **settings)
+
+    @classmethod
+    def from_datasets(  # type: ignore[override]
+        cls,
+        train: Dataset[Any],
+        test: Dataset[Any] | None = None,
+        val: Dataset[Any] | None = None,
+        by: str | Sequence[Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        num_workers: int = 0,
+        **settings: Any,
+    ) -> Self:
+        """Federate map-style datasets.
+
+        Args:
+            train: divided among the clients.
+            test: evaluated by `test`, and every round where there is no `val`.
+            val: evaluated every round.
+            by: natural users: the user of every training sample, (n,), or the name of the column that tells (an
+                attribute of the dataset or a key of its items). Each user is a client, unless `num_clients` is given:
+                then users are dealt to that many clients. Clients are tested on their own users' test samples where
+                the test samples have that column.
+            collate_fn: makes a batch of a list of items.
+            num_workers: processes that read ahead.
+            settings: of this class, all but `source`.
+
+        Raises:
+            ValueError: `by` together with a `partition`, or a column that the samples do not have.
+        """
+        columns = None if by is None or isinstance(by, str) else {"by": np.asarray(by)}
+        reading = Reading(collate_fn, num_workers)
+        source = DatasetSource(train, test, val, settings.get("num_classes"), reading, columns)
+        if by is not None:
+            if settings.get("partition") is not None:
+                raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
+            partition = ColumnPartition(by if isinstance(by, str) else "by")
+            users = np.unique(DatasetSplit(train, reading, columns).column(partition.column))
+            settings = {"num_clients": len(users), **settings, "partition": partition}
+        return cls(source, **settings)
+
     def prepare_data(self) -> None:
         for source in (self.source, *self.sets.values()):
             source.prepare()
@@ -128,13 +181,20 @@ class FederatedDataModule(LightningDataModule):
             ValueError: if the source's classes or shape are not those given here, or the partition is impossible.
         """
         if not self._splits:
+            self.source.attach(self.trainer)
             train, test = self.source.load()
-            self._splits = {"train": train, "test": test}
-            for name, found in (("num_classes", self.source.num_classes), ("input_shape", train.input_shape)):
+            found = {"train": train, "test": test, "val": self.source.validation}
+            if found["val"] is not None and self.val_fraction:
+                raise ValueError(
+                    f"data.val_fraction must be 0 where the source has validation samples of its own, got "
+                    f"{self.val_fraction}"
+                )
+            self._splits = {name: split for name, split in found.items() if split is not None}
+            for name, known in (("num_classes", self.source.num_classes), ("input_shape", train.input_shape)):
                 own = getattr(self, name)
-                if own is not None and found is not None and own != found:
-                    raise ValueError(f"data.{name} must be that of the source ({found}), got {own}; leave it unset")
-                setattr(self, name, found if own is None else own)
+                if own is not None and known is not None and own != known:
+                    raise ValueError(f"data.{name} must be that of the source ({known}), got {own}; leave it unset")
+                setattr(self, name, known if own is None else own)
             for name, source in self.sets.items():
                 self._splits[name] = source.load()[0]
                 if (shape := self._splits[name].input_shape) != train.input_shape:
@@ -149,6 +209,28 @@ class FederatedDataModule(LightningDataModule):
         """Move what lies in memory to `device`."""
         for name, split in self._splits.items():
             self._splits[name] = split.to(device)
+
+    def teardown(self, stage: str) -> None:
+        self.source.teardown(stage)
+
+    @property
+    def batch_size(self) -> int | Literal["full"]:
+        """Samples per local step."""
+        return self._batch_size or self.source.reading.batch_size or 32
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether a client's samples are shuffled before every local epoch."""
+        told = self.source.reading.shuffle if self._shuffle is None else self._shuffle
+        return True if told is None else told
+
+    @property
+    def evaluated(self) -> str | None:
+        """The split of every round's evaluation: the server's `val`, else `test`; None where there is neither."""
+        validates = self.source.validation is not None if self._splits else self.source.validates
+        if self.val_fraction or validates:
+            return "val"
+        return None if self._splits and "test" not in self._splits else "test"
 
     # --- splits and clients --------------------------------------------------------------------------------------
 
@@ -198,7 +280,8 @@ class FederatedDataModule(LightningDataModule):
         held = hold_back(len(train), sizes, self.proxy_overlap, self.seed)
         pool = held.pop("clients")
         self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
-        labels = None if train.labels is None else train.labels.numpy()[pool]
+        values = self._values("train")
+        labels = None if values is None else values[pool]
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition(labels, len(pool), self.num_clients, self.num_classes, generator)
         self._pool = pool
@@ -215,16 +298,24 @@ class FederatedDataModule(LightningDataModule):
         drawn = one_per_class(labels, self._pool, self.shared_per_class, self.num_classes, self.seed)
         return train.subset(torch.from_numpy(drawn))
 
+    def _values(self, split: str) -> np.ndarray[Any, Any] | None:
+        """What the partition goes by, (n,): the labels, or the column that it names."""
+        samples, column = self._splits[split], self.partition.column
+        if column is not None:
+            return samples.column(column) if split == "train" or samples.has_column(column) else None
+        return None if samples.labels is None else samples.labels.numpy()
+
     def _divide_test(self) -> list[Tensor]:
-        """Each client's own test set, by the partition."""
-        test, labels = self._splits["test"], self._splits["train"].labels
+        """Each client's own test set, by the partition; without test samples they have none."""
+        if "test" not in self._splits:
+            return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in self._clients["train"]]
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition.deal_test(
             train,
-            None if labels is None else labels.numpy(),
-            None if test.labels is None else test.labels.numpy(),
-            len(test),
+            self._values("train"),
+            self._values("test"),
+            len(self._splits["test"]),
             self.num_classes,
             generator,
             self.client_test_size,
@@ -281,7 +372,7 @@ class FederatedDataModule(LightningDataModule):
         return CohortPlaces(self.cohort_size)
 
     def val_dataloader(self) -> Any:
-        return EvaluationBatches(self, "val" if self.val_fraction else "test", self.eval_batch_size)
+        return [] if self.evaluated is None else EvaluationBatches(self, self.evaluated, self.eval_batch_size)
 
     def test_dataloader(self) -> Any:
         return EvaluationBatches(self, "test", self.eval_batch_size)

@@ -14,6 +14,9 @@ Array = np.ndarray[Any, Any]
 class Partition(ABC):
     """Deals the samples of a split to the clients; the same generator state gives the same parts."""
 
+    column: str | None = None
+    """The column whose values are handed over as `labels`; None: the samples' classes."""
+
     @abstractmethod
     def __call__(
         self,
@@ -245,6 +248,56 @@ class QuantityPartition(Partition):
         labels, num_classes = self._labelled(labels, num_samples, num_classes)
         classes, upper, shuffle = self.classes_per_client, self.upper, self.shuffle_clients
         return list(PC.quantity(labels, num_clients, num_classes, classes, generator, upper, shuffle))
+
+
+class ColumnPartition(Partition):
+    """Natural users: samples with the same value in a column stay together.
+
+    Values in sorted order are dealt to the clients in turn, so with as many clients as values each is one value.
+
+    Args:
+        column: an attribute of the dataset with one value per sample, or a key of its items.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column: str = column
+
+    def __call__(
+        self,
+        labels: Array | None,
+        num_samples: int,
+        num_clients: int,
+        num_classes: int | None,
+        generator: np.random.Generator,
+    ) -> list[Array]:
+        assert labels is not None
+        self.values = np.unique(labels)
+        if len(self.values) < num_clients:
+            raise ValueError(
+                f"num_clients must be at most the number of values in column {self.column!r} ({len(self.values)}), got "
+                f"{num_clients}"
+            )
+        return self._deal(labels, num_clients)
+
+    def deal_test(
+        self,
+        train: list[Array],
+        labels: Array | None,
+        test_labels: Array | None,
+        num_test: int,
+        num_classes: int | None,
+        generator: np.random.Generator,
+        size: int | None = None,
+    ) -> list[Array]:
+        """By the same values where the test samples have the column, else uniformly."""
+        if test_labels is None or size is not None:
+            return super().deal_test(train, None, None, num_test, num_classes, generator, size)
+        return self._deal(test_labels, len(train))
+
+    def _deal(self, found: Array, num_clients: int) -> list[Array]:
+        owner = np.searchsorted(self.values, found) % num_clients
+        known = np.isin(found, self.values)
+        return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 
 class FixedPartition(Partition):

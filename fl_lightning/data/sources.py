@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor
 
-from fl_lightning.data.splits import Split, TensorSplit, Transform
+from fl_lightning.data.splits import Reading, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 
 
@@ -18,12 +19,29 @@ class Source(ABC):
     num_classes: int | None = None
     """Known after `load`; None: the samples have no classes."""
 
+    validation: Split | None = None
+    """The source's own validation samples, known after `load`."""
+
+    reading = Reading()
+    """How its own loader makes batches, known after `load`; nothing is told where it has none."""
+
+    @property
+    def validates(self) -> bool:
+        """True where `load` will find validation samples."""
+        return False
+
+    def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
+        """Called with the Trainer, if there is one, before `load`."""
+
+    def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
+        """Called when the Trainer is done."""
+
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
         """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
 
     @abstractmethod
-    def load(self) -> tuple[Split, Split]:
-        """The training and the test split, in memory."""
+    def load(self) -> tuple[Split, Split | None]:
+        """The training and the test split."""
 
 
 def labelled_split(

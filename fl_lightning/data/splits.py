@@ -1,11 +1,14 @@
 """Where a split's samples lie and how a batch of them is made."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Protocol, Self
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from fl_lightning.types import Batch
 
@@ -15,6 +18,25 @@ class Transform(Protocol):
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform x (B, ...); `generator` None: evaluation, nothing is drawn."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How items become batches: what a DataLoader was told.
+
+    Args:
+        collate_fn: makes a batch of a list of items.
+        num_workers: processes that read ahead, started for every pass over a client's samples.
+        worker_init_fn: called in each of them.
+        batch_size: samples per batch; None: not told.
+        shuffle: whether the loader shuffles; None: not told.
+    """
+
+    collate_fn: Callable[[list[Any]], Any] = default_collate
+    num_workers: int = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    batch_size: int | None = None
+    shuffle: bool | None = None
 
 
 class Split(ABC):
@@ -40,6 +62,25 @@ class Split(ABC):
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
         """The samples at `indices` (k,) int64 as a split of their own."""
+
+    def column(self, name: str) -> np.ndarray[Any, Any]:
+        """The value of every sample in a column, (n,).
+
+        Raises:
+            ValueError: the samples have no such column.
+        """
+        raise ValueError(
+            f"the samples have no column {name!r}; name an attribute of the dataset that has one value per sample, or "
+            f"a key of its items"
+        )
+
+    def has_column(self, name: str) -> bool:
+        """True where `column` gives values."""
+        try:
+            self.column(name)
+        except ValueError:
+            return False
+        return True
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:

@@ -1,0 +1,319 @@
+"""Data of one's own: map-style datasets and LightningDataModules, as they would be read outside a federation."""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule, Trainer
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from fl_lightning.data.sources import Source, check_labels
+from fl_lightning.data.splits import Reading, Split, TensorSplit
+from fl_lightning.types import Batch
+
+Array = np.ndarray[Any, Any]
+LABELS = ("targets", "labels", "target", "label", "y")
+"""Where a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
+
+
+class DatasetSplit(Split):
+    """A map-style dataset, read item by item.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`.
+        reading: how its items become batches.
+        columns: values (n,) by name, besides those that the dataset has itself.
+        indices: the samples that belong to the split, (k,); None: all.
+
+    Raises:
+        TypeError: the dataset has no length or no index.
+    """
+
+    augments = True  # its transforms may draw
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        reading: Reading | None = None,
+        columns: Mapping[str, Array] | None = None,
+        indices: Array | None = None,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"samples are divided by their index, so a dataset needs __len__ and __getitem__, got "
+                f"{type(dataset).__name__}; give a map-style dataset"
+            )
+        self.dataset: Any = dataset
+        self.reading, self.columns = reading or Reading(), dict(columns or {})
+        self.indices = np.arange(len(dataset)) if indices is None else indices
+        self._labels: Tensor | None = None
+        self._searched = False
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def labels(self) -> Tensor | None:  # type: ignore[override]
+        """Looked for when they are first asked for: reading them item by item is a pass over the dataset."""
+        if not self._searched:
+            self._searched = True
+            found = labels_of(self.dataset)
+            if found is not None:
+                self._labels = torch.from_numpy(found[self.indices].astype(np.int64))
+        return self._labels
+
+    def column(self, name: str) -> Array:
+        found = self.columns.get(name)
+        if found is None:
+            found = attribute_of(self.dataset, (name,))
+        if found is None and self._in_items(name):
+            found = np.asarray([plain(self.dataset[i][name]) for i in range(len(self.dataset))])
+        return super().column(name) if found is None else found[self.indices]
+
+    def _in_items(self, name: str) -> bool:
+        first = self.dataset[0] if len(self.dataset) else None
+        return isinstance(first, Mapping) and name in first
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        item = self.dataset[int(self.indices[0])] if len(self) else None
+        x = item[0] if isinstance(item, list | tuple) and item else None
+        return tuple(x.shape) if isinstance(x, Tensor) else None
+
+    def subset(self, indices: Tensor) -> "DatasetSplit":
+        return DatasetSplit(self.dataset, self.reading, self.columns, self.indices[indices.numpy()])
+
+    def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        chosen = (self.indices[index.cpu().numpy()].tolist() for index in indices)
+        told = self.reading
+        if told.num_workers:
+            return iter(
+                DataLoader(
+                    self.dataset,
+                    batch_sampler=list(chosen),
+                    collate_fn=told.collate_fn,
+                    num_workers=told.num_workers,
+                    worker_init_fn=told.worker_init_fn,
+                    generator=generator,
+                )
+            )
+        if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
+            seed = int(torch.randint(2**31, (), generator=generator))
+            random.seed(seed)
+            np.random.seed(seed)
+        return (told.collate_fn(self._items(index)) for index in chosen)
+
+    def _items(self, indices: list[int]) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)
+        return many(indices) if many else [self.dataset[i] for i in indices]
+
+
+def plain(value: Any) -> Any:
+    """A 0-d tensor or array as a Python number; all else as it is."""
+    return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+
+
+def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
+    """One value per sample, (n, ...), from the first of these attributes that the dataset has.
+
+    Looks through `Subset` and `ConcatDataset`, and takes the second tensor of a `TensorDataset` for its labels.
+    """
+    if isinstance(dataset, Subset):
+        found = attribute_of(dataset.dataset, names)
+        return None if found is None else found[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [attribute_of(part, names) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+    if isinstance(dataset, TensorDataset) and names is LABELS and len(dataset.tensors) > 1:
+        return np.asarray(dataset.tensors[1].cpu())
+    for name in names:
+        value = getattr(dataset, name, None)
+        if hasattr(value, "__len__") and len(value) == len(dataset):
+            return np.asarray(value.cpu() if isinstance(value, Tensor) else value)
+    return None
+
+
+def labels_of(dataset: Any) -> Array | None:
+    """The class of every sample, (n,) integers: from the dataset's attributes, else from its items; None: no classes.
+
+    >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
+    array([2, 0, 1])
+    """
+    found = attribute_of(dataset, LABELS)
+    if found is None and len(dataset):
+        key = _label_key(dataset[0])
+        if key is not None and _is_class(dataset[0][key]):
+            found = np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
+    return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def _label_key(item: Any) -> Any:
+    """Where in an item its label is, or None."""
+    if isinstance(item, Mapping):
+        return next((name for name in LABELS if name in item), None)
+    return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
+
+
+def _is_class(value: Any) -> bool:
+    value = plain(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class DatasetSource(Source):
+    """Map-style datasets of one's own.
+
+    Args:
+        train: the training samples.
+        test: the test samples; None: there are none.
+        val: what the server evaluates every round; None: the test samples, or a part of the training samples.
+        num_classes: C; None: the largest label + 1 where there are labels.
+        reading: how items become batches.
+        columns: values (n,) of the training samples by name, to divide them by.
+    """
+
+    def __init__(
+        self,
+        train: Dataset[Any],
+        test: Dataset[Any] | None = None,
+        val: Dataset[Any] | None = None,
+        num_classes: int | None = None,
+        reading: Reading | None = None,
+        columns: Mapping[str, Array] | None = None,
+    ) -> None:
+        self.datasets = {"train": train, "val": val, "test": test}
+        self.num_classes, self.columns = num_classes, columns
+        self.readings = dict.fromkeys(self.datasets, reading or Reading())
+
+    @property
+    def validates(self) -> bool:
+        return self.datasets["val"] is not None
+
+    def load(self) -> tuple[Split, Split | None]:
+        found: dict[str, Split | None] = {}
+        for name, dataset in self.datasets.items():
+            columns = self.columns if name == "train" else None
+            found[name] = None if dataset is None else make_split(dataset, self.readings[name], columns)
+        train = found["train"]
+        assert train is not None
+        if self.num_classes is None and train.labels is not None and len(train.labels):
+            self.num_classes = int(train.labels.max()) + 1
+        for name, split in found.items():
+            if split is not None and split.labels is not None and self.num_classes is not None:
+                check_labels(split.labels, self.num_classes, name)
+        self.validation = found["val"]
+        return train, found["test"]
+
+
+def make_split(dataset: Dataset[Any], reading: Reading, columns: Mapping[str, Array] | None = None) -> Split:
+    """Two plain tensors are kept as such, on the device; anything else is read item by item."""
+    pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
+    if pair and reading.collate_fn is default_collate and not columns:
+        return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
+    return DatasetSplit(dataset, reading, columns)
+
+
+class DataModuleSource(DatasetSource):
+    """A LightningDataModule of one's own: its datasets, and how its loaders read them.
+
+    `val_dataloader` is the server's validation, `test_dataloader` its test.
+
+    Args:
+        datamodule: the data module; it need not know of federations.
+    """
+
+    def __init__(self, datamodule: LightningDataModule) -> None:
+        if not isinstance(datamodule, LightningDataModule):
+            raise TypeError(
+                f"a data module must be a pytorch_lightning.LightningDataModule, got {type(datamodule).__name__}"
+            )
+        self.datamodule = datamodule
+
+    @property
+    def validates(self) -> bool:
+        return self._has("val_dataloader")
+
+    def attach(self, trainer: Trainer | None) -> None:
+        self.datamodule.trainer = trainer
+
+    def prepare(self) -> None:
+        self.datamodule.prepare_data()
+
+    def load(self) -> tuple[Split, Split | None]:
+        module = self.datamodule
+        module.setup("fit")
+        loaders = {"train": self._loader("train_dataloader"), "val": self._loader("val_dataloader")}
+        if self._has("test_dataloader"):
+            module.setup("test")
+        loaders["test"] = self._loader("test_dataloader")
+        train = loaders["train"]
+        if train is None:
+            raise ValueError(
+                f"{type(module).__name__} must define train_dataloader, which is divided among the clients"
+            )
+        super().__init__(
+            train.dataset,
+            loaders["test"] and loaders["test"].dataset,
+            loaders["val"] and loaders["val"].dataset,
+            getattr(module, "num_classes", None),
+        )
+        self.readings = {name: read_loader(loader) for name, loader in loaders.items() if loader is not None}
+        self.class_names = getattr(module, "class_names", None)
+        self.reading = self.readings["train"]
+        return super().load()
+
+    def teardown(self, stage: str) -> None:
+        self.datamodule.teardown(stage)
+
+    def _has(self, name: str) -> bool:
+        own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
+        return own or getattr(type(self.datamodule), name) is not getattr(LightningDataModule, name)
+
+    def _loader(self, name: str) -> DataLoader[Any] | None:
+        """The one DataLoader that the method of this name returns, or None."""
+        if not self._has(name):
+            return None
+        loader = getattr(self.datamodule, name)()
+        if isinstance(loader, list | tuple) and len(loader) == 1:
+            loader = loader[0]
+        if loader is None or (isinstance(loader, list) and not loader):
+            return None
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got "
+                f"{type(loader).__name__}; its dataset is what clients and server share"
+            )
+        return loader
+
+
+def read_loader(loader: DataLoader[Any]) -> Reading:
+    """What a DataLoader was told.
+
+    Raises:
+        ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
+    """
+    if loader.batch_size is None:
+        raise ValueError(
+            "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
+            "draw their own batches: give it batch_size"
+        )
+    known = isinstance(loader.sampler, RandomSampler | SequentialSampler)
+    if not known:
+        raise ValueError(
+            f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
+            f"from their own samples only: leave the sampler out and set data.shuffle"
+        )
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    return Reading(loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size, shuffle)
