@@ -1,5 +1,6 @@
 """One folder per run: `<root>/<stem>/<n>` with its checkpoints, and which checkpoint is meant."""
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     """
     paths = [Path(config) for config in configs]
     for path in [path for path in reversed(paths) if path.parent.name == "experiment"] or paths[-1:]:
-        if path.name == CONFIG and path.parent.name.isdecimal():  # the configuration of an earlier run
-            return path.resolve().parent.parent.name if path.is_file() else path.parent.parent.name
+        run = Path(os.path.abspath(path)).parent
+        if path.name == CONFIG and run.name.isdecimal():  # the configuration of an earlier run
+            return run.parent.name
         return path.stem
     return "fit"
 

@@ -1,0 +1,45 @@
+"""Runs the command line within the test's process."""
+
+import contextlib
+import io
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from fl_lightning.__main__ import main
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+EXPERIMENT = f"-c {CONFIGS}/experiment/digits_fedntd.yaml"
+TINY = (
+    f"{EXPERIMENT} --model.local_epochs 1 --model.max_local_steps 1 --data.num_clients 4 --data.partition.min_samples 1"
+)
+"""Two clients a round, one step each."""
+
+
+class Said(NamedTuple):
+    """What a command left: its exit code and its two streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+def say(line: str) -> Said:
+    """Run `fl-lightning line`."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(shlex.split(line))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def refusal(line: str, code: int) -> str:
+    """The one sentence with which a command ends; nothing else may stand on standard error."""
+    said = say(line)
+    assert said.code == code, said
+    assert said.err.startswith("fl-lightning: error: "), said.err
+    assert said.err.count("\n") == 1, said.err
+    return said.err.strip()

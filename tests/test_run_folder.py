@@ -1,0 +1,107 @@
+"""Which folder a run gets, and which checkpoint a user means."""
+
+import os
+
+import pytest
+import torch
+
+from fl_lightning.run_folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of
+
+
+def checkpoint(run, name="last.ckpt", **federated):
+    path = run / "checkpoints" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"global_step": 3, "federated": {"row_round": None, **federated}}, path)
+    (run / "config.yaml").touch()
+    return path
+
+
+def test_every_run_gets_the_next_number(tmp_path):
+    assert [new_run(tmp_path / "a").name for _ in range(3)] == ["0", "1", "2"]
+    (tmp_path / "a" / "11").mkdir()
+    (tmp_path / "a" / "notes").mkdir()
+    assert new_run(tmp_path / "a").name == "12"
+
+
+def test_two_runs_at_a_time_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_lightning.run_folder.runs", lambda parent: {})  # both looked before either made its own
+    assert {new_run(tmp_path).name, new_run(tmp_path).name} == {"0", "1"}
+
+
+def test_only_the_first_process_of_a_run_makes_or_removes_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytorch_lightning.utilities.rank_zero_only.rank", 1)
+    run = new_run(tmp_path)
+    assert run == tmp_path
+    discard(run)
+    assert list(tmp_path.iterdir()) == []
+    assert tmp_path.is_dir()
+
+
+def test_discard_removes_the_run_and_nothing_else(tmp_path):
+    first, second = new_run(tmp_path / "a"), new_run(tmp_path / "a")
+    discard(second)
+    assert first.is_dir()
+    assert not second.exists()
+    discard(first)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_last_is_that_of_the_highest_run_that_has_one(tmp_path):
+    runs = [new_run(tmp_path) for _ in range(11)]
+    checkpoint(runs[2])
+    wanted = checkpoint(runs[9])
+    assert find_checkpoint("last", tmp_path) == wanted
+
+
+def test_best_is_the_newest_of_its_run(tmp_path):
+    run = new_run(tmp_path)
+    old, new = checkpoint(run, "best-v1.ckpt"), checkpoint(run, "best-on-test.ckpt")
+    os.utime(old, (1, 1))
+    checkpoint(run)
+    assert find_checkpoint("best", tmp_path) == new
+
+
+@pytest.mark.parametrize("asked", ["last", "best"])
+def test_without_a_run_there_is_no_last(tmp_path, asked):
+    new_run(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"--ckpt_path {asked} needs a run in .* there is none; leave"):
+        find_checkpoint(asked, tmp_path)
+
+
+def test_a_file_is_taken_as_it_is(tmp_path):
+    path = checkpoint(tmp_path / "elsewhere")
+    assert find_checkpoint(str(path), tmp_path) == path
+    with pytest.raises(FileNotFoundError, match="must be last, best or a checkpoint file, got no.ckpt"):
+        find_checkpoint("no.ckpt", tmp_path)
+
+
+def test_a_checkpoint_belongs_to_the_run_around_it(tmp_path):
+    path = checkpoint(tmp_path / "a" / "3")
+    assert run_of(path) == (tmp_path / "a" / "3").resolve()
+    (tmp_path / "loose.ckpt").touch()
+    assert run_of(tmp_path / "loose.ckpt") is None
+
+
+@pytest.mark.parametrize(("row_round", "first"), [(None, 3), (2, 2)])
+def test_the_first_round_is_the_one_whose_row_is_not_written(tmp_path, row_round, first):
+    assert first_round(checkpoint(tmp_path, row_round=row_round)) == first
+
+
+def test_a_damaged_checkpoint_and_a_foreign_one_are_refused(tmp_path):
+    path = checkpoint(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"last.ckpt cannot be read as a checkpoint .* give another one"):
+        first_round(path)
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(ValueError, match=r"must be a checkpoint of a federation, .* set model.initial_weights"):
+        first_round(path)
+
+
+def test_a_run_is_called_after_its_experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "digits" / "4"
+    checkpoint(run)
+    assert stem_of([run / "config.yaml"]) == "digits"
+    monkeypatch.chdir(run)
+    assert stem_of(["config.yaml"]) == "digits"
+    assert stem_of(["../../../mine.yaml"]) == "mine"
