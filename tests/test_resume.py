@@ -133,7 +133,7 @@ def test_checkpoint_from_any_hook_continues_exactly(uninterrupted, tmp_path, hoo
     assert_same(resumed, uninterrupted)
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", range(1, ROUNDS))
 def test_after_any_round(uninterrupted, tmp_path, after):
     first = trainer(after)
     first.fit(make_loop(), datamodule=make_data())
@@ -172,6 +172,93 @@ def test_interrupt_inside_a_round_loses_nothing(uninterrupted, tmp_path):
     resumed = make_loop()
     trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "interrupted.ckpt")
     assert_same(resumed, uninterrupted)
+
+
+class Break(pl.Callback):
+    """Ctrl-C, or an error, at the first call of a hook in a round; what `on_exception` saves is a whole state."""
+
+    def __init__(self, hook: str, round_idx: int, error, path):
+        self.round_idx, self.error, self.path = round_idx, error, path
+        setattr(self, hook, self.stop)
+
+    def stop(self, trainer, *args, **kwargs):
+        if trainer.current_epoch == self.round_idx:
+            raise self.error
+
+    def on_exception(self, trainer, loop, exception):
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [*((hook, KeyboardInterrupt) for hook in HOOKS[2:]), *((hook, ZeroDivisionError) for hook in HOOKS[6:11:2])],
+)
+def test_a_run_broken_off_in_any_hook_continues_exactly(uninterrupted, tmp_path, hook, error):
+    run = trainer(ROUNDS, callbacks=[Break(hook, 2, error, tmp_path / "broken.ckpt")])
+    with pytest.raises((SystemExit, error)):
+        run.fit(make_loop(), datamodule=make_data())
+    resumed = make_loop()
+    trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "broken.ckpt")
+    assert_same(resumed, uninterrupted)
+
+
+class Rows(pl.loggers.logger.DummyLogger):
+    """Keeps what is logged, by round."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = {}
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.setdefault(step, {}).update(metrics)
+
+
+def rows_of_a_cut_run(hook, path):
+    """Rows by round of an uninterrupted run of 4 rounds, and of one continued from `hook` of round 1."""
+    whole, second = Rows(), Rows()
+    trainer(4, logger=whole).fit(make_loop(), datamodule=make_data())
+    trainer(2, callbacks=[SaveIn(hook, 1, path)]).fit(make_loop(), datamodule=make_data())
+    trainer(4, logger=second).fit(make_loop(), datamodule=make_data(), ckpt_path=path)
+    return whole.rows, second.rows
+
+
+@pytest.mark.parametrize("hook", ["on_client_end", "on_validation_end", "on_train_epoch_end"])
+def test_the_rows_of_a_continued_run_are_those_of_the_uninterrupted_one(tmp_path, hook):
+    whole, continued = rows_of_a_cut_run(hook, tmp_path / "at.ckpt")
+    assert continued == {step: row for step, row in whole.items() if step >= 1}
+
+
+def test_a_round_cut_before_its_evaluation_leaves_a_row_of_what_was_known(tmp_path):
+    whole, continued = rows_of_a_cut_run("on_train_batch_end", tmp_path / "at.ckpt")
+    assert continued[1] == {key: value for key, value in whole[1].items() if not key.startswith("global/")}
+    assert [continued[step]["global/acc"] for step in (2, 3)] == [whole[step]["global/acc"] for step in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "server_optimizer",
+    [
+        partial(torch.optim.SGD, lr=1.0, momentum=0.9, nesterov=True),
+        partial(torch.optim.Adam, lr=0.05),
+        partial(torch.optim.Adagrad, lr=0.05),
+    ],
+)
+def test_every_server_optimizer_continues_exactly(tmp_path, server_optimizer):
+    """With a schedule that looks back at its own state, and another client optimizer with state of its own."""
+
+    def run(rounds, ckpt_path=None):
+        loop = FederatedLoop(
+            FedAvg(net=BatchNormNet, optimizer=partial(torch.optim.Adam, lr=0.02)),
+            server_optimizer=server_optimizer,
+            server_lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=3),
+            seed=1,
+        )
+        trainer(rounds).fit(loop, datamodule=toy_data(participation=0.4), ckpt_path=ckpt_path)
+        return loop
+
+    run(2).trainer.save_checkpoint(tmp_path / "two.ckpt")
+    whole, resumed = run(4), run(4, tmp_path / "two.ckpt")
+    assert equal(weights_of(whole), weights_of(resumed))
+    assert whole.lr_schedulers().state_dict() == resumed.lr_schedulers().state_dict()
 
 
 def test_should_stop_continues_exactly(uninterrupted, tmp_path):

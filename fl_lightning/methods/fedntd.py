@@ -71,7 +71,7 @@ class FedNTD(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        if beta < 0 or (kd_form == "convex" and beta > 1):
+        if not beta >= 0 or (kd_form == "convex" and beta > 1):
             raise ValueError(f"beta must be at least 0, and at most 1 with kd_form=convex, got {beta}")
         for name, choices, chosen in (
             ("kd_form", ("sum", "convex"), kd_form),
@@ -80,7 +80,7 @@ class FedNTD(ClientModule):
         ):
             if chosen not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
-        if temperature <= 0:
+        if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         if not 0 <= ntd_weight <= 1:
             raise ValueError(f"ntd_weight must lie in [0, 1], got {ntd_weight}; 1 is NTD, 0 is KD")

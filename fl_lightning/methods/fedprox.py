@@ -22,7 +22,7 @@ class FedProx(ClientModule):
 
     def __init__(self, mu: float = 0.01, **base: Any) -> None:
         super().__init__(**base)
-        if mu < 0:
+        if not mu >= 0:
             raise ValueError(f"mu must be at least 0, got {mu}; 0 is FedAvg")
         self.mu = mu
 

@@ -240,6 +240,7 @@ def test_without_distillation_no_teacher_is_made():
     [
         ({"beta": -1.0}, "beta must be at least 0, and at most 1 with kd_form=convex, got -1.0"),
         ({"beta": 1.5, "kd_form": "convex"}, "beta must be at least 0, and at most 1 .* got 1.5"),
+        ({"beta": float("nan")}, "beta must be at least 0.* got nan"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"ntd_weight": 1.1}, r"ntd_weight must lie in \[0, 1\], got 1.1; 1 is NTD, 0 is KD"),
         ({"kd_form": "product"}, "kd_form must be one of sum, convex, got 'product'"),

@@ -97,6 +97,7 @@ def test_around_a_module_its_own_loss_is_pulled(mu):
         torch.testing.assert_close(module.state_dict()[name].double(), value, rtol=1e-12, atol=1e-12)
 
 
-def test_mu_below_zero_is_refused():
-    with pytest.raises(ValueError, match=r"mu must be at least 0, got -0.1; 0 is FedAvg"):
-        FedProx(mu=-0.1)
+@pytest.mark.parametrize("mu", [-0.1, float("nan")])
+def test_mu_below_zero_is_refused(mu):
+    with pytest.raises(ValueError, match=f"mu must be at least 0, got {mu}; 0 is FedAvg"):
+        FedProx(mu=mu)

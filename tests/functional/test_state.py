@@ -1,0 +1,74 @@
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+
+from fl_lightning.functional import state as S
+
+
+def state(seed, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(3, 4, generator=g).to(dtype), "n": torch.randint(0, 99, (), generator=g)}
+
+
+def test_the_mean_is_exact_and_does_not_depend_on_the_order():
+    states, weights = [state(seed) for seed in range(5)], [7, 1, 12, 5, 900]
+    first = S.weighted_mean(states, weights)
+    for order in itertools.permutations(range(5)):
+        again = S.weighted_mean([states[i] for i in order], [weights[i] for i in order])
+        assert all(torch.equal(first[name], again[name]) for name in first)
+    for index in itertools.product(range(3), range(4)):
+        exact = sum(n * Fraction(s["w"][index].item()) for s, n in zip(states, weights, strict=True)) / sum(weights)
+        assert first["w"][index] == torch.tensor(float(exact), dtype=torch.float64).float()
+
+
+def test_equal_counters_stay_equal_for_any_number_of_clients():
+    """In float32 with truncation 37 of these means would be 99."""
+    for clients in range(2, 101):
+        mean = S.weighted_mean([{"n": torch.tensor(100)}] * clients, [3] * clients)
+        assert mean["n"].dtype == torch.int64
+        assert mean["n"] == 100
+
+
+@pytest.mark.parametrize(("counters", "mean"), [((0, 1), 0), ((1, 2), 2), ((2, 3), 2), ((3, 4), 4), ((-1, 0), 0)])
+def test_integers_are_rounded_half_to_even(counters, mean):
+    assert S.weighted_mean([{"n": torch.tensor(n)} for n in counters], [5, 5])["n"] == mean
+
+
+def test_types_are_kept():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        assert S.weighted_mean([state(0, dtype), state(1, dtype)], [1, 2])["w"].dtype == dtype
+
+
+def test_booleans_must_be_equal():
+    yes, no = {"mask": torch.tensor([True, False])}, {"mask": torch.tensor([True, True])}
+    assert S.weighted_mean([yes, yes, yes], [1, 2, 3])["mask"].tolist() == [True, False]
+    for weights in ([1, 1], [1, 1000]):
+        with pytest.raises(ValueError, match="boolean entry 'mask' differs between clients"):
+            S.weighted_mean([yes, no], weights)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": torch.ones(2)},
+        {"v": torch.ones(3)},
+        {"w": torch.ones(3).double()},
+        {"w": torch.ones(3), "v": torch.ones(1)},
+    ],
+)
+def test_states_of_another_layout_are_refused(other):
+    total = S.StateSum()
+    total.add({"w": torch.ones(3)})
+    with pytest.raises(ValueError, match="states of one sum must have equal names, shapes and types"):
+        total.add(other)
+
+
+def test_what_was_added_is_not_kept_nor_changed():
+    total, entry = S.StateSum(), {"w": torch.ones(3)}
+    total.add(entry, 2)
+    entry["w"].zero_()
+    total.add({"w": torch.ones(3)}, torch.tensor(3))
+    assert total.state()["w"].tolist() == [5.0, 5.0, 5.0]
+    assert not entry["w"].any()

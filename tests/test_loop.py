@@ -1,0 +1,151 @@
+"""What the loop refuses before it starts: its own arguments, Trainer settings, and what does not fit together."""
+
+from functools import partial
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.methods import FedAvg
+from tests.toys import fit, toy_data, trainer
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"local_epochs": -1}, "local_epochs must be at least 0, got -1"),
+        ({"local_epochs": [1, -2]}, "local_epochs must be at least 0, got -2"),
+        ({"max_local_steps": 0}, "max_local_steps must be at least 1, got 0"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be at least 1, got 0"),
+        ({"alma_every": 0}, "alma_every must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"lr_decay": 0.0}, "lr_decay must be above 0, got 0.0"),
+        ({"lr_decay": float("nan")}, "lr_decay must be above 0, got nan"),
+        ({"clip_norm": -1.0}, "clip_norm must be above 0, got -1.0"),
+        ({"weighting": "sizes"}, "weighting must be one of samples, uniform, got 'sizes'"),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of error, skip, got 'ignore'"),
+        (
+            {"server_lr_scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
+            "server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer",
+        ),
+    ],
+)
+def test_an_argument_out_of_its_range_is_refused(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        FederatedLoop(FedAvg(), **settings)
+
+
+@pytest.mark.parametrize("settings", [{"local_epochs": 0}, {"local_epochs": [0, 1, 0, 2, 1]}])
+def test_clients_may_train_for_no_epoch(settings):
+    assert fit(FedAvg(), 1, **settings).trainer.global_step == 1
+
+
+def test_a_list_of_local_epochs_needs_one_for_each_client():
+    with pytest.raises(ValueError, match=r"needs one number per client \(5\), got 2"):
+        fit(FedAvg(), 1, local_epochs=[1, 2])
+
+
+class Mute(pl.LightningModule):
+    """Without a training_step."""
+
+
+class Hooked(FedAvg):
+    def train_dataloader(self):
+        return []
+
+
+class Own(Aggregator):
+    """Another method's."""
+
+
+class NeedsOwn(FedAvg):
+    aggregator_class = Own
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (
+            lambda: FederatedLoop(torch.nn.Linear(1, 1)),
+            TypeError,
+            "must be a pytorch_lightning.LightningModule, got Linear",
+        ),
+        (lambda: FederatedLoop(Mute()), TypeError, "a client needs a training_step, and Mute has none; define"),
+        (
+            lambda: FederatedLoop(Hooked()),
+            TypeError,
+            "Hooked overrides train_dataloader.*give the data to Fed",
+        ),
+        (
+            lambda: FederatedLoop(NeedsOwn(), Aggregator()),
+            ValueError,
+            "NeedsOwn needs a Own, got Aggregator; leave",
+        ),
+        (lambda: FedAvg(num_classes=3, input_shape=(4,), module=Mute()), TypeError, "Mute has none"),
+        (
+            lambda: fit(FedAvg(num_classes=7), 1),
+            ValueError,
+            r"num_classes of the client .* the data \(3\)",
+        ),
+        (lambda: fit(FedAvg(input_shape=(5,)), 1), ValueError, r"input_shape of the client .* \(\(4,\)\), got \(5,\)"),
+        (lambda: fit(FedAvg(), 1, initial_weights="nowhere.pt"), FileNotFoundError, "must be a file, got nowhere.pt"),
+        (
+            lambda: trainer(1).fit(FederatedLoop(FedAvg()), torch.utils.data.DataLoader(range(3))),
+            TypeError,
+            r"a FederatedLoop needs datamodule=FederatedDataModule\(...\), got NoneType",
+        ),
+        (lambda: fit(FedAvg(), 3, toy_data(schedule=[[0], [1]])), ValueError, "schedule names the cohorts of 2 rounds"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(make, error, sentence):
+    with pytest.raises(error, match=sentence):
+        make()
+
+
+def test_a_module_of_the_twin_package_is_named():
+    class Twin:
+        """Stands for lightning.pytorch.LightningModule, which need not be installed."""
+
+    Twin.__module__ = "lightning.pytorch.core.module"
+    with pytest.raises(TypeError, match="twin package `lightning`: import LightningModule from pytorch_lightning"):
+        FederatedLoop(Twin())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"gradient_clip_val": 1.0}, "trainer.gradient_clip_val=1.0; set model.clip_norm"),
+        ({"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches=2; set the model's"),
+        ({"limit_train_batches": 0.5}, "limit_train_batches must stay unset, got 0.5; use data.participation"),
+        ({"val_check_interval": 0.5}, "val_check_interval must be 1.0, got 0.5; use trainer.check_val_every_n_epoch"),
+        ({"overfit_batches": 1}, "overfit_batches=1.* has no meaning in a federation; use a source with"),
+        ({"precision": "bf16-true"}, "trainer.precision=bf16-true is refused; use bf16-mixed"),
+        ({"precision": "16-true"}, "trainer.precision=16-true is refused; use bf16-mixed"),
+        (
+            {"strategy": "ddp", "devices": 2},
+            "trainer.strategy must be client_parallel, got DDPStrategy with 2 devices; set that strategy or",
+        ),
+        ({"callbacks": [ModelCheckpoint(every_n_train_steps=1)]}, "counts batches.*use every_n_epochs"),
+    ],
+)
+def test_a_trainer_setting_without_a_meaning_is_refused(settings, sentence):
+    run = trainer(1, enable_checkpointing=True, **settings)
+    loop = FederatedLoop(FedAvg(), seed=0)
+    loop.trainer = run
+    with pytest.raises(ValueError, match=sentence):
+        loop.configure_callbacks()
+
+
+@pytest.mark.parametrize("setting", [{"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}])
+def test_the_refusal_comes_before_lightnings_own(setting):
+    with pytest.raises(ValueError, match=r"set (model.clip_norm|the model's)"):
+        trainer(1, **setting).fit(FederatedLoop(FedAvg(), seed=0), datamodule=toy_data())
+
+
+def test_fast_dev_run_is_one_round():
+    loop = FederatedLoop(FedAvg(), seed=0)
+    run = trainer(5, fast_dev_run=True)
+    run.fit(loop, datamodule=toy_data())
+    assert run.global_step == 1
