@@ -95,7 +95,7 @@ class FederatedLoop(Forwarding):
             if value is not None and value < low:
                 raise ValueError(f"{name} must be at least {low}, got {value}")
         for name, positive in (("lr_decay", lr_decay), ("clip_norm", clip_norm)):
-            if positive is not None and positive <= 0:
+            if positive is not None and not positive > 0:
                 raise ValueError(f"{name} must be above 0, got {positive}")
         if server_lr_scheduler is not None and server_optimizer is None:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
