@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import in_local
-from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence
+from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence, true_class
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 
@@ -39,9 +38,10 @@ def logit_suppression(
     """L_logit (Eqs. 4-5): Σ_c p_c log mean_b exp(z_bc) over the samples of other classes: (B, C), (B,), (C,) -> ().
 
     A class that all samples of the batch have is skipped. `official` is the authors' code: the indicator multiplies
-    z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰ and the term is bounded below.
+    z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰, which bounds the term of a class
+    that the batch has from below.
     """
-    z, own, observed = raised(logits), F.one_hot(target, logits.shape[1]).bool(), prior > 0
+    z, own, observed = raised(logits), true_class(target, logits.shape[1]), prior > 0
     if form == "official":
         offset = prior.masked_fill(~observed, 1.0).log() + math.log(len(prior))
         z, skipped = (z - offset).masked_fill(own, 0.0), ~observed
@@ -59,7 +59,7 @@ class FedED(ClientModule):
         lam: λ, weight of the empty-class distillation, >= 0; 0 leaves it out.
         omega: ω, weight of the logit suppression, >= 0; 0 leaves it out. 0.005 is the authors' code; large values
             (0.1 already) make the printed form collapse.
-        logit_form: `paper`: Eq. 5 as printed; `official`: the authors' code, bounded below.
+        logit_form: `paper`: Eq. 5 as printed; `official`: the authors' code, which does not run away.
         calibrated: whether cross-entropy is calibrated by the prior (Eq. 2); False with lam = omega = 0 is FedAvg.
         prior_eps: added to the prior in L_cal, >= 0; 0 leaves empty classes out, 1e-9 is the authors' code.
         teacher_mode: `eval`, or `train`: BatchNorm of the teacher uses batch statistics.

@@ -54,14 +54,14 @@ class SAM(Optimizer):
         self.state = self.base.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any]) -> Any:
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """One step; `closure` zeroes the gradients, runs forward and backward, and returns the loss."""
         again = torch.enable_grad()(closure)
         loss = again()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self.sam_rho and params:
             start = [p.clone() for p in params]
-            away = perturbation({str(i): p.grad for i, p in enumerate(params)}, self.sam_rho)  # type: ignore[misc]
+            away = perturbation({str(i): p.grad for i, p in enumerate(params)}, self.sam_rho)
             torch._foreach_add_(params, list(away.values()))
             with self._statistics_kept():
                 again()

@@ -101,8 +101,6 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
 PAPERS = "C · the five papers"
 
 PENDING: dict[str, str] = {
-    **dict.fromkeys(["anchor_plan", "anchor_pick", "ka_loss"], PAPERS),
-    **dict.fromkeys(["knfu_fuse", "knfu_finetune"], PAPERS),
     **dict.fromkeys(["kl_true_nottrue", "forgetting_degree", "rounds_to_target", "mean_std"], PAPERS),
     **dict.fromkeys(["prediction_consistency", "normalised_class_accuracy", "classwise_accuracy"], PAPERS),
     **dict.fromkeys(["in_out_local", "gradient_diversity", "diversity_prop1", "weight_alignment"], PAPERS),

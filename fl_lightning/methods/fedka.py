@@ -1,0 +1,192 @@
+"""FedKA: hold the received model's logits on a few anchors of the classes that a client has little or nothing of.
+
+Source: FedKA (seed 000), Algorithm 1 and Eq. 3. Server: FedAvg. γ is not in the paper; 0.5/C is ours.
+The shared set, one training sample of each class, is the same for all clients and rounds and stays with its owners.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.classes import ClassSplit, class_split
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+
+Source = Literal["shared", "local"]
+SPLITS: dict[Source, str] = {"shared": "shared", "local": "train"}
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One sample of the shared set or of the client's own, by its position there."""
+
+    label: int
+    source: Source
+    index: int
+
+
+def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: bool = True) -> dict[int, Source]:
+    """Where the anchor of each class comes from: missing classes `shared`, non-dominant ones `local`."""
+    sources: dict[int, Source] = {k: "shared" for k in split.missing.nonzero().flatten().tolist() if use_missing}
+    sources |= {k: "local" for k in split.non_dominant.nonzero().flatten().tolist() if use_non_dominant}
+    return dict(sorted(sources.items()))
+
+
+def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) -> Tensor:
+    """L_KA (Eq. 3): Σ over anchors and kept classes of the squared logit difference, over the number of anchors.
+
+    Args:
+        received: logits of the received model on the anchors, (A, C); taken as constants.
+        local: logits of the model in training, (A, C).
+        kept: missing and non-dominant classes, (C,) bool; the columns of dominant ones are dropped.
+        valid: False where a row is padding, (A,) bool.
+
+    Returns:
+        (), >= 0; 0 without a valid row or a kept class.
+    """
+    squares = (raised(local) - raised(received.detach())).square()
+    return (squares * (valid.unsqueeze(-1) & kept)).sum() / valid.sum().clamp(min=1)
+
+
+def pick(labels: Tensor, label: int, strategy: str, losses: Tensor | None, generator: torch.Generator | None) -> int:
+    """The position of one sample of a class: a random one, or that with the largest or smallest loss (lowest on ties).
+
+    Args:
+        labels: class of each sample, (n,).
+        label: the class, which must occur.
+        strategy: `random`, `hard` (largest loss) or `proficient` (smallest).
+        losses: cross-entropy of each sample under the received model, (n,); not read by `random`.
+        generator: of `random`.
+    """
+    positions = (labels == label).nonzero().flatten()
+    if strategy == "random":
+        chosen = torch.randint(len(positions), (), generator=generator)
+    else:
+        assert losses is not None
+        own = losses[positions]
+        chosen = own.argmax() if strategy == "hard" else own.argmin()
+    return int(positions[int(chosen)])
+
+
+class FedKA(ClientModule):
+    """Local loss CE + β L_KA.
+
+    Args:
+        beta: β, weight of the anchors, >= 0; 0 is FedAvg.
+        gamma: γ, least share of a dominant class, >= 0; None: 0.5 / C.
+        mu: μ, most anchors of a client and round, >= 0; 0 is FedAvg.
+        strategy: anchor of a non-dominant class: a `random` sample, or the one with the largest (`hard`) or smallest
+            (`proficient`) cross-entropy under the received model.
+        use_missing: whether missing classes have anchors.
+        use_non_dominant: whether non-dominant classes have anchors.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits", "shared"})
+
+    def __init__(
+        self,
+        beta: float = 0.1,
+        gamma: float | None = None,
+        mu: int = 10,
+        strategy: Literal["random", "hard", "proficient"] = "random",
+        use_missing: bool = True,
+        use_non_dominant: bool = True,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        for name, value in (("beta", beta), ("gamma", gamma), ("mu", mu)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        if strategy not in ("random", "hard", "proficient"):
+            raise ValueError(f"strategy must be one of random, hard, proficient, got {strategy!r}")
+        self.beta, self.gamma, self.mu, self.strategy = beta, gamma, mu, strategy
+        self.use_missing, self.use_non_dominant = use_missing, use_non_dominant
+
+    def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
+        """This round's anchors of a client, at most μ; a study may draw its own.
+
+        Args:
+            plan: `shared` or `local` by class, ascending.
+            samples: x (n, ...) and y (n,) of the `shared` set, and of the client (`local`) where the plan asks for it.
+            local: the client's data.
+        """
+        generator = local.generator("anchors")
+        classes = torch.tensor(list(plan), dtype=torch.int64)
+        classes = classes[torch.randperm(len(plan), generator=generator)[: self.mu].sort().values]
+        labels = {source: y.cpu() for source, (_, y) in samples.items()}
+        hardness = None
+        if self.strategy != "random" and "local" in samples:
+            hardness = self.losses(*samples["local"]).cpu()
+        anchors = []
+        for k in classes.tolist():
+            own = plan[k] == "local"
+            strategy = self.strategy if own else "random"
+            anchors.append(Anchor(k, plan[k], pick(labels[plan[k]], k, strategy, hardness, generator)))
+        return anchors
+
+    @torch.no_grad()
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of each sample under the net as it is: (n, ...), (n,) -> (n,)."""
+        with self.looking():
+            logits = torch.cat([raised(self(part)) for part in torch.split(x, 1000)])
+        return F.cross_entropy(logits, y, reduction="none")
+
+    def anchor_logits(self, x: Tensor) -> Tensor:
+        """Logits of anchors without dropout, on running statistics that stay as they are: (A, ...) -> (A, C)."""
+        assert self.net is not None
+        # copies: the backward pass reads the statistics, which the batch's forward has changed by then
+        buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+        with evaluating(self.net), self.forward_context():
+            logits: Tensor = functional_call(self.net, buffers, (x,)) if buffers else self.net(x)
+        return logits
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if not (self.beta and self.mu and local.size()):
+            return
+        counts = local.label_counts
+        split = class_split(counts, 0.5 / len(counts) if self.gamma is None else self.gamma)
+        plan = anchor_plan(split, self.use_missing, self.use_non_dominant)
+        if not plan:
+            return
+        samples = {source: self.placed(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
+        found = set(samples["shared"][1].tolist())  # a class that nobody has is not in the shared set
+        plan = {k: source for k, source in plan.items() if source == "local" or k in found}
+        anchors = self.draw_anchors(plan, samples, local)
+        if not anchors:
+            return
+        rows = torch.stack([samples[anchor.source][0][anchor.index] for anchor in anchors])
+        x = rows.new_zeros(max(len(rows), min(self.mu, len(counts))), *rows.shape[1:])  # of one shape for all clients
+        x[: len(rows)] = rows
+        self.round_buffer("anchors", x)
+        self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))
+        self.round_buffer("kept", ~split.dominant.to(x.device))
+        self.round_buffer("received", self.anchor_logits(x).detach())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if "anchors" not in self.round:
+            return self.local_loss(batch, batch_idx)
+        logits = self.anchor_logits(self.round["anchors"])  # before the batch's forward: at first those received
+        ka = anchor_loss(self.round["received"], logits, self.round["kept"], self.round["valid"])
+        self.log("train/ka", ka)
+        return self.local_loss(batch, batch_idx) + self.beta * ka
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """The net in eval mode, each of its modules as it was afterwards."""
+    trained = [module for module in net.modules() if module.training]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True

@@ -1,0 +1,109 @@
+"""Adapters of FedKA."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.classes import class_split
+from fl_lightning.methods import FedKA
+from fl_lightning.methods.fedka import Anchor, anchor_loss, anchor_plan, pick
+
+from .adapters_fn import Inputs, float64
+from .end_to_end import rounds, run
+
+
+class Stub:
+    """What a client draws with."""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+
+def plan_anchors(inputs: Inputs) -> dict[str, Any]:
+    split = class_split(torch.tensor(inputs["counts"]), inputs["gamma"])
+    plan = anchor_plan(split)
+    classes = torch.arange(len(inputs["counts"]))
+    samples = {source: (classes.double(), classes) for source in ("shared", "local")}
+    drawn = FedKA(mu=inputs["mu"]).draw_anchors(plan, samples, Stub())
+    assert [anchor.index for anchor in drawn] == [anchor.label for anchor in drawn]
+    return {
+        "plan": [list(entry) for entry in plan.items()],
+        "size_after_cut": len(drawn),
+        "kept_logits": (~split.dominant).nonzero().flatten(),
+    }
+
+
+def ka_loss(inputs: Inputs) -> dict[str, Any]:
+    rows, dominant = len(inputs["logits_local"]), inputs["dominant"]
+    classes = len(inputs["logits_local"][0]) if rows else max(dominant) + 1
+    received, local = (float64(inputs[name]).reshape(rows, classes) for name in ("logits_global", "logits_local"))
+    local.requires_grad_()
+    kept = torch.tensor([k not in dominant for k in range(classes)])
+    value = anchor_loss(received, local, kept, torch.ones(rows, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(value, local)
+    return {"value": value, "grad_local": gradient}
+
+
+def anchor_pick(inputs: Inputs) -> dict[str, Any]:
+    labels, losses = torch.tensor(inputs["labels"]), float64(inputs["losses"])
+    return {"index": pick(labels, inputs["klass"], inputs["how"], losses, None)}
+
+
+FN: dict[str, Callable[[Inputs], Any]] = {
+    "anchor_plan": plan_anchors,
+    "ka_loss": ka_loss,
+    "anchor_pick": anchor_pick,
+}
+METHOD: dict[str, Callable[[Inputs], Any]] = {}
+
+
+class Given(FedKA):
+    """FedKA with the anchors of the case, by round and client, that notes what it used."""
+
+    def __init__(self, given: list[dict[int, Any]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.given = given
+        self.used: list[dict[int, dict[str, Any]]] = [{} for _ in given]
+
+    def draw_anchors(self, plan: Any, samples: Any, local: Any) -> list[Anchor]:
+        own = super().draw_anchors(plan, samples, local)
+        case = self.given[local.round_idx][local.client_id]
+        anchors = [Anchor(*entry) for entry in zip(case["classes"], case["source"], case["index"], strict=True)]
+        assert len(own) == len(anchors)
+        assert all(plan[anchor.label] == anchor.source for anchor in anchors)
+        return anchors
+
+    def receive(self, broadcast: Any, local: Any) -> None:
+        super().receive(broadcast, local)
+        note: dict[str, Any] = {"missing": None, "non_dominant": None, "kept_columns": None, "anchors_used": 0}
+        if local.size():
+            split = class_split(local.label_counts, self.gamma)
+            missing, rest = (mask.nonzero().flatten() for mask in (split.missing, split.non_dominant))
+            note = {"missing": missing, "non_dominant": rest, "kept_columns": (~split.dominant).nonzero().flatten()}
+            note["anchors_used"] = 0
+        if "anchors" in self.round:
+            valid: Tensor = self.round["valid"]
+            case = torch.from_numpy(self.given[local.round_idx][local.client_id]["X"])
+            assert torch.equal(self.round["anchors"][valid], case)
+            note |= {"kept_columns": self.round["kept"].nonzero().flatten(), "anchors_used": valid.sum()}
+        self.used[local.round_idx][local.client_id] = note
+
+
+def fedka_rounds(inputs: Inputs) -> dict[str, Any]:
+    cfg = inputs["cfg"]
+    schedule = cfg["schedule"]
+    given = [dict(zip(cohort, row, strict=True)) for cohort, row in zip(schedule, inputs["anchors"], strict=True)]
+    names = ("beta", "gamma", "mu", "use_missing", "use_non_dominant")
+    client = partial(Given, given=given, **{name: cfg[name] for name in names})
+    finished = run(client, {**inputs, "shared": inputs["shared_set"]}, sets=("shared",))
+    result = rounds(finished)
+    for r, one in enumerate(result["rounds"]):
+        notes = [finished.client.used[r][client_id] for client_id in schedule[r]]
+        one |= {name: [note[name] for note in notes] for name in notes[0]}
+    return result
+
+
+E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedka": fedka_rounds}
