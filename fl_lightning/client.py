@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.aggregation import Aggregator
+from fl_lightning.alone import Alone
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.nets import Backbone, Perceptron
+from fl_lightning.nets import Backbone, Perceptron, PerClient
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
 NetFactory = Callable[[int, tuple[int, ...]], Backbone]
@@ -247,12 +248,22 @@ class ClientModule(LightningModule):
     def switch(self, context: ClientContext) -> None:
         """Make this module stand for another client (not through `nn.Module.__setattr__`, which costs 5 µs)."""
         self.__dict__["context"] = context
+        if isinstance(self.net, PerClient):
+            self.net.choose(context.client_id)
+
+    def has(self, client_id: int, name: str) -> bool:
+        """Whether the entry (or module) `name` is this client's: not one of another client's net."""
+        net = self.net
+        return not isinstance(net, PerClient) or net.has(client_id, name.removeprefix("net."))
 
     def params(self) -> State:
         """The trainable parameters as they are now, by the names fixed at setup."""
         if not self._owners:
             self.fix_trainable()
-        return {name: getattr(owner, attribute) for name, owner, attribute in self._owners}
+        owners = self._owners
+        if isinstance(self.net, PerClient):
+            owners = [entry for entry in owners if self.has(self.context.client_id, entry[0])]
+        return {name: getattr(owner, attribute) for name, owner, attribute in owners}
 
     def fix_trainable(self) -> tuple[str, ...]:
         """Fix which parameters are trainable, once the net exists (inside vmap none requires a gradient)."""
@@ -322,6 +333,10 @@ class ClientModule(LightningModule):
         assert inner is not None
         with self.forward_context():
             return inner(*args, **kwargs)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Under a plain Trainer, what stands in for the federation."""
+        return [Alone()] if self.trainer.lightning_module is self else []
 
     def configure_model(self) -> None:
         if self.module is not None:

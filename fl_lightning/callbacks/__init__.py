@@ -1,12 +1,14 @@
 """What the user sees of a run: the bar, the class-wise report, the pictures."""
 
 from fl_lightning.callbacks.bar import RoundProgressBar
+from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.plots import RunPlots
 from fl_lightning.callbacks.report import ClasswiseReport
 
 __all__ = [
     "ClasswiseReport",
+    "ClientCheckpoint",
     "RoundProgressBar",
     "RunPlots",
     "plot_accuracy",

@@ -140,7 +140,7 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     if isinstance(dataset, TensorDataset) and names is LABELS and len(dataset.tensors) > 1:
         return np.asarray(dataset.tensors[1].cpu())
     for name in names:
-        value = getattr(dataset, name, None)
+        value: Any = getattr(dataset, name, None)
         if hasattr(value, "__len__") and len(value) == len(dataset):
             return np.asarray(value.cpu() if isinstance(value, Tensor) else value)
     return None
@@ -261,14 +261,10 @@ class DataModuleSource(DatasetSource):
         train = loaders["train"]
         if train is None:
             raise ValueError(
-                f"{type(module).__name__} must define train_dataloader, which is divided among the clients"
+                f"{type(module).__name__} must define train_dataloader, whose samples are divided among the clients"
             )
-        super().__init__(
-            train.dataset,
-            loaders["test"] and loaders["test"].dataset,
-            loaders["val"] and loaders["val"].dataset,
-            getattr(module, "num_classes", None),
-        )
+        sets = {name: None if loader is None else loader.dataset for name, loader in loaders.items()}
+        super().__init__(train.dataset, sets["test"], sets["val"], getattr(module, "num_classes", None))
         self.readings = {name: read_loader(loader) for name, loader in loaders.items() if loader is not None}
         self.class_names = getattr(module, "class_names", None)
         self.reading = self.readings["train"]

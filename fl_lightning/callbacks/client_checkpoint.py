@@ -1,0 +1,79 @@
+"""The trained model without the federation around it."""
+
+import inspect
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from fl_lightning.client import ClientModule
+
+
+class ClientCheckpoint(Callback):
+    """Writes the global model after every round as a checkpoint of the client's own class.
+
+    `MyModule.load_from_checkpoint("client.ckpt")` reads it without this package: the entries have the module's own
+    names and the hyper-parameters are those that it saved itself. For a client with `net=` they are its plain
+    arguments, and the factory is given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. Nothing is
+    written where clients share no weights.
+
+    Args:
+        dirpath: folder of the file; None: `trainer.default_root_dir`.
+        filename: of the checkpoint.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
+        self.dirpath, self.filename = dirpath, filename
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop: Any = pl_module
+        weights = loop.weights
+        if not weights.shared or not trainer.is_global_zero:
+            return
+        client: ClientModule = loop.client
+        inner: LightningModule = client if client.module is None else client.module
+        prefix = "" if client.module is None else "module."
+        evaluated = loop.aggregator.evaluation_weights(weights.live(weights.shared))
+        state = {f"client.{name}": value for name, value in client.state_dict().items()} | weights.saved(evaluated)
+        checkpoint: dict[str, Any] = {
+            "state_dict": {name.removeprefix(f"client.{prefix}"): value for name, value in state.items()},
+            inner.CHECKPOINT_HYPER_PARAMS_KEY: hyperparameters(inner),
+            "pytorch-lightning_version": version("pytorch_lightning"),
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+        }
+        folder = Path(self.dirpath or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{self.filename}.part"
+        torch.save(checkpoint, partial)
+        os.replace(partial, folder / self.filename)
+
+
+def hyperparameters(module: LightningModule) -> dict[str, Any]:
+    """What `module` saved itself, or where it saved nothing its arguments, of both only plain values."""
+    found: Mapping[str, Any] = module.hparams
+    if not found:
+        names = [name for kind in reversed(type(module).__mro__) for name in own_arguments(kind)]
+        found = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return {name: value for name, value in found.items() if is_plain(value)}
+
+
+def own_arguments(kind: type) -> list[str]:
+    """Names of the arguments of a class's own `__init__`."""
+    if "__init__" not in vars(kind) or not issubclass(kind, ClientModule):
+        return []
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+
+
+def is_plain(value: Any) -> bool:
+    """True for numbers, strings, None, and lists, tuples and dicts of them: what loads with `weights_only`."""
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
