@@ -49,6 +49,8 @@ class FederatedLoop(Forwarding):
         initial_weights: a checkpoint or state-dict file to start from.
         threads: of this process for torch operations; None: left alone.
         seed: keys batches, dropout and initial weights; None: that of `seed_everything`, else 0.
+        store: where clients keep their memory and personal entries between rounds; None: up to 4 GB in host memory,
+            beyond in files of the run's folder.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class FederatedLoop(Forwarding):
         initial_weights: str | Path | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        store: ClientStore | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -113,7 +116,7 @@ class FederatedLoop(Forwarding):
         self.personal, self.nonfinite, self.alma_every = tuple(personal or ()), nonfinite, alma_every
         self.initial_weights, self.threads = initial_weights, threads
         self._seed = seed
-        self.store = ClientStore()
+        self.store = store or ClientStore()
         self.book = LogBook()
         self.desk = Desk(self.book)
         self.evaluation = Evaluation(self)
@@ -216,6 +219,12 @@ class FederatedLoop(Forwarding):
         self.evaluation.restore()
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # one that is too short is refused here
+        error: Exception | None = None
+        try:
+            self.store.start(self.trainer, self.device)
+        except Exception as problem:
+            error = problem
+        Ranks(self.device).agree(None, error)
         self.runner = RoundRunner(self)
         self.forward_hook("on_fit_start")
 
@@ -244,8 +253,7 @@ class FederatedLoop(Forwarding):
                 self.lr_schedulers().step()  # type: ignore[union-attr]
             if result.personal is not None:
                 self.weights.load(result.personal)
-            for client_id, record in result.records.items():
-                self.store.put(client_id, *record)
+            self.store.put(result.records, round_idx)
         self.row, self.row_round = result.values, round_idx
         self._publish(self.row)
 

@@ -1,0 +1,295 @@
+"""The client store: the same run whether records lie in memory or in files, and no file that nobody needs."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import FedAvg
+from fl_lightning.store import REGISTRY, ClientStore
+from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+
+ROUNDS = 6
+CPU = torch.device("cpu")
+KB = 2**-10
+
+
+class Remembering(FedAvg):
+    """What a client keeps decides what it sends."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + 0.1 * self.memory.get("times", 0))
+
+    def reply(self, exchange, local):
+        self.memory["times"] = self.memory.get("times", 0) + 1
+        self.memory["last"] = {name: value.detach() for name, value in self.params().items()}
+        return {}
+
+
+def make_loop(**store) -> FederatedLoop:
+    client = Remembering(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, personal=["*body.1*"], seed=5, store=ClientStore(**store) if store else None)
+
+
+def make_data():
+    return toy_data(participation=0.6)
+
+
+def run(path, rounds=ROUNDS, ckpt_path=None, callbacks=(), **store) -> FederatedLoop:
+    loop = make_loop(**store)
+    settings = {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks), "default_root_dir": path}
+    trainer(rounds, **settings).fit(loop, datamodule=make_data(), ckpt_path=ckpt_path)
+    return loop
+
+
+def outcome(loop):
+    records = {c: (loop.store.memory(c), loop.store.personal(c)) for c in range(len(SIZES))}
+    return weights_of(loop), records
+
+
+def assert_same(loop, other):
+    (weights, records), (weights2, records2) = outcome(loop), outcome(other)
+    assert equal(weights, weights2)
+    for client_id, (memory, personal) in records.items():
+        memory2, personal2 = records2[client_id]
+        assert memory.get("times") == memory2.get("times")
+        assert equal(memory.get("last", {}), memory2.get("last", {}))
+        assert equal(personal or {}, personal2 or {})
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.safetensors")}
+
+
+def needed(*checkpoints: Path) -> set[str]:
+    found = [torch.load(path, weights_only=True)["federated"]["store"] for path in checkpoints]
+    return {record["file"] for store in found for record in store.values()}
+
+
+def checkpoints(folder: Path, **best) -> list[ModelCheckpoint]:
+    last = ModelCheckpoint(folder, filename="last", save_top_k=1, monitor=None, enable_version_counter=False)
+    keep = ModelCheckpoint(folder, filename="{epoch}", monitor="global/acc", mode="max", **best)
+    return [last, keep]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("memory")
+    loop = run(path)
+    assert not (path / "clients").exists()  # memory alone writes nothing
+    return loop
+
+
+@pytest.mark.parametrize("budget", [0, 2 * KB, 4096, None])
+def test_the_budget_changes_nothing_but_where_records_lie(uninterrupted, tmp_path, budget):
+    loop = run(tmp_path, memory_budget_mb=budget)
+    files = names(tmp_path / "clients")
+    assert bool(files) == (budget in (0, 2 * KB))
+    assert_same(loop, uninterrupted)
+    if files:  # of every client the newest alone, since no checkpoint was saved
+        assert len(files) == len(loop.store.state_dict())
+        assert loop.store._bytes <= max(budget * 2**20, 1000)
+
+
+@pytest.mark.parametrize("after", ["memory", "files"])
+@pytest.mark.parametrize("before", ["memory", "files"])
+def test_resume_is_exact_from_memory_and_from_files(uninterrupted, tmp_path, before, after):
+    budgets = {"memory": 4096, "files": 0}
+    first = run(tmp_path, 3, memory_budget_mb=budgets[before])
+    first.trainer.save_checkpoint(tmp_path / "at.ckpt")
+    assert_same(run(tmp_path, ckpt_path=tmp_path / "at.ckpt", memory_budget_mb=budgets[after]), uninterrupted)
+
+
+def test_resume_from_best_after_later_rounds_and_in_another_folder(uninterrupted, tmp_path):
+    ckpt = tmp_path / "a" / "best.ckpt"
+
+    class SaveAt(ModelCheckpoint):
+        def on_train_epoch_end(self, trainer, loop):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(ckpt)
+
+    run(tmp_path / "a", callbacks=[SaveAt()], memory_budget_mb=0)
+    assert needed(ckpt) <= names(tmp_path / "a" / "clients")
+    again = run(tmp_path / "a", ckpt_path=ckpt, memory_budget_mb=0)
+    assert_same(again, uninterrupted)
+    elsewhere = run(tmp_path / "b", ckpt_path=ckpt, memory_budget_mb=0)
+    assert_same(elsewhere, uninterrupted)
+    assert needed(ckpt) <= names(tmp_path / "a" / "clients")
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    moved = run(tmp_path / "c", ckpt_path=tmp_path / "moved" / "best.ckpt", memory_budget_mb=0)
+    assert_same(moved, uninterrupted)
+
+
+def test_files_that_no_checkpoint_needs_are_deleted(tmp_path):
+    saved = tmp_path / "checkpoints"
+    loop = run(tmp_path, callbacks=checkpoints(saved, save_top_k=2), memory_budget_mb=0)
+    files = names(tmp_path / "clients")
+    assert files == needed(*saved.glob("*.ckpt"))
+    assert len(files) > len(loop.store.state_dict())  # the best one's are older
+    # a process that continues knows what the checkpoints of the one before need
+    run(tmp_path, ROUNDS + 2, saved / "last.ckpt", checkpoints(saved, save_top_k=2), memory_budget_mb=0)
+    assert names(tmp_path / "clients") == needed(*saved.glob("*.ckpt"))
+    for path in saved.glob("epoch*.ckpt"):
+        path.unlink()
+    last = checkpoints(saved, save_top_k=0)
+    run(tmp_path, ROUNDS + 4, saved / "last.ckpt", last, memory_budget_mb=0)
+    assert names(tmp_path / "clients") >= needed(*saved.glob("*.ckpt"))
+
+
+def test_an_unreadable_checkpoint_keeps_every_file(tmp_path):
+    saved = tmp_path / "checkpoints"
+    run(tmp_path, 3, callbacks=checkpoints(saved, save_top_k=1), memory_budget_mb=0)
+    before = names(tmp_path / "clients")
+    (best,) = saved.glob("epoch*.ckpt")
+    best.write_bytes(b"broken off")
+    run(tmp_path, 5, saved / "last.ckpt", checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
+    assert before <= names(tmp_path / "clients")
+
+
+def test_a_checkpoint_holds_names_and_hashes_only(tmp_path):
+    loop = run(tmp_path, 2, memory_budget_mb=0)
+    for client_id, entry in loop.store.state_dict().items():
+        assert entry.keys() == {"file", "folder", "hash", "bytes"}
+        assert entry["file"].startswith(f"client_{client_id}_round_")
+        assert (tmp_path / "clients" / entry["file"]).stat().st_size == entry["bytes"]
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_a_missing_or_altered_file_is_refused(tmp_path, rounds):
+    first = run(tmp_path, 2, memory_budget_mb=0)
+    first.trainer.save_checkpoint(tmp_path / "at.ckpt")
+    path = next((tmp_path / "clients").glob("*.safetensors"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=rf"{path.name} was altered; restore it, or continue from another"):
+        run(tmp_path, 4, tmp_path / "at.ckpt", memory_budget_mb=0)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"needs the file {path.name} of client \d, found neither in .* set"):
+        run(tmp_path, 4, tmp_path / "at.ckpt", memory_budget_mb=0)
+
+
+def test_an_evaluation_needs_no_files(tmp_path):
+    first = run(tmp_path, 2, memory_budget_mb=0)
+    first.trainer.save_checkpoint(tmp_path / "at.ckpt")
+    shutil.rmtree(tmp_path / "clients")
+    trainer(1).validate(make_loop(memory_budget_mb=0), make_data(), ckpt_path=tmp_path / "at.ckpt", verbose=False)
+
+
+def test_a_folder_that_cannot_be_written_names_the_setting_and_keeps_the_round_whole(tmp_path):
+    (tmp_path / "file").write_text("")
+    loop = make_loop(memory_budget_mb=0, folder=tmp_path / "file" / "clients")
+    with pytest.raises(OSError, match=r"the client store cannot write .*client_\d_round_0.* model.store.folder"):
+        trainer(2).fit(loop, datamodule=make_data())
+    assert loop.store.state_dict() == {}
+
+
+def record(value: float, entries: int = 256) -> tuple[dict, None]:
+    return {"x": torch.full((entries,), float(value))}, None  # 1 kB
+
+
+def test_what_was_used_last_stays_in_memory(tmp_path):
+    store = ClientStore(memory_budget_mb=3 * KB, folder=tmp_path)
+    for client_id in range(5):
+        store.put({client_id: record(client_id)}, 0)
+        assert bool(names(tmp_path)) == (client_id > 2)
+    assert list(store._records) == [2, 3, 4]
+    for path in tmp_path.iterdir():
+        if path.name.startswith(("client_2", "client_4")):
+            path.unlink()
+    assert store.memory(2)["x"][0] == 2
+    assert store.memory(0)["x"][0] == 0  # read, and 3 goes
+    assert list(store._records) == [4, 2, 0]
+    assert store.memory(4)["x"][0] == 4
+    assert store._bytes == 3 * 1024
+
+
+def test_a_copy_may_be_edited_and_a_record_may_become_empty(tmp_path):
+    for budget in (0, None):
+        store = ClientStore(memory_budget_mb=budget, folder=tmp_path)
+        store.put({1: record(1.0)}, 0)
+        store.memory(1)["x"].zero_()
+        assert store.memory(1)["x"][0] == 1
+        store.put({1: ({}, None)}, 1)
+        assert store.memory(1) == {}
+        assert store.state_dict() == {}
+        assert not names(tmp_path)
+
+
+def test_a_round_that_cannot_be_kept_leaves_all_records():
+    store = ClientStore()
+    store.put({1: record(1.0)}, 0)
+    with pytest.raises(TypeError, match=r"memory of client 2\['bad'\] must consist of"):
+        store.put({1: record(2.0), 2: ({"bad": object()}, None)}, 1)
+    assert store.memory(1)["x"][0] == 1
+
+
+def test_the_cost_of_a_round_follows_its_cohort(tmp_path):
+    store = ClientStore(memory_budget_mb=0, folder=tmp_path)
+    written = []
+    store._write = lambda *args, write=store._write: written.append(args[0]) or write(*args)
+    for round_idx in range(20):
+        written.clear()
+        cohort = {client_id: record(round_idx, 4) for client_id in range(3 * round_idx, 3 * round_idx + 3)}
+        store.put(cohort, round_idx)
+        assert written == list(cohort)
+    assert len(store.state_dict()) == 60
+
+
+def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):
+    store = ClientStore(memory_budget_mb=0, folder=tmp_path)
+    store.put({c: record(c) for c in range(5)}, 0)
+    other = ClientStore(memory_budget_mb=0, folder=tmp_path)
+    other.load_state_dict(store.state_dict(), rank=1, world=2)
+    assert sorted(other.state_dict()) == [1, 3]
+    assert other.owners == {c: c % 2 for c in range(5)}
+    assert other.memory(3)["x"][0] == 3
+
+
+class Node:
+    """One of two nodes, as the store sees a Trainer."""
+
+    def __init__(self, folder, is_global_zero):
+        self.num_nodes, self.is_global_zero = 2, is_global_zero
+        self.log_dir, self.ckpt_path = str(folder), None
+        self.strategy = SimpleNamespace(barrier=self.barrier, checkpoint_io=None)
+        self.barriers = 0
+
+    def barrier(self, name):
+        self.barriers += 1
+
+
+@pytest.mark.parametrize("settings", [{"memory_budget_mb": 0}, {"folder": "given"}])
+def test_several_nodes_need_a_folder_that_all_see(tmp_path, monkeypatch, settings):
+    monkeypatch.chdir(tmp_path)
+    store, node = ClientStore(**settings), Node(tmp_path / "b", is_global_zero=False)
+    with pytest.raises(ValueError, match=r"must be one that all of them see, .* set model.store.folder to a shared"):
+        store.start(node, CPU)
+    assert node.barriers == 2
+    ClientStore(**settings).start(Node(tmp_path, is_global_zero=True), CPU)
+
+
+def test_nodes_without_a_shared_folder_may_keep_all_in_memory(tmp_path):
+    store = ClientStore(memory_budget_mb=2 * KB)
+    store.start(Node(tmp_path, is_global_zero=False), CPU)
+    store.put({0: record(0.0)}, 0)
+    with pytest.raises(ValueError, match="must be one that all of them see"):
+        store.put({1: record(1.0), 2: record(2.0)}, 1)
+    assert store.memory(0)["x"][0] == 0
+
+
+@pytest.mark.parametrize("budget", [-1, float("nan")])
+def test_a_budget_below_zero_is_refused(budget):
+    with pytest.raises(ValueError, match=f"memory_budget_mb must be at least 0 megabytes, got {budget}"):
+        ClientStore(memory_budget_mb=budget)
+
+
+def test_the_registry_is_only_written_for_files(tmp_path):
+    saved = tmp_path / "checkpoints"
+    run(tmp_path / "m", 2, callbacks=checkpoints(saved, save_top_k=1))
+    assert not (tmp_path / "m" / "clients").exists()
+    run(tmp_path / "f", 2, callbacks=checkpoints(saved, save_top_k=1), memory_budget_mb=0)
+    assert (tmp_path / "f" / "clients" / REGISTRY).is_file()
