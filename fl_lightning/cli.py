@@ -44,8 +44,11 @@ NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm 
 class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the run folder; run again, it starts a new run."""
 
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet: a checkpoint that does not fit must not cost its run the configuration."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             config = self.config.clone()
             config["ckpt_path"] = None
             path = Path(trainer.default_root_dir) / self.config_filename
@@ -70,7 +73,6 @@ class FederatedCLI(LightningCLI):
                 FederatedLoop,
                 FederatedDataModule,
                 save_config_callback=SaveConfig,
-                save_config_kwargs={"save_to_log_dir": False},
                 trainer_defaults=TRAINER,
                 seed_everything_default=0,
                 parser_class=FederatedParser,

@@ -16,18 +16,18 @@ KINDS = {kind: sorted((CONFIGS / kind).glob("*.yaml")) for kind in ("method", "n
 METHODS = fl_lightning.methods.__all__
 
 
-class Caught(Exception):
+class CaughtError(Exception):
     """Carries the parser out of a CLI that has not yet read its arguments."""
 
 
 class ParserOnly(FederatedCLI):
     def parse_arguments(self, parser, args):
-        raise Caught(parser)
+        raise CaughtError(parser)
 
 
 @pytest.fixture(scope="module")
 def parse():
-    with pytest.raises(Caught) as caught:
+    with pytest.raises(CaughtError) as caught:
         ParserOnly(["fit"])
     parser = caught.value.args[0]
     return lambda paths: parser.parse_args(

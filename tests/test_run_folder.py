@@ -71,7 +71,7 @@ def test_without_a_run_there_is_no_last(tmp_path, asked):
 def test_a_file_is_taken_as_it_is(tmp_path):
     path = checkpoint(tmp_path / "elsewhere")
     assert find_checkpoint(str(path), tmp_path) == path
-    with pytest.raises(FileNotFoundError, match="must be last, best or a checkpoint file, got no.ckpt"):
+    with pytest.raises(FileNotFoundError, match=r"must be last, best or a checkpoint file, got no\.ckpt"):
         find_checkpoint("no.ckpt", tmp_path)
 
 

@@ -1,0 +1,202 @@
+"""A user's mistake ends with one sentence: the rule, what was given, the remedy. Nothing else is printed or lost."""
+
+import sys
+
+import pytest
+import torch
+
+from fl_lightning.__main__ import main
+from tests.commands import TINY, refusal, say
+
+FIT = f"fit {TINY} --trainer.max_epochs 1"
+CHECKPOINT = "--trainer.callbacks ModelCheckpoint --trainer.callbacks"
+OWN = """
+import torch
+from torch import nn
+from pytorch_lightning import LightningModule
+from fl_lightning.data import TensorSource
+from lightning.pytorch import LightningModule as Twin
+
+class NoStep(LightningModule):
+    def configure_optimizers(self):
+        return None
+
+class OfTheTwin(Twin):
+    pass
+
+class Mine(LightningModule):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        raise ValueError("a bug of one's own")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Exploding(Mine):
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0].flatten(1)).sum() * float("inf")
+
+class ElevenLabels(TensorSource):
+    def __init__(self):
+        data = torch.zeros(22, 3), torch.arange(22) % 11
+        super().__init__(data, data, num_classes=10)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working directory with modules of a user's own, one of them on top of a twin package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning/__init__.py").touch()
+    (tmp_path / "lightning/pytorch.py").write_text(
+        "import torch\n\nclass LightningModule(torch.nn.Module):\n    pass\n"
+    )
+    before = set(sys.modules)
+    yield tmp_path
+    for name in {"own", "broken", "lightning", "lightning.pytorch"} - before:
+        sys.modules.pop(name, None)
+
+
+OPTIONS = [
+    ("--model.local_epoch 3", "unknown option 'model.local_epoch'; the nearest is 'model.local_epochs'"),
+    ("--trainer.maxepochs 3", "unknown option 'trainer.maxepochs'; the nearest is 'trainer.max_epochs'"),
+    ("--nosuch", "unknown option 'nosuch'; fl-lightning fit --help lists all"),
+    ("stray", "unexpected argument 'stray'; options begin with --"),
+    ("--model.client.betta 3", "model.client: unknown option 'betta'; the nearest is 'beta'"),
+    ("--model.client FedProx --model.client.beta 3", "model.client: unknown option 'beta' (there are mu, "),
+    ("--model.client FedNTDD", "model.client: there is no class 'FedNTDD'; the nearest is 'FedNTD'"),
+    ("--model.client.net Percptron", "model.client.net: there is no class 'Percptron'; the nearest is 'Perceptron'"),
+    ("--model.client.net torch.nn.Linear", "model.client.net must be a Backbone, and torch.nn.Linear is none; take "),
+    ("--model.client.net.hiden 3", "model.client.net: unknown option 'hiden'; the nearest is 'hidden'"),
+    ("--model.client.optimizer.lrr 3", "model.client.optimizer: unknown option 'lrr'; the nearest is 'lr'"),
+    ("--model.client.beta x", "model.client.beta must be float, got x"),
+    ("--model.client.kd_form sun", "model.client.kd_form must be sum or convex, got sun; the nearest is 'sum'"),
+    ("--model.weighting sample", "model.weighting must be samples or uniform, got sample; the nearest is 'samples'"),
+    ("--data.num_clients five", "data.num_clients must be int, got five"),
+    ("--data.partition Dirichlet", "there is no class 'Dirichlet'; the nearest is 'DirichletPartition'"),
+    ("--trainer.callbacks EarlyStoping", "there is no class 'EarlyStoping'; the nearest is 'EarlyStopping'"),
+    ("-c nosuch.yaml", "config: File does not exist: "),
+    ("--model.client torch.nn.Linear", "must be a pytorch_lightning.LightningModule, and torch.nn.Linear is none; "),
+    ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
+    ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
+    (
+        "--model.client own.OfTheTwin",
+        "it comes from the twin package `lightning`: import LightningModule from pytorch_",
+    ),
+    ("--model.client own.Mine --model.client.widht 3", "unknown option 'widht'; the nearest is 'width'"),
+]
+
+VALUES = [
+    ("--data.num_clients 5000", "num_clients must lie between 1 and the number of samples, got 5000 clients for 1437"),
+    ("--data.partition.alpha 0", "error: alpha must be positive, got 0.0: "),
+    ("--data.partition.alpha -1", "error: alpha must be positive, got -1.0: "),
+    ("--data.participation 0", "participation must lie in (0, 1], got 0.0; "),
+    ("--data.participation 1.5", "participation must lie in (0, 1], got 1.5; "),
+    ("--data.source CIFAR10 --data.source.root missing", "CIFAR10 was not found in root missing"),
+    ("--data.source own.ElevenLabels", "labels must lie in [0, 10), got 10 at index 10 of the train split: "),
+    ("--model.client own.NoStep", "a client needs a training_step, and NoStep has none; define "),
+    (
+        "--model.client own.Exploding",
+        "but client 0 returned NaN or infinite values in round 0; lower the learning rate",
+    ),
+    ("--model.local_epochs [1,2]", "local_epochs as a list needs one number per client (4), got 2"),
+    ("--model.initial_weights no.pt", "initial_weights must be a file, got no.pt; give "),
+    ("--ckpt_path last", "--ckpt_path last needs a run in runs/digits_fedntd "),
+    ("--ckpt_path no.ckpt", "--ckpt_path must be last, best or a checkpoint file, got no.ckpt"),
+    ("--trainer.limit_train_batches 3", "trainer.limit_train_batches must stay unset, got 3; use "),
+    ("--trainer.overfit_batches 1", "trainer.overfit_batches=1 has no meaning in a federation; use "),
+    ("--trainer.val_check_interval 0.5", "trainer.val_check_interval must be 1.0, got 0.5; use "),
+    ("--trainer.sync_batchnorm true", "trainer.sync_batchnorm must be false, got true; leave it unset"),
+    ("--trainer.strategy ddp --trainer.devices 2", "trainer.strategy must be client_parallel, got DDPStrategy with 2 "),
+    ("--trainer.gradient_clip_val 1.5", "trainer.gradient_clip_val=1.5; set model.clip_norm"),
+    ("--trainer.accumulate_grad_batches 2", "trainer.accumulate_grad_batches=2; set the model's"),
+    ("--trainer.precision bf16-true", "trainer.precision=bf16-true is refused; use bf16-mixed"),
+    ("--trainer.precision 16-true", "trainer.precision=16-true is refused; use bf16-mixed"),
+    (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
+    (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), OPTIONS)
+def test_a_wrong_option(options, says):
+    assert says in refusal(f"{FIT} {options}", 2)
+
+
+@pytest.mark.parametrize(("options", "says"), VALUES)
+def test_what_a_run_cannot_do(here, options, says, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert says in refusal(f"{FIT} {options} --trainer.enable_progress_bar false", 1)
+    assert not list(here.glob("runs/*"))
+
+
+def test_a_wrong_key_in_a_file(here):
+    for text, says in (
+        ("model: {local_epoch: 3}", "unknown option 'model.local_epoch'; the nearest is 'model.local_epochs'"),
+        ("model: [3", "did not find expected ',' or ']'"),
+        ("trainer: {callbacks: [{class_path: EarlyStoping}]}", "the nearest is 'EarlyStopping'"),
+    ):
+        (here / "mine.yaml").write_text(text)
+        assert says in refusal("fit -c mine.yaml", 2)
+
+
+def test_a_wrong_command():
+    assert "must be fit, validate, test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [
+        (
+            "CIFAR10",
+            [
+                f"cifar-10-batches-py/{name}"
+                for name in ("test_batch", "batches.meta", *(f"data_batch_{i}" for i in range(1, 6)))
+            ],
+        ),
+        ("MNIST", [f"MNIST/raw/{p}-{k}-ubyte" for p in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]),
+    ],
+)
+def test_a_corrupt_data_file(here, source, files):
+    for name in files:
+        (here / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "data" / name).write_bytes(b"rubbish")
+    said = refusal(f"{FIT} --data.source {source} --data.source.root data", 1)
+    assert "is corrupt" in said
+    assert "delete it and set `download: true`" in said
+
+
+def test_a_checkpoint_of_another_net_loses_nothing(here):
+    assert say(f"{FIT} --trainer.logger false").code == 0
+    before = {path: path.read_bytes() for path in here.rglob("runs/**/*") if path.is_file()}
+    another = "--ckpt_path last --model.client.net.hidden [5]"
+    says = (
+        "the checkpoint must be of the same client and aggregator, but entry 'client.net.body.1.bias' has shape (64,)"
+    )
+    assert says in refusal(f"{FIT} {another} --trainer.max_epochs 2", 1)
+    assert says in refusal(f"test {TINY} {another}", 1)
+    assert {path: path.read_bytes() for path in here.rglob("runs/**/*") if path.is_file()} == before
+
+
+def test_a_file_that_is_no_checkpoint(here):
+    (here / "a.ckpt").write_bytes(b"rubbish")
+    assert "a.ckpt cannot be read as a checkpoint" in refusal(f"{FIT} --ckpt_path a.ckpt", 1)
+    torch.save({"state_dict": {}}, here / "b.ckpt")
+    assert "set model.initial_weights" in refusal(f"test {TINY} --ckpt_path b.ckpt", 1)
+
+
+def test_an_error_in_a_users_own_code_keeps_its_traceback(here):
+    with pytest.raises(ValueError, match="a bug of one's own"):
+        main([*FIT.split(), "--model.client", "own.Mine"])
+    assert not list(here.glob("runs/*"))
+
+
+def test_the_traceback_of_a_refusal_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("FL_LIGHTNING_DEBUG", "1")
+    with pytest.raises(ValueError, match="participation"):
+        main([*FIT.split(), "--data.participation", "2"])

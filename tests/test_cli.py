@@ -1,0 +1,321 @@
+"""The command line as a user sees it: what is printed, and what a run leaves behind."""
+
+import csv
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.commands import CONFIGS, EXPERIMENT, TINY, say
+
+LAST = "checkpoints/last.ckpt"
+OWN = """
+import os
+import signal
+import torch
+from torch import nn
+from pytorch_lightning import Callback, LightningModule
+
+class Net(LightningModule):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("my/loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class CtrlC(Callback):
+    def __init__(self, round_idx: int, client: int):
+        self.at, self.seen = (round_idx, client), 0
+
+    def on_client_end(self, trainer, loop, update):
+        self.seen = self.seen + 1 if trainer.current_epoch == self.at[0] else 0
+        if (trainer.current_epoch, self.seen) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory with a user's module in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    yield tmp_path
+    sys.modules.pop("own", None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A working directory in which two rounds were run once, and what that printed. Only to be read."""
+    folder, before = tmp_path_factory.mktemp("finished"), Path.cwd()
+    os.chdir(folder)
+    try:
+        yield folder, say(f"fit {TINY} --trainer.max_epochs 2")
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def in_finished(finished, monkeypatch):
+    monkeypatch.chdir(finished[0])
+    return finished[0] / "runs/digits_fedntd/0"
+
+
+def table(run, name="metrics.csv"):
+    with (run / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def weights(run):
+    return torch.load(run / LAST, weights_only=True)["state_dict"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_ends_with_the_class_wise_table(finished):
+    _, said = finished
+    assert said.code == 0
+    assert "Round 2/2" in said.out
+    assert "acc " in said.out.partition("Class-wise")[0]  # the bar shows the round's accuracy
+    for words in ("accuracy of the global model after 2 rounds (test split)", "forgetting F ", "worst class "):
+        assert words in said.out
+    report = said.out.partition("Class-wise")[2].splitlines()
+    assert [line.split()[0] for line in report if line.startswith(" 0")] == [f"{c:02}" for c in range(10)]
+
+
+def test_a_fit_leaves_one_whole_folder(in_finished):
+    names = {path.name for path in in_finished.iterdir() if not path.name.startswith("events.out.tfevents.")}
+    pictures = {"partition.png", "accuracy.png", "classwise.png"}
+    assert names == {"config.yaml", "metrics.csv", "classwise.csv", "checkpoints", *pictures}
+    assert all((in_finished / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert {path.name for path in (in_finished / "checkpoints").iterdir()} == {"last.ckpt", "best-on-test.ckpt"}
+    assert [row["round"] for row in table(in_finished, "classwise.csv")] == ["0", "1"]
+
+
+def test_the_table_has_a_row_a_round(in_finished):
+    rows = table(in_finished)
+    assert [row["round"] for row in rows] == ["0", "1"]
+    for key in ("train/ce", "train/ntd", "global/acc", "global/acc_class/09", "global/forgetting", "comm/bytes_up"):
+        assert all(row[key] for row in rows), key
+
+
+def test_tensorboard_counts_rounds(in_finished):
+    events = EventAccumulator(str(in_finished))
+    events.Reload()
+    for tag in ("global/acc", "train/ce"):
+        assert [event.step for event in events.Scalars(tag)] == [0, 1]
+    assert [float(row["global/acc"]) for row in table(in_finished)] == pytest.approx(
+        [event.value for event in events.Scalars("global/acc")]
+    )
+
+
+def test_the_best_checkpoint_is_that_of_the_best_round(in_finished):
+    accuracy = [float(row["global/acc"]) for row in table(in_finished)]
+    best = torch.load(in_finished / "checkpoints/best-on-test.ckpt", weights_only=True)
+    assert best["epoch"] == accuracy.index(max(accuracy))
+
+
+def test_the_configuration_of_a_run_makes_the_run_again(in_finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = in_finished / "config.yaml"
+    assert yaml.safe_load(config.read_text())["model"]["client"]["init_args"]["beta"] == 1.0
+    assert say(f"fit -c {config}").code == 0
+    again = tmp_path / "runs/digits_fedntd/0"
+    assert same(weights(again), weights(in_finished))
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_finished, command, which):
+    before = sorted(in_finished.parent.rglob("*"))
+    said = say(f"{command} {TINY} --ckpt_path {which}")
+    assert said.code == 0
+    accuracy = [float(row["global/acc"]) for row in table(in_finished)]
+    shown = accuracy[-1] if which == "last" else max(accuracy)
+    assert f"accuracy {100 * shown:.1f} %" in said.out
+    assert "forgetting F" in said.out
+    assert "worst class" in said.out
+    assert sorted(in_finished.parent.rglob("*")) == before
+
+
+def test_with_a_validation_split_the_best_is_not_chosen_on_the_test_split(here):
+    assert say(f"fit {TINY} --trainer.max_epochs 1 --data.val_fraction 0.1 --trainer.logger false").code == 0
+    assert {path.name for path in (here / "runs/digits_fedntd/0/checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert not (here / "runs/digits_fedntd/0/metrics.csv").exists()  # logger: false
+
+
+def test_a_dry_run_leaves_nothing(here):
+    said = say(f"fit {TINY} --trainer.fast_dev_run true")
+    assert said.code == 0
+    assert "Class-wise" in said.out
+    assert not (here / "runs").exists()
+
+
+def test_a_users_own_module_lies_where_one_works(here):
+    said = say("fit --model.client own.Net --model.client.width 6 --trainer.max_epochs 1 --data.num_clients 2")
+    assert said.code == 0, said.err
+    assert "my/loss" in said.out
+    assert [float(row["my/loss"]) > 0 for row in table(here / "runs/fit/0")] == [True]
+    assert [path.name for path in (here / "runs/fit/0/checkpoints").iterdir()] == ["last.ckpt"]
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The run folder of three rounds without a break."""
+    folder, before = tmp_path_factory.mktemp("unbroken"), Path.cwd()
+    os.chdir(folder)
+    try:
+        assert say(f"fit {TINY} --trainer.max_epochs 3").code == 0
+    finally:
+        os.chdir(before)
+    return folder / "runs/digits_fedntd/0"
+
+
+def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
+    for command in (f"fit {TINY} --trainer.max_epochs 1", f"fit {TINY} --trainer.max_epochs 3 --ckpt_path last"):
+        assert say(command).code == 0
+    assert [path.name for path in (here / "runs/digits_fedntd").iterdir()] == ["0"]
+    run = here / "runs/digits_fedntd/0"
+    assert same(weights(run), weights(unbroken))
+    assert table(run) == table(unbroken)
+    assert table(run, "classwise.csv") == table(unbroken, "classwise.csv")
+    said = say(f"fit {TINY} --trainer.max_epochs 3 --ckpt_path last")
+    assert said.code == 0  # complete already: its report once more
+    assert f"accuracy {100 * float(table(run)[-1]['global/acc']):.1f} %" in said.out
+    assert table(run) == table(unbroken)
+
+
+def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
+    stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
+    said = say(f"fit {TINY} --trainer.max_epochs 3 {stop}")
+    run = here / "runs/digits_fedntd/0"
+    assert said.code == 130
+    last = said.err.splitlines()[-1]
+    assert last.startswith("fl-lightning: error: interrupted after 1 complete round; continue with fl-lightning fit ")
+    assert torch.load(run / LAST, weights_only=True)["global_step"] == 1
+    assert [row["round"] for row in table(run)] == ["0"]
+    command = shlex.split(last.partition("continue with ")[2])[1:]
+    at = command.index("--trainer.callbacks")
+    assert say(shlex.join(command[:at] + command[at + 6 :])).code == 0
+    assert same(weights(run), weights(unbroken))
+    assert table(run) == table(unbroken)
+
+
+def test_ctrl_c_in_the_first_round_leaves_nothing(here):
+    stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 0 --trainer.callbacks.client 1"
+    said = say(f"fit {TINY} {stop}")
+    assert said.code == 130
+    assert said.err.splitlines()[-1].endswith("interrupted before the first round was complete; nothing is kept")
+    assert not list(here.glob("runs/*"))
+
+
+def test_a_checkpoint_file_continues_the_run_around_it_and_a_new_run_leaves_old_ones_alone(here):
+    assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
+    old = here / "runs/digits_fedntd/0"
+    before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
+    assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
+    assert {path: path.read_bytes() for path in old.rglob("*") if path.is_file()} == before
+    assert say(f"fit {TINY} --trainer.max_epochs 2 --ckpt_path {old / LAST}").code == 0
+    assert [len(table(here / f"runs/digits_fedntd/{n}")) for n in (0, 1)] == [2, 1]
+
+
+# --- composition ------------------------------------------------------------------------------------------------------
+
+
+def printed(line: str) -> dict:
+    said = say(f"{line} --print_config")
+    assert said.code == 0, said.err
+    return yaml.safe_load(said.out)
+
+
+def test_the_command_line_beats_the_files():
+    client = printed(f"fit {EXPERIMENT} --model.client.beta 0.3 --trainer.max_epochs 7")["model"]["client"]
+    assert client["init_args"]["beta"] == 0.3
+    assert client["init_args"]["temperature"] == 1.0
+
+
+def test_short_names_of_everything():
+    names = {
+        "model.client": ("FedProx", "fl_lightning.methods"),
+        "model.client.net": ("FedKATCNN", "fl_lightning.nets"),
+        "model.client.optimizer": ("Adam", "torch.optim"),
+        "model.aggregator": ("Aggregator", "fl_lightning"),
+        "model.server_optimizer": ("SGD", "torch.optim"),
+        "data.source": ("MNIST", "fl_lightning.data"),
+        "data.partition": ("ShardPartition", "fl_lightning.data"),
+        "trainer.callbacks": ("EarlyStopping", "pytorch_lightning.callbacks"),
+    }
+    line = " ".join(f"--{key} {name}" for key, (name, _) in names.items())
+    config = printed(f"fit {line} --model.client.mu 0.5 --trainer.callbacks.monitor global/acc")
+    for key, (name, module) in names.items():
+        value = config
+        for part in key.split("."):
+            value = value.get("init_args", value)[part]
+        value = value[0] if isinstance(value, list) else value
+        assert value["class_path"].startswith(module), key
+        assert value["class_path"].endswith(f".{name}"), key
+    assert config["model"]["client"]["init_args"]["mu"] == 0.5
+
+
+def test_another_client_keeps_what_the_old_one_shared_with_it():
+    client = printed(f"fit {EXPERIMENT} --model.client FedProx")["model"]["client"]["init_args"]
+    assert client["net"]["init_args"]["hidden"] == [64]
+    assert client["optimizer"]["init_args"]["lr"] == 0.05
+    assert "beta" not in client
+
+
+def test_what_is_printed_can_be_given_back(here):
+    (here / "all.yaml").write_text(say(f"fit {EXPERIMENT} --print_config").out)
+    assert printed("fit -c all.yaml") == printed(f"fit {EXPERIMENT}")
+
+
+# --- a process of its own ---------------------------------------------------------------------------------------------
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(CONFIGS.parent)}
+    code = f"import sys\nfrom fl_lightning.__main__ import main\n{code}"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+def test_help_needs_neither_torch_nor_lightning(tmp_path):
+    slow = {"torch", "pytorch_lightning", "jsonargparse"}
+    said = python(f"main(['--help'])\nassert not {slow} & set(sys.modules)", tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "fl-lightning fit -c configs/experiment/digits_fedntd.yaml" in said.stdout
+
+
+def test_a_run_prints_nothing_that_nobody_can_act_on(tmp_path):
+    fit = ["fit", *shlex.split(TINY), "--trainer.max_epochs"]
+    commands = [[*fit, "1"], [*fit, "2", "--ckpt_path", "last"], ["test", *shlex.split(TINY), "--ckpt_path", "last"]]
+    said = python(f"for args in {commands}:\n    main(args)", tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.splitlines() == [
+        "Run folder: runs/digits_fedntd/0",
+        "`Trainer.fit` stopped: `max_epochs=1` reached.",
+        "Run folder: runs/digits_fedntd/0, continued from round 1",
+        "`Trainer.fit` stopped: `max_epochs=2` reached.",
+    ]
