@@ -1,0 +1,83 @@
+"""A ClientModule without a federation."""
+
+import pytest
+import torch
+from tests.toys import sgd, trainer
+from tests.user_modules import Classifier, Lazy, WarmUp, points
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.callbacks import ClientCheckpoint
+from fl_lightning.methods import FedAvg, FedNTD, FedProx
+from fl_lightning.nets import Perceptron
+from tests.toys import fit
+
+SHAPE = {"num_classes": 3, "input_shape": (4,)}
+
+
+def loader(batch_size=8):
+    return DataLoader(TensorDataset(*points(48, 0)), batch_size=batch_size)
+
+
+def alone(client, epochs=2):
+    run = trainer(epochs)
+    run.fit(client, loader())
+    return client, run
+
+
+def test_fedavg_is_plain_training():
+    client, _ = alone(FedAvg(**SHAPE, optimizer=sgd(0.1)))
+    assert client.num_steps == 12
+    torch.manual_seed(0)
+    ours = FedAvg(**SHAPE, optimizer=sgd(0.1))
+    theirs = Perceptron(3, (4,))
+    theirs.load_state_dict(ours.net.state_dict())
+    alone(ours)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        for x, y in loader():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(theirs(x), y).backward()
+            optimizer.step()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.net.state_dict()[name], value)
+
+
+def test_the_broadcast_is_the_starting_weights():
+    client, run = alone(FedNTD(**SHAPE, beta=1.0))
+    assert run.callback_metrics["train/ntd"] > 0
+    client, run = alone(FedProx(**SHAPE, mu=1.0))
+    moved = sum((client.received[n] - p).square().sum() for n, p in client.params().items())
+    assert moved > 0
+    assert client.received.keys() == client.params().keys()
+
+
+def test_around_a_module():
+    client, run = alone(FedProx(module=Classifier(), mu=0.5))
+    assert {"loss", "train/proximal"} <= run.callback_metrics.keys()
+    assert "log" not in vars(client.module)
+    assert len(run.lr_scheduler_configs) == 1
+
+
+def test_a_module_with_hooks_that_nobody_would_call_is_refused():
+    with pytest.raises(ValueError, match="WarmUp overrides on_before_optimizer_step, which is not called"):
+        alone(FedProx(module=WarmUp()))
+
+
+def test_the_federations_own_data_are_refused():
+    from tests.toys import toy_data
+
+    with pytest.raises(ValueError, match="alone trains on the batches of a DataLoader"):
+        trainer(1).fit(FedAvg(**SHAPE), datamodule=toy_data())
+
+
+def test_lazy_modules_are_built():
+    client, _ = alone(FedProx(module=Lazy(), mu=0.1))
+    assert client.module.net is not None
+
+
+def test_net_client_loads_from_client_ckpt(tmp_path):
+    loop = fit(FedNTD(beta=0.3, temperature=2.0), callbacks=[ClientCheckpoint(tmp_path)])
+    loaded = FedNTD.load_from_checkpoint(tmp_path / "client.ckpt", net=Perceptron)
+    assert (loaded.beta, loaded.temperature) == (0.3, 2.0)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(loaded.eval()(x), loop.client.eval()(x))

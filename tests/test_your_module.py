@@ -1,0 +1,201 @@
+"""Any LightningModule with any data module: federated unchanged."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from tests.toys import equal, trainer, weights_of
+from tests.user_modules import SIX, Classifier, Curve, DictNet, Dicts, Lazy, Pairs, Regression, TinyGAN, WarmUp
+from torch.utils.data import DataLoader
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.callbacks import ClientCheckpoint
+from fl_lightning.data import DirichletPartition, FixedPartition
+from fl_lightning.methods import FedNTD, FedProx
+
+
+def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, precision="32-true", **data):
+    pl.seed_everything(7, verbose=False)
+    loop = FederatedLoop(module() if isinstance(module, type) else module, local_epochs=2, seed=1)
+    data = FederatedDataModule.from_datamodule(datamodule(), **{"num_clients": 3, **data})
+    run = trainer(rounds, callbacks=callbacks, precision=precision)
+    run.fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    return loop, run, data
+
+
+@pytest.mark.parametrize(("module", "datamodule"), SIX, ids=lambda kind: kind.__name__)
+def test_each_trains_deterministically_and_resumes_exactly(module, datamodule, tmp_path):
+    save = SaveAfter(tmp_path / "one.ckpt")
+    whole, run, _ = federate(module, datamodule, 2, [save], participation=0.7)
+    again, *_ = federate(module, datamodule, 2, participation=0.7)
+    resumed, *_ = federate(module, datamodule, 2, ckpt_path=save.path, participation=0.7)
+    assert equal(weights_of(whole), weights_of(again))
+    assert equal(weights_of(whole), weights_of(resumed))
+    assert all(value.isfinite().all() for value in weights_of(whole).values())
+    assert run.global_step == 2
+
+
+class SaveAfter(pl.Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, loop):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.path)
+
+
+def test_one_client_is_the_module_under_a_plain_trainer():
+    """One client with all samples, one round: the same numbers as `Trainer.fit(module)` on the same batches."""
+
+    class Ordered(Pairs):
+        def train_dataloader(self):
+            return DataLoader(self.sets[0], 8)
+
+    torch.manual_seed(0)
+    plain = NoDropout()
+    there = NoDropout()
+    there.load_state_dict(plain.state_dict())
+    trainer(2, limit_val_batches=0).fit(plain, datamodule=Ordered())
+    loop, run, data = federate(there, Ordered, 1, num_clients=1, partition=FixedPartition([list(range(90))]))
+    assert data.shuffle is False
+    assert data.batch_size == 8
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(loop.client.module.state_dict()[name], value, rtol=1e-6, atol=1e-7)
+
+
+class NoDropout(Classifier):
+    """Without dropout, whose draws differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+def test_keys_keep_their_names():
+    loop, run, _ = federate(Classifier, Pairs, 6, partition=DirichletPartition(0.5, min_samples=4))
+    assert {"loss", "train_acc", "val_acc", "val_loss", "comm/bytes_up"} <= loop.row.keys()
+    assert run.callback_metrics["val_acc"] == loop.row["val_acc"]
+    assert loop.row["val_acc"] > 0.5
+
+
+def test_a_metric_is_that_of_the_whole_validation_set():
+    loop, run, data = federate(Classifier, Pairs)
+    x, y = data.split("val").all()
+    loop.client.module.eval()
+    assert loop.row["val_acc"] == pytest.approx((loop.client.module(x).argmax(1) == y).float().mean().item())
+
+
+def test_validation_is_the_servers_and_test_its_test():
+    loop, run, data = federate(Classifier, Pairs)
+    assert data.evaluated == "val"
+    assert len(data.split("val")) == 30
+    run.test(loop, datamodule=data, verbose=False)
+    x, y = data.split("test").all()
+    loss = torch.nn.functional.cross_entropy(loop.client.module.eval()(x), y)
+    assert run.callback_metrics["test_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert len(torch.cat(run.predict(loop, datamodule=data))) == 40
+
+
+def test_regression_learns_and_has_no_classes():
+    before, *_ = federate(Regression, Curve, 1)
+    loop, _, data = federate(Regression, Curve, 12)
+    assert loop.row["val_mse"] < before.row["val_mse"]
+    assert data.num_classes is None
+
+
+def test_regression_cannot_be_divided_by_labels():
+    with pytest.raises(ValueError, match="needs the labels of the samples, got none: use IIDPartition"):
+        federate(Regression, Curve, partition=DirichletPartition(0.5))
+
+
+def test_manual_optimization_steps_both_optimizers():
+    start = TinyGAN()
+    fresh = {name: value.clone() for name, value in start.state_dict().items()}
+    loop, *_ = federate(start, Pairs, 1)
+    moved = {name.split(".")[0] for name, v in loop.client.module.state_dict().items() if not torch.equal(v, fresh[name])}
+    assert moved == {"generator", "critic"}
+    assert {"g_loss", "c_loss"} <= loop.row.keys()
+
+
+def test_hooks_are_called_for_every_client_and_local_epoch():
+    loop, *_ = federate(DictNet, Dicts, 2)
+    assert loop.client.module.epochs == 3 * 2 * 2
+    assert "val_loss" in loop.row
+
+
+def test_optimizer_step_of_ones_own_is_used():
+    assert federate(WarmUp, Pairs, 1)[0].row["grad_norm"] > 0
+
+
+def test_nothing_lent_is_left_behind():
+    loop, *_ = federate(Classifier, Pairs, 1)
+    assert not {"log", "optimizers", "manual_backward"} & vars(loop.client.module).keys()
+
+
+@pytest.mark.parametrize(("module", "datamodule"), [(Classifier, Pairs), (DictNet, Dicts), (Regression, Curve)])
+def test_a_method_around_any_module(module, datamodule):
+    plain, *_ = federate(module, datamodule)
+    neutral, *_ = federate(FedProx(module=seeded(module), mu=0.0), datamodule)
+    pulled, *_ = federate(FedProx(module=seeded(module), mu=1.0), datamodule)
+    assert equal(weights_of(neutral), weights_of(plain))
+    assert not equal(weights_of(pulled), weights_of(plain))
+    assert pulled.row["train/proximal"] > 0
+
+
+def seeded(module):
+    pl.seed_everything(7, verbose=False)
+    return module()
+
+
+def test_a_method_that_needs_logits_says_so():
+    with pytest.raises(ValueError, match="FedNTD needs the logits of a net, got module=Lazy; give it net="):
+        FedNTD(module=Lazy())
+
+
+def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():
+    class Own(Lazy):
+        def train_dataloader(self):
+            return []
+
+    with pytest.raises(TypeError, match="Own overrides train_dataloader, .*give the data to FederatedDataModule"):
+        FederatedLoop(Own())
+
+
+def test_bf16_mixed_follows_float32():
+    half, *_ = federate(Classifier, Pairs, 3, precision="bf16-mixed")
+    full, *_ = federate(Classifier, Pairs, 3)
+    assert half.row["loss"] == pytest.approx(full.row["loss"], abs=5e-2)
+    assert all(v.dtype == torch.float32 for v in weights_of(half).values() if v.is_floating_point())
+
+
+def test_client_ckpt_is_a_checkpoint_of_the_module(tmp_path):
+    loop, *_ = federate(Classifier(hidden=5, lr=0.2), Pairs, 1, [ClientCheckpoint(tmp_path)])
+    loaded = Classifier.load_from_checkpoint(tmp_path / "client.ckpt")
+    assert dict(loaded.hparams) == {"hidden": 5, "lr": 0.2}
+    assert equal(loaded.state_dict(), loop.client.module.state_dict())
+    federate(FedProx(module=Lazy(), mu=0.1), Pairs, 1, [ClientCheckpoint(tmp_path)])
+    assert Lazy.load_from_checkpoint(tmp_path / "client.ckpt").net.weight.shape == (3, 4)
+
+
+def test_by_class_path_in_yaml(tmp_path, monkeypatch, capsys):
+    from fl_lightning.__main__ import main
+
+    config = {
+        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+        "model": {
+            "client": {
+                "class_path": "fl_lightning.methods.FedProx",
+                "init_args": {
+                    "mu": 0.1,
+                    "module": {"class_path": "tests.user_modules.Classifier", "init_args": {"hidden": 6}},
+                },
+            }
+        },
+        "data": {"source": {"class_path": "tests.user_modules.Pairs", "init_args": {"batch_size": 9}}, "num_clients": 3},
+    }
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "-c", "mine.yaml"])
+    table = next(tmp_path.glob("runs/mine/*/metrics.csv")).read_text().splitlines()
+    assert len(table) == 3
+    assert {"loss", "val_acc", "train/proximal"} <= set(table[0].split(","))

@@ -1,0 +1,238 @@
+"""Modules and data as their users wrote them for a plain Trainer: nothing here knows of federations."""
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import Accuracy, MeanSquaredError
+
+CENTRES = torch.randn(3, 4, generator=torch.Generator().manual_seed(99)) * 2
+
+
+def points(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=g)
+    return CENTRES[y] + torch.randn(n, 4, generator=g), y
+
+
+class Pairs(pl.LightningDataModule):
+    """(x, y) in memory, with a validation and a test loader."""
+
+    def __init__(self, batch_size=8):
+        super().__init__()
+        self.batch_size = batch_size
+        self.stages = []
+
+    def setup(self, stage):
+        self.stages.append(stage)
+        self.sets = [TensorDataset(*points(n, seed)) for seed, n in enumerate((90, 30, 40))]
+
+    def train_dataloader(self):
+        return DataLoader(self.sets[0], self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.sets[1], 16)
+
+    def test_dataloader(self):
+        return DataLoader(self.sets[2], 16)
+
+
+class DictSamples(Dataset):
+    def __init__(self, n, seed):
+        self.x, self.y = points(n, seed)
+        self.writer = [f"w{i % 6}" for i in range(n)]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        noise = torch.randn(4) * 0.01
+        return {"image": self.x[index] + noise, "label": int(self.y[index]), "writer": self.writer[index]}
+
+
+class Dicts(pl.LightningDataModule):
+    """Dictionary batches from a dataset that draws at random, with a collate function of its own; no test set."""
+
+    def train_dataloader(self):
+        return DataLoader(DictSamples(60, 0), batch_size=6, shuffle=True, collate_fn=self.collate)
+
+    def val_dataloader(self):
+        return DataLoader(DictSamples(20, 1), batch_size=6, collate_fn=self.collate)
+
+    @staticmethod
+    def collate(items):
+        return {
+            "image": torch.stack([item["image"] for item in items]),
+            "label": torch.tensor([item["label"] for item in items]),
+        }
+
+
+class Curve(pl.LightningDataModule):
+    """Regression: float targets, no classes."""
+
+    def train_dataloader(self):
+        x = torch.linspace(-2, 2, 64)[:, None]
+        return DataLoader(TensorDataset(x, torch.sin(x)), batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        x = torch.linspace(-1.9, 1.9, 20)[:, None]
+        return DataLoader(TensorDataset(x, torch.sin(x)), batch_size=8)
+
+
+class Classifier(pl.LightningModule):
+    """With a scheduler, a metric object and hyper-parameters."""
+
+    def __init__(self, hidden=8, lr=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(hidden, 3))
+        self.train_acc = Accuracy("multiclass", num_classes=3)
+        self.val_acc = Accuracy("multiclass", num_classes=3)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        self.train_acc(logits, y)
+        self.log("loss", loss, prog_bar=True)
+        self.log("train_acc", self.train_acc, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.val_acc(self(x), y)
+        self.log_dict({"val_acc": self.val_acc, "val_loss": F.cross_entropy(self(x), y)})
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test_loss", F.cross_entropy(self(x), y))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).argmax(1)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+
+class Regression(pl.LightningModule):
+    """With a scheduler that watches a logged value."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.mse = MeanSquaredError()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.mse_loss(self.net(x), y)
+        self.log("train_mse", loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.mse(self.net(x), y)
+        self.log("val_mse", self.mse)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "train_mse"}}
+
+
+class TinyGAN(pl.LightningModule):
+    """Two optimizers stepped by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def training_step(self, batch, batch_idx):
+        real, _ = batch
+        g, c = self.optimizers()
+        z = torch.randn(len(real), 2)
+        self.toggle_optimizer(c)
+        loss_c = F.softplus(-self.critic(real)).mean() + F.softplus(self.critic(self.generator(z).detach())).mean()
+        c.zero_grad()
+        self.manual_backward(loss_c)
+        self.clip_gradients(c, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
+        c.step()
+        self.untoggle_optimizer(c)
+        self.toggle_optimizer(g)
+        loss_g = F.softplus(-self.critic(self.generator(z))).mean()
+        g.zero_grad()
+        self.manual_backward(loss_g)
+        g.step()
+        self.untoggle_optimizer(g)
+        self.log_dict({"g_loss": loss_g, "c_loss": loss_c}, prog_bar=True)
+
+    def configure_optimizers(self):
+        adam = torch.optim.Adam
+        return [adam(self.generator.parameters(), lr=1e-3), adam(self.critic.parameters(), lr=1e-3)], []
+
+
+class Lazy(pl.LightningModule):
+    """Builds its layers in configure_model."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = None
+
+    def configure_model(self):
+        if self.net is None:
+            self.net = nn.Linear(4, 3)
+
+    def training_step(self, batch):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class DictNet(pl.LightningModule):
+    """Dictionary batches, BatchNorm, a step-wise schedule, and a hook that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        self.epochs = 0
+
+    def on_train_epoch_start(self):
+        self.epochs += 1
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.net(batch["image"]), batch["label"])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self.net(batch["image"]), batch["label"]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=200)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class WarmUp(Classifier):
+    """Overrides optimizer_step."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        for group in optimizer.param_groups:
+            group["lr"] = self.hparams.lr * min(1.0, (batch_idx + 1) / 4)
+        optimizer.step(closure=optimizer_closure)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.log("grad_norm", torch.stack([p.grad.norm() for p in self.parameters()]).norm())
+
+
+SIX = ((Classifier, Pairs), (Regression, Curve), (TinyGAN, Pairs), (Lazy, Pairs), (DictNet, Dicts), (WarmUp, Pairs))
