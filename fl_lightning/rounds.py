@@ -18,7 +18,7 @@ from fl_lightning.data.client_data import ClientView
 from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
 from fl_lightning.local.lending import finite_rows, lend, reduced
-from fl_lightning.server import traffic
+from fl_lightning.server.traffic import bytes_of_sets, per_exchange, traffic
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
@@ -122,7 +122,7 @@ class RoundRunner:
         work = {client_id: len(self.data.client_indices("train", client_id)) for client_id in cohort}
         mine = ranks.deal(cohort, work, self.store.owners)
         flags: list[tuple[int, Tensor]] = []
-        traffic_here = [0, 0]
+        traffic_here = {exchange: [0, 0] for exchange in self.client.exchanges}
         aggregator.begin_round(cohort)
         for exchange in self.client.exchanges:
             aggregator.begin_exchange()
@@ -153,14 +153,14 @@ class RoundRunner:
         result: RoundResult,
         personal: Tally,
         flags: list[tuple[int, Tensor]],
-        traffic_here: list[int],
+        traffic_here: dict[str, list[int]],
     ) -> None:
         """Train one client and hand its update to the aggregator."""
         round_idx = self.server.round_idx
         broadcast = self.aggregator.broadcast(exchange, client_id)
         update = self._train(broadcast, exchange, round_idx, client_id, result.records)
-        traffic_here[0] += self._bytes(broadcast)
-        traffic_here[1] += self._bytes(update)
+        traffic_here[exchange][0] += self._bytes(broadcast)
+        traffic_here[exchange][1] += self._bytes(update)
         own = result.records[client_id][1]
         total = self._sum(update, own)
         flags.append((client_id, total))
@@ -274,7 +274,7 @@ class RoundRunner:
         return replace(update, num_samples=finite.to(torch.int64) * update.num_samples, weights=weights, extras=extras)
 
     def _close(
-        self, result: RoundResult, flags: list[tuple[int, Tensor]], traffic_here: list[int], round_idx: int
+        self, result: RoundResult, flags: list[tuple[int, Tensor]], traffic_here: dict[str, list[int]], round_idx: int
     ) -> None:
         """The round's one transfer to the host: is every update finite, and what was logged."""
         host, rows = self.book.drain([total for _, total in flags])
@@ -296,8 +296,9 @@ class RoundRunner:
         result.values = reduced(books) | self._metrics([part[4] for part in gathered])
         if self.skips:
             result.values["train/skipped"] = float(len(broken))
-        for k, name in enumerate(("comm/bytes_down", "comm/bytes_up")):
-            result.values[name] = float(sum(part[2][k] for part in gathered))
+        result.values |= per_exchange([part[2] for part in gathered])
+        if round_idx == 0:
+            result.values |= bytes_of_sets(self.data, self.client.needs)
         if self.ranks.world > 1:
             self.store.owners |= {c: rank for rank, part in enumerate(gathered) for c in part[3] if c not in broken}
 

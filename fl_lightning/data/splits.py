@@ -87,6 +87,11 @@ class Split(ABC):
         """Shape of one sample as the net reads it, without the batch dimension; None where it is not known."""
         return None
 
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of the samples as they are stored, without labels; None where it is not known."""
+        return None
+
     def to(self, device: torch.device) -> Self:
         """Move what lies in memory to `device`."""
         return self
@@ -108,6 +113,10 @@ class TensorSplit(Split):
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         return tuple(self.x.shape[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.x.numel() * self.x.element_size()
 
     def subset(self, indices: Tensor) -> "TensorSplit":
         indices = indices.to(self.x.device)
