@@ -57,6 +57,8 @@ class Evaluation:
         data.to(loop.device)
         self.class_accuracy = None
         self.book.clear()
+        if not weights.shared:
+            return  # there is no global model
         if loop.client.module is None and data.num_classes is not None:
             if self._metric is None:
                 self._metric = ClasswiseAccuracy(data.num_classes, sync_on_compute=False).to(loop.device)
@@ -71,8 +73,9 @@ class Evaluation:
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
-        client = self.loop.client
-        if batch is NO_BATCH:
+        client, weights = self.loop.client, self.loop.weights
+        assert weights is not None
+        if batch is NO_BATCH or not weights.shared:
             return None
         batch = self._placed(batch)
         if client.module is None:

@@ -45,7 +45,8 @@ class FederatedLoop(Forwarding):
         clip_norm: largest norm of a local gradient; None: not clipped.
         personal: `fnmatch` patterns of entries that stay with each client.
         nonfinite: on a client update with NaN or inf: `error`, or `skip` that client.
-        alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split.
+        alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:
+            never, or every round where the clients share no weights, so that there is no global model to evaluate.
         initial_weights: a checkpoint or state-dict file to start from.
         threads: of this process for torch operations; None: left alone.
         seed: keys batches, dropout and initial weights; None: that of `seed_everything`, else 0.
@@ -244,15 +245,15 @@ class FederatedLoop(Forwarding):
         """One round: every exchange with every client of the cohort, the aggregation, and one server step."""
         assert self.weights is not None
         round_idx = self.current_epoch
-        with self.runner.inside() as start:
+        with self.runner.inside() as before:
+            start = {name: before[name] for name in self.weights.shared}
             result = self.runner.run(round_idx, self.data.cohort(round_idx), start)
             scaler = getattr(self.trainer.precision_plugin, "scaler", None)
             step: Any = self.optimizers()
             self.weights.load(self.server_step.step(start, result.new, step.step, scaler))
             if self.server_lr_scheduler is not None:
                 self.lr_schedulers().step()  # type: ignore[union-attr]
-            if result.personal is not None:
-                self.weights.load(result.personal)
+            self.weights.load(result.personal or {name: before[name] for name in self.weights.personal})
             self.store.put(result.records, round_idx)
         self.row, self.row_round = result.values, round_idx
         self._publish(self.row)
@@ -260,7 +261,9 @@ class FederatedLoop(Forwarding):
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Here, not in the step: an interruption among the N clients must not undo a round that is complete."""
         round_idx = self.current_epoch
-        if self.alma_every is not None and (round_idx + 1) % self.alma_every == 0:
+        assert self.weights is not None
+        every = self.alma_every or (None if self.weights.shared else 1)
+        if every is not None and (round_idx + 1) % every == 0:
             self.row["local/alma"] = self.evaluation.alma(round_idx)
             self._publish(self.row)
 
@@ -292,7 +295,7 @@ class FederatedLoop(Forwarding):
         return self.evaluation.step("validation", batch, batch_idx, dataloader_idx)
 
     def on_validation_epoch_end(self) -> None:
-        self._evaluated("on_validation_epoch_end", "val" if self.data.val_fraction else "global")
+        self._evaluated("on_validation_epoch_end", "val" if self.data.evaluated == "val" else "global")
 
     def on_test_start(self) -> None:
         self.evaluation.start()
@@ -312,6 +315,9 @@ class FederatedLoop(Forwarding):
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
             return
+        if self.weights is not None and not self.weights.shared and self.trainer.state.fn != "fit":
+            self.runner = RoundRunner(self)
+            values["local/alma"] = self.evaluation.alma(self.current_epoch)
         if self.trainer.state.fn == "fit":
             if self.evaluation.class_accuracy is not None:
                 values[f"{prefix}/forgetting"] = self.evaluation.forgetting()

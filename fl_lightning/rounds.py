@@ -40,7 +40,8 @@ class RoundResult:
     Args:
         new: the new shared weights, or None: unchanged.
         records: memory and personal entries by client id.
-        personal: mean of the participants' personal entries, or None where there are none.
+        personal: mean of the participants' personal entries, or None where there is none: no client had data, or
+            nothing is shared, so that there is no global model.
         values: what is logged.
     """
 
@@ -80,7 +81,7 @@ class RoundRunner:
     def inside(self) -> Iterator[State]:
         """Lend the client what it needs, and whatever happens leave whole rounds only in the module.
 
-        Yields the shared weights of the round's start. After an error the module, the aggregator and the loop's row
+        Yields the module's entries at the round's start. After an error the module, the aggregator and the loop's row
         are as they were before.
         """
         loop, weights = self.loop, self.weights
@@ -94,7 +95,7 @@ class RoundRunner:
         autocast = torch.autocast(loop.device.type, enabled=False)
         try:
             with autocast, torch.enable_grad(), lend(self.modules, loop.desk):
-                yield {name: before[name] for name in weights.shared}
+                yield before
         except BaseException:
             weights.load(before)
             if aggregator:
@@ -168,7 +169,7 @@ class RoundRunner:
             finite = torch.isfinite(total)
             update = self._skipped(update, finite, self.server.weights)
             own = own and sanitised(own, finite, self.loop.initial_personal)
-        if own is not None:
+        if own is not None and self.weights.shared:
             personal.sums.setdefault("own", StateSum()).add(own, update.num_samples)
             personal.weight = personal.weight + update.num_samples
         self.aggregator.add(update)
@@ -208,7 +209,7 @@ class RoundRunner:
         self.local.train(local, exchange, epochs)
         extras = client.reply(exchange, local)
         shares = broadcast.weights is not None and bool(weights.shared)
-        own = weights.snapshot(weights.personal) if weights.personal else None
+        own = weights.snapshot(weights.personal_of(client_id)) if weights.personal else None
         records[client_id] = (context.memory, own)
         update = ClientUpdate(
             client_id,
@@ -232,14 +233,16 @@ class RoundRunner:
             memory, personal = records[client_id]
         else:
             memory = self.store.memory(client_id)
-            personal = self.store.personal(client_id) or (self.loop.initial_personal if weights.personal else None)
+            personal = self.store.personal(client_id)
+            if personal is None and weights.personal:
+                personal = {name: self.loop.initial_personal[name] for name in weights.personal_of(client_id)}
         loaded = state
         if personal is not None:
             weights.load(personal)
             loaded = {**state, **personal}
         common = state is self.server.weights and not weights.personal
         key = (self.current, broadcast.exchange, None if common else client_id)
-        received = {name: loaded[name] for name in weights.trainable}
+        received = {name: loaded[name] for name in weights.trainable if name in loaded}
         return ClientContext(client_id, received, dict(memory), weights_key=key)
 
     def notify(self, name: str, *args: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +62,18 @@ class Phase:
     Args:
         split: name of the split trained on.
         epochs: passes over it; None: the loop's `local_epochs`.
-        batch_size: samples per step; None: the data module's.
+        batch_size: samples per step, `full` for all; None: the data module's.
         trains: names (or `fnmatch` patterns) of the parameters that are trained; None: all trainable ones.
         lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
+        with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
     """
 
     split: str = "train"
     epochs: int | None = None
-    batch_size: int | None = None
+    batch_size: int | Literal["full"] | None = None
     trains: tuple[str, ...] | None = None
     lr: float | None = None
+    with_index: bool = False
 
 
 class ClientData(Protocol):

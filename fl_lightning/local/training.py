@@ -62,7 +62,7 @@ class LocalTrainer:
         )
         self.modules: list[LightningModule] = list(client.lightning_modules())
         self.modes = [(module, module.training) for module in client.modules()]
-        self.batch_norms = [module for module in client.modules() if isinstance(module, BATCH_NORMS)]
+        self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.epoch_end: Callable[[int], None] | None = None
         self._reused: LocalOptimizers | None = None
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
@@ -152,7 +152,7 @@ class LocalTrainer:
                 break
             desk.epoch_book = LogBook() if optimizers.plateau else None
             self.call("on_train_epoch_start")
-            for index, batch in enumerate(data.batches(phase.split, epoch, batch_size)):
+            for index, batch in enumerate(data.batches(phase.split, epoch, batch_size, with_index=phase.with_index)):
                 if index == batches or self._finished():
                     break
                 self._batch(self._placed(batch), index, batches, optimizers)
@@ -249,11 +249,12 @@ class LocalTrainer:
         Raises:
             ValueError: if `batch_size` is 1 and the net has BatchNorm.
         """
-        if not self.batch_norms:
+        norms = [part for name, part in self.batch_norms if self.client.has(data.client_id, name)]
+        if not norms:
             return 0
         n = data.size(split)
         if n == 1:
-            for module in self.batch_norms:
+            for module in norms:
                 module.eval()
             return 0
         if batch_size == 1:

@@ -12,4 +12,16 @@ from fl_lightning.methods.knfu import KnFu
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.sam import SAM
 
-__all__ = ["SAM", "FedAvg", "FedCL", "FedED", "FedEXPAggregator", "FedKA", "FedMD", "FedNTD", "FedProx", "KnFu", "Local"]
+__all__ = [
+    "SAM",
+    "FedAvg",
+    "FedCL",
+    "FedED",
+    "FedEXPAggregator",
+    "FedKA",
+    "FedMD",
+    "FedNTD",
+    "FedProx",
+    "KnFu",
+    "Local",
+]

@@ -6,6 +6,7 @@ from fl_lightning.nets.fedka_tcnn import FedKATCNN
 from fl_lightning.nets.fedntd_cnn import FedNTDCNN, FedNTDHypersphere
 from fl_lightning.nets.knfu_cnn import KnFuM1, KnFuM2
 from fl_lightning.nets.mobilenet import CIFARMobileNetV2
+from fl_lightning.nets.per_client import PerClient
 from fl_lightning.nets.perceptron import Perceptron
 from fl_lightning.nets.resnet import CIFARResNet, ResNet
 
@@ -20,6 +21,7 @@ __all__ = [
     "FedNTDHypersphere",
     "KnFuM1",
     "KnFuM2",
+    "PerClient",
     "Perceptron",
     "ResNet",
 ]

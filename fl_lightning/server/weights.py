@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_generator
 from fl_lightning.functional.state import FlatState, flatten
+from fl_lightning.nets import PerClient
 from fl_lightning.types import State
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ class GlobalWeights:
         self.shared = [name for name in self.entries if name not in kept]
         self.trainable = client.fix_trainable()
         self.client = client
+        if self.shared and isinstance(client.net, PerClient):
+            raise ValueError(
+                f"clients with different nets can share no entry, but {type(client).__name__} shares "
+                f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
+            )
+
+    def personal_of(self, client_id: int) -> list[str]:
+        """The personal entries of one client: with nets of different clients, those of its own."""
+        if not isinstance(self.client.net, PerClient):
+            return self.personal
+        return [name for name in self.personal if self.client.has(client_id, name)]
 
     def live(self, names: list[str]) -> State:
         """The named entries as they lie in the module, detached: they change when another client is loaded."""

@@ -35,12 +35,9 @@ PAPERS = "C · the five papers"
 BASELINES = "the baselines"
 
 PENDING: dict[str, str] = {
-    **dict.fromkeys(["fedmd"], PAPERS),
     **dict.fromkeys(["scaffold", "feddyn", "fednova", "fedavgm", "fedopt", "fedcurv", "moon", "fedlc"], BASELINES),
     **dict.fromkeys(["fedrs", "fedrod", "fedalign", "selective_fd", "feddf", "fedfomo", "fedala", "fedpac"], BASELINES),
     **dict.fromkeys(["robust"], BASELINES),
-    **dict.fromkeys(["e2e:knfu", "e2e:fedmd"], PAPERS),
-    **dict.fromkeys(["e2e:local"], PAPERS),
     **dict.fromkeys(["e2e:scaffold", "e2e:feddyn", "e2e:fednova", "e2e:fedavgm", "e2e:fedadam"], BASELINES),
     **dict.fromkeys(["e2e:fedyogi", "e2e:fedadagrad", "e2e:fedcurv", "e2e:fedlc", "e2e:fedrs"], BASELINES),
     **dict.fromkeys(["e2e:moon", "e2e:fedka+fednova", "e2e:fedrod", "e2e:fedpac", "e2e:fedala"], BASELINES),

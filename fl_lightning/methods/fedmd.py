@@ -1,0 +1,56 @@
+"""FedMD: every client learns from the mean of what all predict on a transfer set.
+
+Source: Li and Wang 2019, arXiv:1910.03581, Alg. 1 (`targets: logits`); as KnFu compares with it: `targets: soft`.
+Note: the warm-up on the transfer set is left out, and "revisiting" the own data is the next round's training.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.functional.state import raised
+
+
+def consensus(knowledge: Tensor) -> Tensor:
+    """The plain mean of the participants' knowledge, in float64: (N, K, C) -> (K, C)."""
+    return knowledge.double().mean(0)
+
+
+def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean of |logits − target| over samples and classes: (B, C), (B, C) -> (), float32 or better."""
+    logits = raised(logits)
+    return (logits - target.to(logits.dtype)).abs().mean()
+
+
+class FedMDAggregator(KnowledgeAggregator):
+    """Sends every participant the mean of all, those without data included."""
+
+    def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
+        return consensus(knowledge).expand_as(knowledge)
+
+
+class FedMD(KnowledgeClient):
+    """Fine-tunes towards the consensus on the transfer set.
+
+    Args:
+        targets: `soft`: softmax outputs are exchanged, loss CE + lam² · KL(mean ‖ softmax); `logits`: raw scores are
+            exchanged, lam² · mean absolute error (the original, with ce_on=none).
+        base: of `KnowledgeClient` and `ClientModule`.
+    """
+
+    aggregator_class = FedMDAggregator
+
+    def __init__(self, targets: Literal["soft", "logits"] = "soft", **base: Any) -> None:
+        super().__init__(**base)
+        if targets not in ("soft", "logits"):
+            raise ValueError(f"targets must be soft or logits, got {targets!r}")
+        self.targets = targets
+
+    def knowledge_of(self, logits: Tensor) -> Tensor:
+        return soft_labels(logits, self.temperature) if self.targets == "soft" else raised(logits)
+
+    def digest(self, logits: Tensor, knowledge: Tensor) -> Tensor:
+        if self.targets == "logits":
+            return mean_absolute_error(logits, knowledge)
+        return soft_label_divergence(logits, knowledge, self.temperature)

@@ -1,0 +1,36 @@
+"""Local: every client trains a model of its own, and nothing is exchanged.
+
+Source: the baseline of KnFu, which trains as many epochs as its methods spend on training and fine-tuning together.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from fl_lightning.client import ClientModule
+from fl_lightning.types import Phase
+
+
+class Local(ClientModule):
+    """Local loss: cross-entropy, or the wrapped module's own.
+
+    Args:
+        finetune_epochs: further passes over the client's data in a round, with a fresh optimizer, ≥ 0: the equivalent
+            of KnFu's and FedMD's fine-tuning.
+        base: of `ClientModule`.
+    """
+
+    exchanges = ("train", "finetune")
+
+    def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
+        super().__init__(**base)
+        if finetune_epochs < 0:
+            raise ValueError(f"finetune_epochs must be at least 0, got {finetune_epochs}")
+        self.finetune_epochs = finetune_epochs
+
+    def is_personal(self, name: str, owner: nn.Module) -> bool:
+        return True
+
+    def phases(self, exchange: str) -> Iterable[Phase]:
+        return (Phase(),) if exchange == "train" else (Phase(epochs=self.finetune_epochs),)

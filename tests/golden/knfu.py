@@ -1,0 +1,140 @@
+"""Adapters of KnFu, FedMD and Local."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from fl_lightning import FederatedLoop
+from fl_lightning.codistillation import soft_label_divergence, soft_labels
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.methods import FedMD, KnFu, Local
+from fl_lightning.methods.fedmd import consensus, mean_absolute_error
+from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
+from fl_lightning.nets import PerClient
+from fl_lightning.server import traffic
+from fl_lightning.types import ClientUpdate
+
+from .adapters_fn import Inputs, float64
+from .end_to_end import GoldenNet, Recorder, flat, run
+
+
+def fuse(inputs: Inputs) -> dict[str, Any]:
+    knowledge = float64(inputs["F"])
+    epd = class_distributions(knowledge)
+    distance = distances(epd)
+    weights = fusion_weights(distance, inputs["beta"], inputs["eps"])
+    return {"epd": epd, "distances": distance, "weights": weights, "fused": fused_knowledge(weights, knowledge)}
+
+
+def finetune(inputs: Inputs) -> dict[str, Any]:
+    logits, target = float64(inputs["logits"]), torch.tensor(inputs["targets"])
+    divergence = soft_label_divergence(logits, float64(inputs["F_agg"]))
+    return {"value": cross_entropy(logits, target) + inputs["lam"] ** 2 * divergence}
+
+
+FN: dict[str, Callable[[Inputs], Any]] = {"knfu_fuse": fuse, "knfu_finetune": finetune}
+
+
+def fedmd(inputs: Inputs) -> dict[str, Any]:
+    logits = torch.stack([torch.from_numpy(one) for one in inputs["logits"]])
+    scores, labels = consensus(logits), consensus(soft_labels(logits))
+    own = logits[0].requires_grad_()
+    absolute, divergence = mean_absolute_error(own, scores), soft_label_divergence(own, labels)
+    return {
+        "consensus_logits": scores,
+        "mae_loss_client0": absolute,
+        "mae_grad": torch.autograd.grad(absolute, own)[0],
+        "mean_soft_labels": labels,
+        "kl_client0": divergence,
+        "kl_grad": torch.autograd.grad(divergence, own)[0],
+    }
+
+
+METHOD: dict[str, Callable[[Inputs], Any]] = {"fedmd": fedmd}
+
+
+class OwnModels(Recorder):
+    """Every client's model and reply after each exchange, by round, exchange and client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: list[list[dict[int, Tensor]]] = []
+        self.replies: list[list[dict[int, ClientUpdate]]] = []
+        self.server_sides: list[dict[str, Any]] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
+        super().on_train_epoch_start(trainer, loop)
+        self.models.append([{}])
+        self.replies.append([{}])
+
+    def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        assert update.weights is None
+        self.models[-1][-1][update.client_id] = flat(value.detach().clone() for value in loop.client.params().values())
+        self.replies[-1][-1][update.client_id] = update
+        self.up[-1][update.client_id] += traffic(None, update.extras)
+        if update.num_steps:
+            self.lrs[-1] |= {group["lr"] for optimizer in loop.desk.optimizers_now for group in optimizer.param_groups}
+
+    def on_exchange_end(self, trainer: pl.Trainer, loop: FederatedLoop, exchange: str) -> None:
+        if exchange == "train":
+            self.models[-1].append({})
+            self.replies[-1].append({})
+            fused = dict(getattr(loop.aggregator, "fused", {}))
+            self.server_sides.append({"fused": fused, "fusion": getattr(loop.aggregator, "fusion", None)})
+
+
+def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dict[str, Any]:
+    cfg, recorder = inputs["cfg"], OwnModels()
+    nets = [partial(GoldenNet, layers=m["layers"], init=torch.from_numpy(m["init"])) for m in inputs["models"]]
+    settings |= {"finetune_epochs": cfg["finetune_epochs"]}
+
+    def client(optimizer: Any, **_: Any) -> Any:
+        return kind(net=partial(PerClient, nets=nets), optimizer=optimizer, **settings)
+
+    run(client, inputs, sets=("transfer",) if "transfer" in inputs else (), recorder=recorder)
+    rounds = []
+    for r, cohort in enumerate(cfg["schedule"]):
+        (trained, final), (first, second) = recorder.models[r], recorder.replies[r]
+        assert sorted(trained) == sorted(final) == sorted(cohort)
+        (lr,) = recorder.lrs[r]
+        one = {
+            "participants": cohort,
+            "lr": lr,
+            "K": [first[c].num_steps for c in cohort],
+            "clients_trained": [trained[c] for c in cohort],
+            "K_finetune": [second[c].num_steps for c in cohort],
+            "clients": [final[c] for c in cohort],
+            "bytes_down": [recorder.down[r][c] for c in cohort],
+            "bytes_up": [recorder.up[r][c] for c in cohort],
+        }
+        if side := recorder.server_sides[r]["fused"]:
+            one["knowledge"] = [first[c].extras["knowledge"] for c in cohort]
+            one["fused"] = [side[c] for c in cohort]
+        if fusion := recorder.server_sides[r]["fusion"]:
+            place = [fusion.client_ids.index(c) for c in cohort]
+            one["epd"] = fusion.epd[place]
+            one |= {name: getattr(fusion, name)[place][:, place] for name in ("distances", "weights")}
+        rounds.append(one)
+    return {"rounds": rounds}
+
+
+def codistilled(kind: Callable[..., Any], *names: str) -> Callable[[Inputs], dict[str, Any]]:
+    """An adapter of a method with a transfer set; `names` of its own settings."""
+
+    def adapter(inputs: Inputs) -> dict[str, Any]:
+        cfg = inputs["cfg"]
+        settings = {name: cfg[name] for name in (*names, "lam", "temperature", "ce_on")}
+        return own_models(kind, inputs, finetune_batch=cfg["finetune_batch"] or "full", **settings)
+
+    return adapter
+
+
+E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
+    "knfu": codistilled(KnFu, "beta", "kd_direction"),
+    "fedmd": codistilled(FedMD, "targets"),
+    "local": partial(own_models, Local),
+}
