@@ -141,15 +141,7 @@ class RunTensorBoard(TensorBoardLogger):
 
     def __init__(self, folder: str | Path, first_round: int | None = None) -> None:
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=first_round)
-        self._begun = False
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self._begun = True
-        super().log_metrics(metrics, step)
 
     @rank_zero_only
     def save(self) -> None:
-        """Not before the first round: a checkpoint that is refused leaves the run's events as they are."""
-        if self._begun:
-            self.experiment.flush()
+        self.experiment.flush()
