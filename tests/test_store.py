@@ -293,3 +293,20 @@ def test_the_registry_is_only_written_for_files(tmp_path):
     assert not (tmp_path / "m" / "clients").exists()
     run(tmp_path / "f", 2, callbacks=checkpoints(saved, save_top_k=1), memory_budget_mb=0)
     assert (tmp_path / "f" / "clients" / REGISTRY).is_file()
+
+
+def test_two_processes_write_the_files_that_one_does(tmp_path):
+    """Each rank writes its clients' files; rank 0 collects; another number of processes continues exactly."""
+    for name, devices in (("one", 1), ("two", 2), ("again", 1)):
+        path = tmp_path / name
+        loop = make_loop(memory_budget_mb=0)
+        loop.threads = 1
+        settings = {"strategy": "client_parallel_fork", "devices": 2} if devices == 2 else {}
+        settings |= {"callbacks": checkpoints(path / "ckpt", save_top_k=0)[:1], "enable_checkpointing": True}
+        ckpt_path = tmp_path / "two" / "ckpt" / "last.ckpt" if name == "again" else None
+        rounds = ROUNDS if name == "again" else 4
+        trainer(rounds, path, **settings).fit(loop, datamodule=make_data(), ckpt_path=ckpt_path)
+        if name != "again":
+            assert names(path / "clients") == needed(path / "ckpt" / "last.ckpt")
+    assert names(tmp_path / "one" / "clients") == names(tmp_path / "two" / "clients")
+    assert_same(loop, run(tmp_path / "whole", memory_budget_mb=0))
