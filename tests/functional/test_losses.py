@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fl_lightning.functional.losses import cross_entropy, kl_divergence, proximal
+from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence, proximal
 
 
 def logits(seed, rows=6, classes=5, dtype=torch.float64):
@@ -171,3 +171,16 @@ def test_proximal_has_zero_value_and_gradient_at_the_reference():
     assert (w.grad == 0).all()
     with pytest.raises(KeyError, match="w"):
         proximal({"w": w}, {})
+
+
+def test_calibrated_cross_entropy_is_a_softmax_over_the_classes_left_in():
+    z, target = logits(0).requires_grad_(), torch.tensor([0, 2, 2, 4, 0, 4])
+    shift = torch.tensor([0.3, -torch.inf, -1.0, -torch.inf, 0.5], dtype=torch.float64)
+    value = calibrated_cross_entropy(z, target, shift)
+    kept = [0, 2, 4]
+    reference = F.cross_entropy((z + shift)[:, kept], torch.tensor([kept.index(int(label)) for label in target]))
+    torch.testing.assert_close(value, reference)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert (gradient[:, [1, 3]] == 0).all()
+    assert torch.equal(calibrated_cross_entropy(z, target, torch.zeros(5)), cross_entropy(z, target))
+    assert calibrated_cross_entropy(z, torch.ones(6, dtype=torch.int64), shift) == torch.inf
