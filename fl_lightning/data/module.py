@@ -67,9 +67,9 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
         sampling_seed: int | None = None,
         val_fraction: float = 0.0,
-        proxy_size: float = 0,
+        proxy_size: int | float = 0,
         proxy_overlap: bool = False,
-        transfer_size: float = 0,
+        transfer_size: int | float = 0,
         shared_per_class: int = 1,
         sets: dict[str, Source] | None = None,
         client_test_size: int | None = None,
@@ -196,7 +196,7 @@ class FederatedDataModule(LightningDataModule):
                     raise ValueError(f"data.{name} must be that of the source ({known}), got {own}; leave it unset")
                 setattr(self, name, known if own is None else own)
             for name, source in self.sets.items():
-                self._splits[name] = source.load()[0]
+                self._splits[name] = source.load()[0].plain()
                 if (shape := self._splits[name].input_shape) != train.input_shape:
                     raise ValueError(
                         f"samples of data.sets.{name} must have the shape of data.source's ({train.input_shape}), got "
@@ -279,7 +279,7 @@ class FederatedDataModule(LightningDataModule):
         sizes = {"val": self.val_fraction, "transfer": self.transfer_size, "proxy": self.proxy_size}
         held = hold_back(len(train), sizes, self.proxy_overlap, self.seed)
         pool = held.pop("clients")
-        self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+        self._splits |= {name: train.subset(torch.from_numpy(indices)).plain() for name, indices in held.items()}
         values = self._values("train")
         labels = None if values is None else values[pool]
         generator = keyed_numpy(self.seed, "partition")
@@ -296,7 +296,7 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"the data have no split 'shared'; set {SETTINGS['shared']}")
         labels = train.labels.numpy()
         drawn = one_per_class(labels, self._pool, self.shared_per_class, self.num_classes, self.seed)
-        return train.subset(torch.from_numpy(drawn))
+        return train.subset(torch.from_numpy(drawn)).plain()
 
     def _values(self, split: str) -> np.ndarray[Any, Any] | None:
         """What the partition goes by, (n,): the labels, or the column that it names."""

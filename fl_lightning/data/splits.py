@@ -92,6 +92,11 @@ class Split(ABC):
         """Bytes of the samples as they are stored, without labels; None where it is not known."""
         return None
 
+    def plain(self) -> Self:
+        """Never augment these samples: each is the same for everyone at any time."""
+        self.augments = False
+        return self
+
     def to(self, device: torch.device) -> Self:
         """Move what lies in memory to `device`."""
         return self

@@ -80,6 +80,21 @@ def test_clients_see_what_everyone_holds_and_not_what_the_server_holds():
                 local.size(name)
 
 
+def test_sets_are_never_augmented():
+    def noisy(x, generator):
+        return x if generator is None else x + 1
+
+    source = TensorSource(TRAIN, TEST, transform=noisy)
+    data = FederatedDataModule(source, num_clients=2, transfer_size=8, sets={"public": source})
+    data.setup()
+    local = data.view(0, 0)
+    for name in ("transfer", "shared", "public"):
+        (batch,) = local.batches(name, epoch=0, batch_size=500, shuffle=False)
+        assert torch.equal(batch[0], local.all(name)[0])
+    (batch,) = local.batches("train", epoch=0, batch_size=500, shuffle=False)
+    assert torch.equal(batch[0], local.all()[0] + 1)
+
+
 def test_sets_may_come_from_other_sources():
     other = TensorSource(samples(9, seed=5), samples(1))
     data = toy_data(sets={"transfer": other, "public": other})
