@@ -22,6 +22,7 @@ from fl_lightning.run_folder import (
     DEFAULT_ROOT,
     LAST,
     BestCheckpoint,
+    BestOwnCheckpoint,
     LastCheckpoint,
     discard,
     find_checkpoint,
@@ -157,7 +158,7 @@ def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Ca
     ours: list[Callback] = []
     if not any(callback.monitor for callback in own):
         monitor, name = ("val/acc", "best") if validates else ("global/acc", "best-on-test")
-        ours.append(BestCheckpoint(folder, monitor, name))
+        ours += [BestCheckpoint(folder, monitor, name), BestOwnCheckpoint(folder)]
     if not any(callback.save_last for callback in own):
         ours.append(LastCheckpoint(folder))  # after the best: it remembers which that is
     return ours

@@ -12,6 +12,8 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.loop import FederatedLoop
+
 DEFAULT_ROOT = "runs"
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
@@ -156,4 +158,15 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+class BestOwnCheckpoint(BestCheckpoint):
+    """The same for clients that share no weights, by the mean accuracy of their own models."""
+
+    def __init__(self, dirpath: str | Path) -> None:
+        super().__init__(dirpath, "local/alma", "best-on-test")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, FederatedLoop) and pl_module.weights is not None and not pl_module.weights.shared:
             super().on_train_epoch_end(trainer, pl_module)
