@@ -1,0 +1,173 @@
+"""Federations that are run with 1, 2 and 4 processes, and the script that runs them.
+
+`python cases.py FOLDER DEVICES CASE...` writes what rank 0 sees of each case to FOLDER/CASE-DEVICES.json.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pytorch_lightning as pl
+import torch
+from tests.toys import BatchNormNet, sgd, toy_data, trainer
+from tests.user_modules import Classifier, Pairs
+
+from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning.functional import state as S
+from fl_lightning.methods import FedAvg, FedNTD
+
+SIZES = (7, 12, 5, 0, 16, 9, 3)
+
+
+class Median(Aggregator):
+    """Gathers."""
+
+    gathers = True
+
+    def finish(self, exchange):
+        rows = [update for update in self.rows.values() if update.num_samples]
+        stacked = {name: torch.stack([row.weights[name].double() for row in rows]) for name in rows[0].weights}
+        return {name: v.quantile(0.5, 0).to(rows[0].weights[name].dtype) for name, v in stacked.items()}
+
+
+class Mindful(ClientModule):
+    """Remembers its last weights and is pulled to them; keeps its head."""
+
+    def is_personal(self, name, owner):
+        return "head" in name
+
+    def training_step(self, batch, batch_idx):
+        loss = self.local_loss(batch, batch_idx)
+        last = self.memory.get("last")
+        if last is None:
+            return loss
+        moved = S.sub(self.params(), last)
+        return loss + 0.1 * S.inner(moved, moved)
+
+    def reply(self, exchange, local):
+        self.memory["last"] = S.clone(self.params())
+        return {}
+
+
+class SomeLog(ClientModule):
+    """A key that only one client logs."""
+
+    def training_step(self, batch, batch_idx):
+        if self.context.client_id == 1:
+            self.log("train/one", batch[0].mean())
+        return self.local_loss(batch, batch_idx)
+
+
+def fedavg():
+    return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1), toy_data(SIZES)
+
+
+def few():
+    """Fewer clients than ranks."""
+    loop = FederatedLoop(FedNTD(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1)
+    return loop, toy_data(SIZES, schedule=[[1], [2], [0, 6]])
+
+
+def memory():
+    momentum = lambda params: torch.optim.SGD(params, 0.7, 0.9)  # noqa: E731
+    client = Mindful(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, seed=5, threads=1, server_optimizer=momentum, alma_every=1)
+    return loop, toy_data(SIZES, participation=0.6)
+
+
+def gathers():
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, aggregator=Median(), seed=5, threads=1), toy_data(SIZES)
+
+
+def some_log():
+    return FederatedLoop(SomeLog(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1), toy_data(SIZES)
+
+
+def module():
+    """A user's module with metric objects, and validation samples that do not divide."""
+    pl.seed_everything(3, verbose=False)
+    data = FederatedDataModule.from_datamodule(Pairs(), num_clients=5, participation=0.6, eval_batch_size=7)
+    return FederatedLoop(Classifier(), seed=5, threads=1), data
+
+
+CASES = {case.__name__: case for case in (fedavg, few, memory, gathers, some_log, module)}
+
+
+class Trouble(pl.Callback):
+    """In the third round rank 1's first client fails in the way that is asked."""
+
+    def __init__(self, how):
+        self.how, self.done = how, False
+
+    def on_client_start(self, trainer, loop, client_id):
+        if trainer.current_epoch < 2 or trainer.global_rank != trainer.world_size - 1 or self.done:
+            return
+        self.done = True
+        if self.how == "exception":
+            raise ValueError("the disk of client data is gone")
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "nan":
+            with torch.no_grad():
+                next(iter(loop.client.params().values())).fill_(float("nan"))
+
+
+def trouble(how, folder, devices):
+    loop, data = fedavg()
+    save = pl.callbacks.ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    run = trainer(4, folder, callbacks=[Trouble(how), save], enable_checkpointing=True, **parallel(devices))
+    run.fit(loop, datamodule=data)
+
+
+def parallel(devices):
+    return {} if devices == 1 else {"strategy": "client_parallel", "devices": devices}
+
+
+def digest(loop):
+    values = [value.float().numpy().tobytes() for value in loop.state_dict().values()]
+    return hashlib.sha256(b"".join(values)).hexdigest()
+
+
+def run_case(name, folder, devices):
+    """Four rounds; a checkpoint after two, from which other numbers of processes go on."""
+    loop, data = CASES[name]()
+    rounds = 3 if name == "few" else 4
+    rows = Rows(folder / f"{name}-{devices}.ckpt")
+    run = trainer(rounds, folder, callbacks=[rows], **parallel(devices))
+    run.fit(loop, datamodule=data)
+    found = {"hash": digest(loop), "rows": rows.rows}
+    other = folder / f"{name}-1.ckpt"
+    if devices > 1 and other.is_file():
+        loop, data = CASES[name]()
+        run = trainer(rounds, folder, **parallel(devices))
+        run.fit(loop, datamodule=data, ckpt_path=other)
+        found["resumed"] = digest(loop)
+    if run.is_global_zero:
+        (folder / f"{name}-{devices}.json").write_text(json.dumps(found))
+
+
+class Rows(pl.Callback):
+    def __init__(self, path):
+        self.path, self.rows = path, []
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.rows.append(dict(loop.row))
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+if __name__ == "__main__":
+    where, count, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    for each in names:
+        if each in CASES:
+            run_case(each, Path(where), int(count))
+        else:
+            trouble(each, Path(where), int(count))

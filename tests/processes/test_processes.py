@@ -1,0 +1,79 @@
+"""Clients spread over processes: the numbers of one process, and an end whatever happens."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes.cases import CASES, run_case
+
+SCRIPT = Path(__file__).with_name("cases.py")
+
+
+def launch(folder, devices, *names, timeout=240):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), str(devices), *names],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process gives, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("processes")
+    threads = torch.get_num_threads()
+    for name in CASES:
+        run_case(name, folder, 1)
+    torch.set_num_threads(threads)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def together(request, alone):
+    done = launch(alone, request.param, *CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return request.param
+
+
+def read(folder, name, devices):
+    return json.loads((folder / f"{name}-{devices}.json").read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_processes_give_the_numbers_of_one(alone, together, name):
+    one, many = read(alone, name, 1), read(alone, name, together)
+    assert many["hash"] == one["hash"]
+    assert json.dumps(many["rows"], sort_keys=True) == json.dumps(one["rows"], sort_keys=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_with_another_number_of_processes(alone, together, name):
+    assert read(alone, name, together)["resumed"] == read(alone, name, 1)["hash"]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exception", "the disk of client data is gone"),
+        ("nan", "returned NaN or infinite values in round 2"),
+        ("kill", None),
+    ],
+)
+def test_trouble_in_one_rank_ends_all_and_leaves_the_last_checkpoint_whole(how, words, tmp_path):
+    done = launch(tmp_path, 2, how, timeout=120)
+    assert done.returncode != 0
+    if words:
+        assert words in done.stderr
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 2
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
