@@ -21,8 +21,6 @@ class Local(ClientModule):
         base: of `ClientModule`.
     """
 
-    exchanges = ("train", "finetune")
-
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)
         if finetune_epochs < 0:
@@ -33,4 +31,4 @@ class Local(ClientModule):
         return True
 
     def phases(self, exchange: str) -> Iterable[Phase]:
-        return (Phase(),) if exchange == "train" else (Phase(epochs=self.finetune_epochs),)
+        return Phase(), Phase(epochs=self.finetune_epochs)

@@ -64,16 +64,25 @@ class OwnModels(Recorder):
         super().__init__()
         self.models: list[list[dict[int, Tensor]]] = []
         self.replies: list[list[dict[int, ClientUpdate]]] = []
+        self.epochs: list[dict[int, list[tuple[int, Tensor]]]] = []
         self.server_sides: list[dict[str, Any]] = []
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         super().on_train_epoch_start(trainer, loop)
         self.models.append([{}])
         self.replies.append([{}])
+        self.epochs.append({})
+
+    def on_client_epoch_end(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        self.epochs[-1].setdefault(client_id, []).append((loop.client.num_steps, self.model(loop)))
+
+    @staticmethod
+    def model(loop: FederatedLoop) -> Tensor:
+        return flat(value.detach().clone() for value in loop.client.params().values())
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         assert update.weights is None
-        self.models[-1][-1][update.client_id] = flat(value.detach().clone() for value in loop.client.params().values())
+        self.models[-1][-1][update.client_id] = self.model(loop)
         self.replies[-1][-1][update.client_id] = update
         self.up[-1][update.client_id] += traffic(None, update.extras)
         if update.num_steps:
@@ -83,8 +92,7 @@ class OwnModels(Recorder):
         if exchange == "train":
             self.models[-1].append({})
             self.replies[-1].append({})
-            fused = dict(getattr(loop.aggregator, "fused", {}))
-            self.server_sides.append({"fused": fused, "fusion": getattr(loop.aggregator, "fusion", None)})
+            self.server_sides.append({name: getattr(loop.aggregator, name, None) for name in ("fused", "fusion")})
 
 
 def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dict[str, Any]:
@@ -99,14 +107,21 @@ def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dic
     rounds = []
     for r, cohort in enumerate(cfg["schedule"]):
         (trained, final), (first, second) = recorder.models[r], recorder.replies[r]
+        steps = {c: (first[c].num_steps, second[c].num_steps if second else 0) for c in cohort}
+        if not final:  # Local: one exchange, two phases
+            final = dict(trained)
+            for c, epochs in recorder.epochs[r].items():
+                number = cfg["epochs"] if isinstance(cfg["epochs"], int) else cfg["epochs"][c]
+                before, trained[c] = epochs[number - 1]
+                steps[c] = before, steps[c][0] - before
         assert sorted(trained) == sorted(final) == sorted(cohort)
         (lr,) = recorder.lrs[r]
         one = {
             "participants": cohort,
             "lr": lr,
-            "K": [first[c].num_steps for c in cohort],
+            "K": [steps[c][0] for c in cohort],
             "clients_trained": [trained[c] for c in cohort],
-            "K_finetune": [second[c].num_steps for c in cohort],
+            "K_finetune": [steps[c][1] for c in cohort],
             "clients": [final[c] for c in cohort],
             "bytes_down": [recorder.down[r][c] for c in cohort],
             "bytes_up": [recorder.up[r][c] for c in cohort],
