@@ -1,6 +1,6 @@
 """FedED: learn the classes one has, keep the received model's view of those one has not, hold wrong logits down.
 
-Source: FedED (seed 004), Eqs. 2-6; its successor FedVLS, AAAI 2025, for the other form of Eq. 5 and for ω.
+Source: FedED, Eqs. 2-6; its successor FedVLS, AAAI 2025, for the other form of Eq. 5 and for ω.
 Server: FedAvg. The paper's empty classes are those without a local sample, its prior p_c = n_c / n.
 Note: Eq. 3 is printed as −KL; the sign is repaired. Eq. 6 has ω = 1, which diverges: L_cal does not change when all
     observed logits fall together, and L_logit falls with them without bound.

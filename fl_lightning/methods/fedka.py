@@ -1,6 +1,6 @@
 """FedKA: hold the received model's logits on a few anchors of the classes that a client has little or nothing of.
 
-Source: FedKA (seed 000), Algorithm 1 and Eq. 3. Server: FedAvg. γ is not in the paper; 0.5/C is ours.
+Source: FedKA, Algorithm 1 and Eq. 3. Server: FedAvg. γ is not in the paper; 0.5/C is ours.
 The shared set, one training sample of each class, is the same for all clients and rounds and stays with its owners.
 """
 
