@@ -168,7 +168,12 @@ class Run:
     problem: Problem
     client: ClientModule
     recorder: Recorder
-    schedule: list[list[int]]
+    cfg: dict[str, Any]
+
+    @property
+    def schedule(self) -> list[list[int]]:
+        cohorts: list[list[int]] = self.cfg["schedule"]
+        return cohorts
 
     def weights(self, state: State) -> Any:
         """The trainable entries: a dict by last name, or one flat vector in the order of the parameters."""
@@ -190,7 +195,7 @@ class Run:
         updates = self.recorder.updates[r]
         assert sorted(updates) == sorted(self.schedule[r])
         cohort = [updates[client_id] for client_id in self.schedule[r]]
-        (lr,) = self.recorder.lrs[r]
+        (lr,) = self.recorder.lrs[r] or {self.cfg["lr"] * self.cfg["lr_decay"] ** r}  # nobody had anything to train on
         server = self.recorder.servers[r]
         return {
             "participants": [update.client_id for update in cohort],
@@ -245,7 +250,7 @@ def run(
         enable_model_summary=False,
     )
     trainer.fit(fitted, datamodule=data_module(problem, cfg, {name: inputs[name] for name in sets}))
-    return Run(problem, module, recorder, cfg["schedule"])
+    return Run(problem, module, recorder, cfg)
 
 
 # --- methods
