@@ -19,7 +19,7 @@ commands:
   fit        run the federation; continue one with --ckpt_path last
   validate   evaluate a checkpoint as it is evaluated every round (--ckpt_path best)
   test       evaluate a checkpoint on the test split
-  predict    compute the outputs of a checkpoint's model
+  predict    write the outputs of a checkpoint's model to predictions.pt
 
 options of every command:
   -c CONFIG             a YAML file; several are merged, the later one wins

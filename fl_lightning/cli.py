@@ -12,7 +12,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.callbacks import ClasswiseReport, RoundProgressBar, RunPlots
+from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.loop import FederatedLoop
@@ -109,9 +109,11 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks)
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            self.folder = None
+            found, self.folder = self.folder, None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
             ours: list[Callback] = [ClasswiseReport()]
+            if self.subcommand == "predict":
+                ours = [SavePredictions(found or self.parent)]
         else:
             self.folder = self.folder or new_run(self.parent)
             kwargs |= {
@@ -121,6 +123,7 @@ class FederatedCLI(LightningCLI):
             ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / CHECKPOINTS, given, self.datamodule.evaluated == "val")
+                ours.append(ClientCheckpoint(self.folder / CHECKPOINTS))
         bars = any(isinstance(callback, ProgressBar) for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())

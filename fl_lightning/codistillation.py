@@ -48,7 +48,8 @@ class KnowledgeAggregator(Aggregator):
     def finish(self, exchange: str) -> State | None:
         if exchange == "train":
             self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
-            valid = {c: k for c, k in self.fused.items() if k.any()}  # one that is skipped (not finite) is all zeros
+            # one that is not finite says so itself, and must not spread; skipped, it is all zeros
+            valid = {c: k for c, k in self.fused.items() if bool(k.any()) and bool(k.isfinite().all())}
             if valid:
                 fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
                 self.fused |= {c: new.to(valid[c].dtype) for c, new in zip(valid, fused, strict=True)}

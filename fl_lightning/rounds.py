@@ -68,7 +68,7 @@ class RoundRunner:
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
         self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
-        self.receives = type(loop.client).receive is not ClientModule.receive
+        self.receives = getattr(loop.client.receive, "__func__", None) is not ClientModule.receive
         self.current = object()
         """Tells this run of a round from every other, another fit's round of the same number too."""
         callbacks = loop.trainer.callbacks  # type: ignore[attr-defined]

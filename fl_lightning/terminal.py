@@ -13,6 +13,7 @@ WARNINGS = (
     r"The number of training batches \(1\) is smaller than the logging interval",  # a round is one batch
     r"Checkpoint directory .* exists and is not empty",  # a continued run keeps its folder
     r"Be aware that when using `ckpt_path`, callbacks used to create",  # validate and test write nothing
+    r"Couldn't infer the batch indices",  # predictions are written in the order of the samples
     r"The dirpath has changed from",  # a checkpoint that is continued in another folder
 )
 """Beginnings of warnings, each with the reason why it is not shown."""

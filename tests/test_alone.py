@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from tests.toys import sgd, trainer
-from tests.user_modules import Classifier, Lazy, WarmUp, points
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
-from tests.toys import fit
+from tests.toys import fit, sgd, trainer
+from tests.user_modules import Classifier, Lazy, WarmUp, points
 
 SHAPE = {"num_classes": 3, "input_shape": (4,)}
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fl_lightning.data import Digits
+from fl_lightning.methods import FedNTD
+from fl_lightning.nets import Perceptron
 from tests.commands import CONFIGS, EXPERIMENT, TINY, say
 
 LAST = "checkpoints/last.ckpt"
@@ -105,7 +109,8 @@ def test_a_fit_leaves_one_whole_folder(in_finished):
     pictures = {"partition.png", "accuracy.png", "classwise.png"}
     assert names == {"config.yaml", "metrics.csv", "classwise.csv", "checkpoints", *pictures}
     assert all((in_finished / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert {path.name for path in (in_finished / "checkpoints").iterdir()} == {"last.ckpt", "best-on-test.ckpt"}
+    found = {path.name for path in (in_finished / "checkpoints").iterdir()}
+    assert found == {"last.ckpt", "best-on-test.ckpt", "client.ckpt"}
     assert [row["round"] for row in table(in_finished, "classwise.csv")] == ["0", "1"]
 
 
@@ -130,6 +135,22 @@ def test_the_best_checkpoint_is_that_of_the_best_round(in_finished):
     accuracy = [float(row["global/acc"]) for row in table(in_finished)]
     best = torch.load(in_finished / "checkpoints/best-on-test.ckpt", weights_only=True)
     assert best["epoch"] == accuracy.index(max(accuracy))
+
+
+def test_predictions_are_those_of_the_trained_model(in_finished):
+    said = say(f"predict {TINY} --ckpt_path {in_finished / LAST}")
+    assert said.code == 0, said.err
+    logits = torch.load(in_finished / "predictions.pt", weights_only=True)
+    (in_finished / "predictions.pt").unlink()
+    assert logits.shape == (360, 10)
+    right = (logits.argmax(1) == Digits().load()[1].labels).double().mean()
+    assert float(right) == pytest.approx(float(table(in_finished)[-1]["global/acc"]))
+
+
+def test_the_client_is_there_without_the_federation(in_finished):
+    client = FedNTD.load_from_checkpoint(in_finished / "checkpoints/client.ckpt", net=partial(Perceptron, hidden=(64,)))
+    saved = torch.load(in_finished / LAST, weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[f"client.{name}"]) for name, value in client.state_dict().items())
 
 
 def test_the_configuration_of_a_run_makes_the_run_again(in_finished, tmp_path, monkeypatch):
@@ -157,7 +178,8 @@ def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_fini
 
 def test_with_a_validation_split_the_best_is_not_chosen_on_the_test_split(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1 --data.val_fraction 0.1 --trainer.logger false").code == 0
-    assert {path.name for path in (here / "runs/digits_fedntd/0/checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    found = {path.name for path in (here / "runs/digits_fedntd/0/checkpoints").iterdir()}
+    assert found == {"last.ckpt", "best.ckpt", "client.ckpt"}
     assert not (here / "runs/digits_fedntd/0/metrics.csv").exists()  # logger: false
 
 
@@ -173,7 +195,7 @@ def test_a_users_own_module_lies_where_one_works(here):
     assert said.code == 0, said.err
     assert "my/loss" in said.out
     assert [float(row["my/loss"]) > 0 for row in table(here / "runs/fit/0")] == [True]
-    assert [path.name for path in (here / "runs/fit/0/checkpoints").iterdir()] == ["last.ckpt"]
+    assert sorted(path.name for path in (here / "runs/fit/0/checkpoints").iterdir()) == ["client.ckpt", "last.ckpt"]
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from tests.toys import equal, trainer, weights_of
-from tests.user_modules import SIX, Classifier, Curve, DictNet, Dicts, Lazy, Pairs, Regression, TinyGAN, WarmUp
 from torch.utils.data import DataLoader
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import DirichletPartition, FixedPartition
 from fl_lightning.methods import FedNTD, FedProx
+from tests.toys import equal, trainer, weights_of
+from tests.user_modules import SIX, Classifier, Curve, DictNet, Dicts, Lazy, Pairs, Regression, TinyGAN, WarmUp
 
 
 def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, precision="32-true", **data):
@@ -56,7 +56,7 @@ def test_one_client_is_the_module_under_a_plain_trainer():
     there = NoDropout()
     there.load_state_dict(plain.state_dict())
     trainer(2, limit_val_batches=0).fit(plain, datamodule=Ordered())
-    loop, run, data = federate(there, Ordered, 1, num_clients=1, partition=FixedPartition([list(range(90))]))
+    loop, _, data = federate(there, Ordered, 1, num_clients=1, partition=FixedPartition([list(range(90))]))
     assert data.shuffle is False
     assert data.batch_size == 8
     for name, value in plain.state_dict().items():
@@ -79,7 +79,7 @@ def test_keys_keep_their_names():
 
 
 def test_a_metric_is_that_of_the_whole_validation_set():
-    loop, run, data = federate(Classifier, Pairs)
+    loop, _, data = federate(Classifier, Pairs)
     x, y = data.split("val").all()
     loop.client.module.eval()
     assert loop.row["val_acc"] == pytest.approx((loop.client.module(x).argmax(1) == y).float().mean().item())
@@ -112,7 +112,9 @@ def test_manual_optimization_steps_both_optimizers():
     start = TinyGAN()
     fresh = {name: value.clone() for name, value in start.state_dict().items()}
     loop, *_ = federate(start, Pairs, 1)
-    moved = {name.split(".")[0] for name, v in loop.client.module.state_dict().items() if not torch.equal(v, fresh[name])}
+    moved = {
+        name.split(".")[0] for name, v in loop.client.module.state_dict().items() if not torch.equal(v, fresh[name])
+    }
     assert moved == {"generator", "critic"}
     assert {"g_loss", "c_loss"} <= loop.row.keys()
 
@@ -157,7 +159,7 @@ def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():
         def train_dataloader(self):
             return []
 
-    with pytest.raises(TypeError, match="Own overrides train_dataloader, .*give the data to FederatedDataModule"):
+    with pytest.raises(TypeError, match=r"Own overrides train_dataloader, .*give the data to FederatedDataModule"):
         FederatedLoop(Own())
 
 
@@ -191,7 +193,10 @@ def test_by_class_path_in_yaml(tmp_path, monkeypatch, capsys):
                 },
             }
         },
-        "data": {"source": {"class_path": "tests.user_modules.Pairs", "init_args": {"batch_size": 9}}, "num_clients": 3},
+        "data": {
+            "source": {"class_path": "tests.user_modules.Pairs", "init_args": {"batch_size": 9}},
+            "num_clients": 3,
+        },
     }
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))

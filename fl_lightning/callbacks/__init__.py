@@ -4,6 +4,7 @@ from fl_lightning.callbacks.bar import RoundProgressBar
 from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.plots import RunPlots
+from fl_lightning.callbacks.predictions import SavePredictions
 from fl_lightning.callbacks.report import ClasswiseReport
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ClientCheckpoint",
     "RoundProgressBar",
     "RunPlots",
+    "SavePredictions",
     "plot_accuracy",
     "plot_classwise",
     "plot_partition",

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from tests.user_modules import Dicts, DictSamples, Pairs, points
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 from fl_lightning import FederatedDataModule
 from fl_lightning.data import DatasetSource, DirichletPartition
 from fl_lightning.data.datasets import labels_of
+from tests.user_modules import Dicts, DictSamples, Pairs, points
 
 
 def ready(data):
@@ -99,7 +99,7 @@ def test_a_clients_epoch_can_be_repeated_exactly(workers):
     class Noisy(Items):
         def __getitem__(self, index):
             x, y = super().__getitem__(index)
-            return x + np.random.randn(), y  # noqa: NPY002 - as users do
+            return x + np.random.randn(), y
 
     data = ready(FederatedDataModule.from_datasets(Noisy(), num_workers=workers, num_clients=1, batch_size=5))
     draw = [torch.cat([x for x, _ in data.view(0, r).batches("train", epoch=0)]) for r in (0, 0, 1)]

@@ -15,12 +15,12 @@ if __name__ == "__main__":
 
 import pytorch_lightning as pl
 import torch
-from tests.toys import BatchNormNet, sgd, toy_data, trainer
-from tests.user_modules import Classifier, Pairs
 
 from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
+from tests.toys import BatchNormNet, sgd, toy_data, trainer
+from tests.user_modules import Classifier, Pairs
 
 SIZES = (7, 12, 5, 0, 16, 9, 3)
 
@@ -121,7 +121,8 @@ class Trouble(pl.Callback):
 
 def trouble(how, folder, devices):
     loop, data = fedavg()
-    save = pl.callbacks.ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    settings = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+    save = pl.callbacks.ModelCheckpoint(folder, filename="last", **settings)
     run = trainer(4, folder, callbacks=[Trouble(how), save], enable_checkpointing=True, **parallel(devices))
     run.fit(loop, datamodule=data)
 

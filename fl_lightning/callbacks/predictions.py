@@ -1,0 +1,40 @@
+"""What a checkpoint's model predicts, in a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import BasePredictionWriter
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from fl_lightning.strategy import Ranks
+
+
+class SavePredictions(BasePredictionWriter):
+    """Writes `predictions.pt`: the outputs in the order of the samples, one tensor where they are tensors.
+
+    Args:
+        dirpath: folder of the file.
+        filename: of the file, read by `torch.load`.
+    """
+
+    def __init__(self, dirpath: str | Path, filename: str = "predictions.pt") -> None:
+        super().__init__("epoch")
+        self.path = Path(dirpath) / filename
+
+    def write_on_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
+    ) -> None:
+        ranks = Ranks(pl_module.device)
+        parts = ranks.to_zero([output for output in predictions if output is not None])
+        if not trainer.is_global_zero:
+            return
+        count = sum(map(len, parts))
+        outputs = [parts[i % ranks.world][i // ranks.world] for i in range(count)]  # batches are dealt in turn
+        tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs, self.path)
+        rank_zero_info(f"Predictions: {self.path}")
