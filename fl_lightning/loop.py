@@ -46,7 +46,7 @@ class FederatedLoop(Forwarding):
         personal: `fnmatch` patterns of entries that stay with each client.
         nonfinite: on a client update with NaN or inf: `error`, or `skip` that client.
         alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:
-            never, or every round where the clients share no weights, so that there is no global model to evaluate.
+            never, or every round where the clients share no weights (there is no global model to evaluate).
         initial_weights: a checkpoint or state-dict file to start from.
         threads: of this process for torch operations; None: left alone.
         seed: keys batches, dropout and initial weights; None: that of `seed_everything`, else 0.
@@ -262,7 +262,7 @@ class FederatedLoop(Forwarding):
         """Here, not in the step: an interruption among the N clients must not undo a round that is complete."""
         round_idx = self.current_epoch
         assert self.weights is not None
-        every = self.alma_every or (None if self.weights.shared else 1)
+        every = self.alma_every or (1 if self.weights.own_models else None)
         if every is not None and (round_idx + 1) % every == 0:
             self.row["local/alma"] = self.evaluation.alma(round_idx)
             self._publish(self.row)
@@ -315,7 +315,7 @@ class FederatedLoop(Forwarding):
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
             return
-        if self.weights is not None and not self.weights.shared and self.trainer.state.fn != "fit":
+        if self.weights is not None and self.weights.own_models and self.trainer.state.fn != "fit":
             self.runner = RoundRunner(self)
             values["local/alma"] = self.evaluation.alma(self.current_epoch)
         if self.trainer.state.fn == "fit":

@@ -168,5 +168,5 @@ class BestOwnCheckpoint(BestCheckpoint):
         super().__init__(dirpath, "local/alma", "best-on-test")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, FederatedLoop) and pl_module.weights is not None and not pl_module.weights.shared:
+        if isinstance(pl_module, FederatedLoop) and pl_module.weights is not None and pl_module.weights.own_models:
             super().on_train_epoch_end(trainer, pl_module)

@@ -54,6 +54,8 @@ class GlobalWeights:
                 )
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
+        self.own_models = not self.shared and client.module is None
+        """Whether the clients are classifiers that share nothing, so that there is no global model."""
         self.trainable = client.fix_trainable()
         self.client = client
         if self.shared and isinstance(client.net, PerClient):

@@ -1,0 +1,44 @@
+"""What the tests of KnFu, FedMD and Local share: three architectures, a transfer set, models of the store."""
+
+from functools import partial
+
+import torch
+
+from fl_lightning.data import TensorSource
+from fl_lightning.nets import Perceptron, PerClient
+from tests.toys import BatchNormNet, samples, toy_data
+
+Deep = partial(Perceptron, hidden=(6, 5))
+Flat = partial(Perceptron, hidden=())
+Wide = partial(Perceptron, hidden=(9,))
+THREE = partial(PerClient, nets=[Deep, Flat, Wide])
+WITH_NORM = partial(PerClient, nets=[Deep, Flat, partial(BatchNormNet, dropout=0.0)])
+TRANSFER = 11
+"""Samples of the transfer set."""
+
+
+def transfer_data(dtype=torch.float32, number=TRANSFER, **settings):
+    """The toy clients, and a transfer set that everyone holds."""
+    source = TensorSource(samples(number, seed=5, dtype=dtype), samples(2, dtype=dtype), num_classes=3)
+    return toy_data(dtype=dtype, sets={"transfer": source}, **settings)
+
+
+def model_of(loop, client_id):
+    """A client's own net as it lies in the store, or as it begins."""
+    net = loop.client.net
+    state = loop.store.personal(client_id) or loop.initial_personal
+    place = f"net.nets.{client_id % len(net.nets)}." if isinstance(net, PerClient) else "net."
+    return {name.removeprefix(place): value for name, value in state.items() if name.startswith(place)}
+
+
+def models_of(loop):
+    return [model_of(loop, client_id) for client_id in range(loop.data.num_clients)]
+
+
+def stepped(net, batches, loss, lr, momentum):
+    """One fresh SGD over (batch, rows) pairs, by hand."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    for batch, rows in batches:
+        optimizer.zero_grad()
+        loss(net, batch, rows).backward()
+        optimizer.step()
