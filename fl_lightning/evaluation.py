@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fl_lightning.client import num_arguments
 from fl_lightning.data.client_data import NO_BATCH
 from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import Placement, overridden
@@ -90,8 +90,17 @@ class Evaluation:
         return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        """The logits of one batch, or what the module's own `predict_step` gives."""
-        client = self.loop.client
+        """The logits of one batch, or what the module's own `predict_step` gives.
+
+        Raises:
+            ValueError: where the clients share no weights.
+        """
+        client, weights = self.loop.client, self.loop.weights
+        if weights is not None and not weights.shared:
+            raise ValueError(
+                f"predict needs a global model, but the clients of this {type(client).__name__} share no weights; run "
+                f"test, which gives the mean accuracy of their own"
+            )
         if batch is NO_BATCH:
             return None
         batch = Placement(self.loop.client_modules(), self.loop.trainer.precision_plugin, self.loop.device)(batch)
@@ -101,10 +110,8 @@ class Evaluation:
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """A step of the wrapped module with as many of the arguments as it takes, and logging lent."""
-        kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
-        count = len(arguments) if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
         with lend(self.loop.client_modules(), self.desk):
-            return step(*arguments[:count])
+            return step(*arguments[: num_arguments(step)])
 
     def restore(self) -> None:
         """The global weights again, after a pass over others (also one that was broken off)."""

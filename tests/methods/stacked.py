@@ -39,7 +39,7 @@ def stacked_and_alone(client: ClientModule, buffers, x, y):
         return functional_call(step, (params, others), ((x, y),))
 
     def of(k, state):
-        return {name: value[k] for name, value in state.items()}
+        return {name: of(k, value) if isinstance(value, dict) else value[k] for name, value in state.items()}
 
     together = vmap(grad_and_value(loss))(params, {n: v.clone() for n, v in others.items()}, buffers, x, y)
     alone = [

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedCL, FedProx
 from fl_lightning.methods.fedcl import FedCLAggregator
+from tests.methods.stacked import stacked_and_alone
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 PROXY = samples(11, seed=5)
@@ -211,6 +212,15 @@ def test_around_a_user_s_module():
         torch.testing.assert_close(one, other)
     with pytest.raises(RuntimeError, match="change the loss, or estimate with kind=tensor"):
         fit(FedCL(module=Classifier(reads=True)), 1, data())
+
+
+def test_a_step_can_be_stacked():
+    client = fedcl(num_classes=3, input_shape=(4,))
+    client.net.body[3].p = 0.0
+    client.context.received = {name: value.detach().clone() for name, value in client.params().items()}
+    omega = {name: torch.rand(3, *value.shape) for name, value in client.received.items()}
+    x, y = (torch.stack(parts) for parts in zip(*(samples(5, seed=s) for s in range(3)), strict=True))
+    torch.testing.assert_close(*stacked_and_alone(client, {"importance": omega}, x, y))
 
 
 def test_finite_where_logits_are_huge():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fl_lightning.methods import Local
 from tests.methods.own_models import THREE, model_of, models_of, stepped
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 
 def local(**settings):
@@ -82,6 +82,14 @@ def test_around_a_user_s_module():
     assert "local/alma" not in loop.row  # only a classifier has an accuracy
     models = [loop.store.personal(client_id) for client_id in range(5)]
     assert not any(equal(models[0], model) for model in models[1:])
+
+
+def test_without_a_global_model_nothing_is_predicted():
+    loop = fit(local(), 1, toy_data())
+    with pytest.raises(
+        ValueError, match="predict needs a global model, but the clients of this Local share no weights"
+    ):
+        trainer(0).predict(loop, toy_data())
 
 
 def test_bad_settings():
