@@ -1,7 +1,6 @@
 """What a client is: a LightningModule with a `training_step` of its own, and the hooks that a method may use."""
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.alone import Alone
 from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.modules import check_module, num_arguments
 from fl_lightning.nets import Backbone, Perceptron, PerClient
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
@@ -127,6 +127,8 @@ class ClientModule(LightningModule):
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.context = ClientContext()
+        self.outputs: dict[str, Any] = {}
+        """What the wrapped module's last `training_step` returned besides the loss."""
         self._teachers: dict[str, Teacher] = {}
         self._owners: list[tuple[str, nn.Module, str]] = []
         if module is not None:
@@ -136,7 +138,7 @@ class ClientModule(LightningModule):
                     f"{name} adds terms to the loss, but {type(module).__name__} steps its optimizers itself "
                     f"(automatic_optimization=False); return the loss from training_step instead, or use FedAvg"
                 )
-            self._step_takes_index = len(inspect.signature(module.training_step).parameters) > 1
+            self._arguments = min(2, num_arguments(module.training_step))
         elif num_classes is not None and input_shape is not None:
             self.build(num_classes, tuple(input_shape))
 
@@ -189,9 +191,15 @@ class ClientModule(LightningModule):
             self.log("train/ce", loss)
             return loss
         with self.forward_context():
-            arguments = (batch, batch_idx) if self._step_takes_index else (batch,)
-            output = self.module.training_step(*arguments)
-        result = output.get("loss") if isinstance(output, Mapping) else output
+            output: Any = self.module.training_step(*(batch, batch_idx)[: self._arguments])
+        more = isinstance(output, Mapping)
+        result = output.get("loss") if more else output
+        if more and result is None and self.automatic_optimization:
+            raise ValueError(
+                f"{type(self.module).__name__}.training_step must return its loss under 'loss', got the keys "
+                f"{sorted(output)}"
+            )
+        self.__dict__["outputs"] = {name: value for name, value in output.items() if name != "loss"} if more else {}
         if result is None and type(self).training_step is not ClientModule.training_step:
             raise ValueError(
                 f"{type(self).__name__} adds terms to the loss of {type(self.module).__name__}.training_step, which "
@@ -365,25 +373,3 @@ class ClientModule(LightningModule):
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
     """Stands for `log` where nothing is logged."""
-
-
-def check_module(module: object) -> None:
-    """Refuse what cannot be a client.
-
-    Raises:
-        TypeError: if `module` is no `pytorch_lightning.LightningModule` or has no `training_step` of its own.
-    """
-    kind: Any = type(module)
-    if not isinstance(module, LightningModule):
-        twin = any(base.__module__.startswith("lightning.") for base in kind.__mro__)
-        remedy = (
-            "it comes from the twin package `lightning`: import LightningModule from pytorch_lightning"
-            if twin
-            else "derive it from pytorch_lightning.LightningModule"
-        )
-        raise TypeError(f"a client must be a pytorch_lightning.LightningModule, got {kind.__name__}; {remedy}")
-    if kind.training_step is LightningModule.training_step:
-        raise TypeError(
-            f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "
-            f"returning the loss"
-        )

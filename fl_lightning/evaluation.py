@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fl_lightning.client import num_arguments
 from fl_lightning.data.client_data import NO_BATCH
 from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import Placement, overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
 from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.modules import num_arguments
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast, State
 

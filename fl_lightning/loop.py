@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator
-from fl_lightning.client import ClientModule, check_module
+from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.evaluation import Evaluation
 from fl_lightning.functional.keyed import keyed_seed
@@ -20,6 +20,7 @@ from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.forwarding import Forwarding
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
+from fl_lightning.modules import check_module
 from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner, to_device
 from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_trainer
 from fl_lightning.store import ClientStore

@@ -84,11 +84,16 @@ class LocalTrainer:
             if module.training != mode:
                 module.training = mode
 
-    def call(self, name: str, *args: Any) -> list[Any]:
-        """Call the hook `name` of the client's modules that override it."""
+    def hooks_of(self, name: str) -> list[Callable[..., Any]]:
+        """The hooks `name` of the client's modules that override it."""
         found = self._hooks.get(name)
         if found is None:
             found = self._hooks[name] = hooks(self.modules, name)
+        return found
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        """Call the hook `name` of the client's modules that override it."""
+        found = self.hooks_of(name)
         return [hook(*args) for hook in found] if found else []
 
     def seed(self, purpose: str, data: Any) -> None:
@@ -169,14 +174,16 @@ class LocalTrainer:
         self.desk.note_batch(batch)
         if -1 in self.call("on_train_batch_start", batch, index):
             return
+        loss: Tensor | None = None
         if not client.automatic_optimization or not optimizers.wrapped:
-            output: Any = client.training_step(batch, index)
+            loss = client.training_step(batch, index)
         else:
             every = settings.accumulate_grad_batches
             boundary = (index + 1) % every == 0 or index + 1 == batches
             optimizer = optimizers.wrapped[0]
 
             def closure() -> Tensor | None:
+                nonlocal loss
                 if index % every == 0:
                     self.call("on_before_zero_grad", optimizer)
                     if self._zero is None:
@@ -194,19 +201,18 @@ class LocalTrainer:
                 return loss
 
             if not boundary:
-                output = closure()
+                closure()
             elif self._step is not None:
                 self._step(data_epoch(client), index, optimizer, closure)
-                output = None
             elif needs_closure(optimizer.optimizer):
-                output = optimizer.step(closure)
-            else:
-                output = closure()
-                if output is not None:
-                    optimizer.step()
+                optimizer.step(closure)
+            elif closure() is not None:
+                optimizer.step()
             if boundary and optimizers.schedulers:
                 self._schedule_all(optimizers.schedulers, "step", optimizers.steps)
-        self.call("on_train_batch_end", output, batch, index)
+        if self.hooks_of("on_train_batch_end"):
+            outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
+            self.call("on_train_batch_end", outputs, batch, index)
 
     def _before_step(self, optimizer: LocalOptimizer) -> None:
         optimizer.unscale()
