@@ -86,9 +86,7 @@ def test_around_a_user_s_module():
 
 def test_without_a_global_model_nothing_is_predicted():
     loop = fit(local(), 1, toy_data())
-    with pytest.raises(
-        ValueError, match="needs a global model, but the clients of this Local share no weights"
-    ):
+    with pytest.raises(ValueError, match="needs a global model, but the clients of this Local share no weights"):
         trainer(0).predict(loop, toy_data())
 
 
