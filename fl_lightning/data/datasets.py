@@ -289,7 +289,7 @@ class DataModuleSource(DatasetSource):
         if not isinstance(loader, DataLoader):
             raise TypeError(
                 f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got "
-                f"{type(loader).__name__}; its dataset is what clients and server share"
+                f"{type(loader).__name__}; its dataset is what clients and server share: join several by ConcatDataset"
             )
         return loader
 

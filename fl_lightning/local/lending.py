@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
+
+from fl_lightning.local.optimizers import toggle
 
 if TYPE_CHECKING:
     from fl_lightning.local.optimizers import LocalOptimizer
@@ -47,7 +50,7 @@ class LogBook:
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
             value = value.detach()
-        elif not isinstance(value, int | float):
+        elif not isinstance(value, Number):
             raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
         if name not in self._reduce:
             reduction = getattr(reduce_fx, "__name__", reduce_fx)
@@ -211,15 +214,7 @@ class Desk:
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._toggled = [
-            (p, p.requires_grad)
-            for other in self.optimizers_now
-            for group in other.param_groups
-            for p in group["params"]
-        ]
-        for parameter, required in self._toggled:
-            parameter.requires_grad = required and id(parameter) in mine
+        self._toggled = toggle(optimizer, self.optimizers_now)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
         for parameter, required in self._toggled:

@@ -1,11 +1,13 @@
 """The local optimizers and schedulers of one client, as `configure_optimizers` describes them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -18,6 +20,7 @@ class LocalScheduler:
     interval: str = "epoch"
     frequency: int = 1
     monitor: str | None = None
+    strict: bool = True
 
 
 def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LocalScheduler]]:
@@ -51,7 +54,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
 
 def _scheduler(value: Any) -> LocalScheduler:
     if isinstance(value, Mapping):
-        known = {key: value[key] for key in ("interval", "frequency", "monitor") if key in value}
+        known = {key: value[key] for key in ("interval", "frequency", "monitor", "strict") if key in value}
         return LocalScheduler(value["scheduler"], **known)
     return LocalScheduler(value)
 
@@ -77,22 +80,31 @@ def step_scheduler(
     """Step one scheduler; ReduceLROnPlateau with the value of its monitor.
 
     Raises:
-        ValueError: if that value was not logged.
+        ValueError: if that value was not logged (with `strict: False` nothing is stepped then), or the scheduler is
+            stepped beyond its end.
     """
     metric = None
     if isinstance(entry.scheduler, ReduceLROnPlateau):
         if entry.monitor is None or entry.monitor not in metrics:
+            if not entry.strict:
+                return
             raise ValueError(
-                f"ReduceLROnPlateau needs a monitor that the client logs in training, got {entry.monitor!r}; logged "
-                f"are {sorted(metrics)}"
+                f"ReduceLROnPlateau needs a monitor that the client logs in training, got {entry.monitor!r}; monitor "
+                f"one of {sorted(metrics)} (a client has no validation of its own), or set strict=False to wait for it"
             )
         metric = metrics[entry.monitor]
-    if override is not None:
-        override(entry.scheduler, metric)
-    elif metric is not None:
-        entry.scheduler.step(metric)
-    else:
-        entry.scheduler.step()
+    try:
+        if override is not None:
+            override(entry.scheduler, metric)
+        elif metric is not None:
+            entry.scheduler.step(metric)
+        else:
+            entry.scheduler.step()
+    except ValueError as error:
+        raise ValueError(
+            f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "
+            f"{error}; give it their number, since trainer.estimated_stepping_batches counts rounds"
+        ) from error
 
 
 class Exposure:
@@ -140,7 +152,7 @@ class LocalOptimizers:
         self.settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self.exposure = Exposure(self.raw, slope)
         self.steps = 0
-        self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped) for optimizer in self.raw]
+        self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped, self.raw) for optimizer in self.raw]
         self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
         # torch's own optimizers keep all they remember in `state` and `param_groups`, so that a reset one is a new one
         self.reusable = (
@@ -173,17 +185,45 @@ def zero_grad(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
-class LocalOptimizer:
-    """An optimizer as a client sees it: `step` honours the gradient scaler and is counted as a local step."""
+def toggle(optimizer: Any, everyone: Sequence[Any]) -> list[tuple[Tensor, bool]]:
+    """Let only this optimizer's parameters require a gradient; returns all parameters with what they were."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    before = [(p, p.requires_grad) for other in everyone for group in other.param_groups for p in group["params"]]
+    for parameter, required in before:
+        parameter.requires_grad = required and id(parameter) in mine
+    return before
 
-    def __init__(self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[[], None]) -> None:
-        self.optimizer, self.scaler = optimizer, scaler
+
+class LocalOptimizer:
+    """An optimizer as a client sees it: `step` honours the gradient scaler and is counted as a local step.
+
+    Args:
+        optimizer: torch's.
+        scaler: gradient scaler, or None.
+        on_step: called after each step that was taken.
+        everyone: all optimizers of the client.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[[], None], everyone: Sequence[Optimizer]
+    ) -> None:
+        self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
         self._unscaled = False
         # a step that the scaler skips is no step: the hook runs only where the optimizer really moved
         optimizer.register_step_post_hook(lambda *_: on_step())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Only this optimizer's parameters require a gradient inside."""
+        toggled = toggle(self, self.everyone)
+        try:
+            yield
+        finally:
+            for parameter, required in toggled:
+                parameter.requires_grad = required
 
     def unscale(self) -> None:
         """Divide the gradients by the scale, once a step, before they are clipped or read."""

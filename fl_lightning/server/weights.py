@@ -26,7 +26,7 @@ class GlobalWeights:
         personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`.
 
     Raises:
-        ValueError: if a pattern matches no entry.
+        ValueError: if a pattern matches no entry, or an entry cannot be averaged.
     """
 
     def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
@@ -52,6 +52,7 @@ class GlobalWeights:
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
                 )
+        self._check(client)
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
@@ -63,6 +64,20 @@ class GlobalWeights:
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
+
+    def _check(self, client: ClientModule) -> None:
+        """Refuse entries that cannot be averaged, and weights that would leak from one client into the next."""
+        shared = {id(getattr(*entry)) for entry in self.entries.values()}
+        for name, value in [*client.named_parameters(), *((name, getattr(*e)) for name, e in self.entries.items())]:
+            if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+                rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
+            elif value.is_complex():
+                rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
+            elif value.requires_grad and id(value) not in shared:
+                rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
+            else:
+                continue
+            raise ValueError(f"the client's entry {name} {rule}")
 
     def personal_of(self, client_id: int) -> list[str]:
         """The personal entries of one client: with nets of different clients, those of its own."""
