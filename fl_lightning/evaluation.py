@@ -13,7 +13,7 @@ from fl_lightning.data.client_data import NO_BATCH
 from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import Placement, overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
-from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.metrics import class_accuracies, count_classes
 from fl_lightning.modules import num_arguments
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import Broadcast, State
@@ -36,7 +36,8 @@ class Evaluation:
         self.desk = Desk(self.book)
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
-        self._metric: ClasswiseAccuracy | None = None
+        self._counts: Tensor | None = None
+        self._names: list[str] = []
         self._before: State | None = None
 
     @property
@@ -55,14 +56,13 @@ class Evaluation:
         assert weights is not None
         self.restore()
         data.to(loop.device)
-        self.class_accuracy = None
+        self.class_accuracy = self._counts = None
         self.book.clear()
         if not weights.shared:
             return  # there is no global model
         if loop.client.module is None and data.num_classes is not None:
-            if self._metric is None:
-                self._metric = ClasswiseAccuracy(data.num_classes, sync_on_compute=False).to(loop.device)
-            self._metric.reset()
+            self._counts = torch.zeros(2 * data.num_classes + 1, dtype=torch.float64, device=loop.device)
+            self._names = self._names or self.class_names
         self._placed = Placement(loop.client_modules(), loop.trainer.precision_plugin, loop.device)
         live = weights.live(weights.shared)
         evaluated = loop.aggregator.evaluation_weights(live)
@@ -80,8 +80,8 @@ class Evaluation:
         batch = self._placed(batch)
         if client.module is None:
             x, y = batch
-            assert self._metric is not None
-            self._metric.update(client(x), y)
+            assert self._counts is not None
+            count_classes(self._counts, client(x), y)
             return None
         module = client.module
         if not overridden(module, f"{kind}_step"):
@@ -127,19 +127,18 @@ class Evaluation:
         ranks = Ranks(loop.device)
         logged = reduced(ranks.gather(self.book.drain()[1]))
         logged |= self.book.compute_metrics(sorted(self.book.metrics))
-        if self._metric is None:
+        if self._counts is None:
             return logged
         if ranks.world > 1:
-            counts = StateSum()
-            counts.add({name: getattr(self._metric, name) for name in ("correct", "total", "loss")})
-            merged = ranks.merge({"counts": counts}, [{"counts": counts.layout}])["counts"].state()
-            self._metric.correct, self._metric.total = merged["correct"].long(), merged["total"].long()
-            self._metric.loss = merged["loss"]
-        result = self._metric.compute().cpu()
+            total = StateSum()
+            total.add({"counts": self._counts})
+            merged = ranks.merge({"counts": total}, [{"counts": total.layout}])
+            self._counts = merged["counts"].state()["counts"]
+        result = class_accuracies(self._counts).cpu()
         self.class_accuracy = result[:-2]
         *by_class, accuracy, loss = result.tolist()
         values = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
-        values |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.class_names, by_class, strict=True)}
+        values |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self._names, by_class, strict=True)}
         return values | logged
 
     def forgetting(self) -> float:
@@ -149,7 +148,7 @@ class Evaluation:
         """
         assert self.class_accuracy is not None
         now = self.class_accuracy
-        self.peak = now.clone() if self.peak is None else torch.fmax(self.peak, now)
+        self.peak = now if self.peak is None else torch.fmax(self.peak, now)
         return float((self.peak - now).nanmean())
 
     @torch.no_grad()

@@ -24,6 +24,10 @@ class Forwarding(LightningModule):
 
     desk: Desk
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._forwarded: dict[str, list[Callable[..., Any]]] = {}
+
     def client_modules(self) -> list[LightningModule]:
         """The modules whose hooks are called."""
         raise AttributeError("client_modules must be given by the subclass")
@@ -34,11 +38,12 @@ class Forwarding(LightningModule):
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call the hook `name` of the modules that override it."""
-        modules = self.client_modules()
-        found = hooks(modules, name)
+        found = self._forwarded.get(name)
+        if found is None:
+            found = self._forwarded[name] = hooks(self.client_modules(), name)
         if not found:
             return []
-        with lend(modules, self.desk_of(name)):
+        with lend(self.client_modules(), self.desk_of(name)):
             return [hook(*args, **kwargs) for hook in found]
 
     def on_validation_model_eval(self) -> None:

@@ -10,8 +10,33 @@ from torchmetrics import Metric
 from fl_lightning.functional.state import raised
 
 
+def count_classes(counts: Tensor, logits: Tensor, target: Tensor) -> None:
+    """Add a batch to `counts` in place: logits (B, C), target (B,).
+
+    Args:
+        counts: (2C + 1,) float64: right answers by class, samples by class, and the sum of cross-entropies.
+    """
+    logits = raised(logits)
+    classes = logits.shape[1]
+    hit = (logits.argmax(1) == target).double()
+    counts[:classes].index_add_(0, target, hit)
+    counts[classes:-1].index_add_(0, target, torch.ones_like(hit))
+    counts[-1] += F.cross_entropy(logits, target, reduction="sum")
+
+
+def class_accuracies(counts: Tensor) -> Tensor:
+    """(C + 2,) float64: the accuracy of every class (NaN without samples), the overall one, the mean loss.
+
+    >>> class_accuracies(torch.tensor([1, 3, 2, 3, 4.0], dtype=torch.float64))
+    tensor([0.5000, 1.0000, 0.8000, 0.8000], dtype=torch.float64)
+    """
+    correct, total = counts[:-1].view(2, -1)
+    overall = torch.stack([correct.sum(), counts[-1]]) / total.sum()
+    return torch.cat([correct / total, overall])
+
+
 class ClasswiseAccuracy(Metric):
-    """Counts what is needed for A_c, the share of class c's samples that are recognised.
+    """A_c, the share of class c's samples that are recognised, the accuracy, and the mean cross-entropy.
 
     Args:
         num_classes: C.
@@ -21,32 +46,16 @@ class ClasswiseAccuracy(Metric):
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
-    correct: Tensor
-    total: Tensor
-    loss: Tensor
+    counts: Tensor
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_classes = num_classes
-        self.add_state("correct", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Take a batch: logits (B, C), target (B,)."""
-        logits = raised(logits)
-        hit = logits.argmax(1) == target
-        self.correct.index_add_(0, target, hit.to(self.correct.dtype))
-        self.total.index_add_(0, target, torch.ones_like(target))
-        self.loss += F.cross_entropy(logits, target, reduction="sum")
+        count_classes(self.counts, logits, target)
 
     def compute(self) -> Tensor:
         """(C + 2,) float64: the accuracy of every class (NaN without samples), the overall one, the mean loss."""
-        n = self.total.sum()
-        return torch.cat(
-            [
-                self.correct.double() / self.total,
-                (self.correct.sum().double() / n).reshape(1),
-                (self.loss / n).reshape(1),
-            ]
-        )
+        return class_accuracies(self.counts)
