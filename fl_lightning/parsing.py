@@ -46,6 +46,11 @@ NO_CLASS = re.compile(
 WRAPPING = re.compile(
     r"Problem with given class_path '.+?':|Type .+ expects a function or a callable class: |\.? ?Got value: Namespace.+"
 )
+UNNAMED = re.compile(
+    r"(?:Dict must include a class_path|is abstract|class_path='torch\.optim\.Optimizer').+NestedArg\(key='(\w+)'", re.S
+)
+"""What is said where an option of a class comes before the class itself."""
+
 NOISE = (
     "Expected a path but",
     "Expected a <class 'NoneType'>",
@@ -126,6 +131,8 @@ def _unknown_option(name: str, known: list[str]) -> str:
     if not name.startswith("-") and "." not in name and "config" in known:
         return f"unexpected argument {name!r}; options begin with --"
     name = name.lstrip("-").partition("=")[0]
+    if name == "class_path":
+        return "the options of a class belong under init_args, beside its class_path"
     parts = [f"unknown option {name!r}"]
     if near := _nearest(name, known):
         parts.append(near)
@@ -139,8 +146,13 @@ def _wrong_value(key: str, rest: str) -> str:
     """What is wrong with the value of `key`."""
     values = re.findall(r"Given value: (.+)|Got value: (.+)", rest)
     value = "".join(values[-1]).strip() if values else ""
-    lines = _told(rest)
-    if found := next(filter(None, map(NO_CLASS.search, lines)), None):
+    lines, part = _told(rest), key.rpartition(".")[2]
+    if early := UNNAMED.search(rest):
+        return f"{key}: its class must be named before the option {early[1]!r}; {_choice(part)}"
+    if "Problem with given class_path" in rest:  # of the class that was taken, not of another that it could have been
+        lines = [line for line in lines if not NO_CLASS.search(line)] or lines
+    of_class = part in BASES or not any(map(_kinds, lines))
+    if of_class and (found := next(filter(None, map(NO_CLASS.search, lines)), None)):
         name = next(filter(None, found.groups()))
         path = re.search(r"class_path'?(?:=|: | )'(.+?)'", rest)
         given = path[1] if path else value or name
@@ -148,7 +160,7 @@ def _wrong_value(key: str, rest: str) -> str:
             return f"{key}: {given} cannot be imported, it needs {found[5]}, which is not there; install that module"
         return _no_class(key, name, given)
     kinds = [_kinds(line) for line in lines]
-    if all(kinds):
+    if all(kinds) or not of_class:
         return _expected(key, [name for kind in kinds for name in kind], value)
     told = "; ".join(line for line, kind in zip(lines, kinds, strict=True) if not kind)
     inner = re.match(r"[\w.]+(:| must )", told)  # a parameter of the class that `key` names
@@ -173,15 +185,22 @@ def _kinds(line: str) -> list[str]:
 
 def _no_class(key: str, name: str, given: str) -> str:
     """That `key` names no class, or a class of the wrong kind."""
-    short = name.rpartition(".")[2]
-    base = BASES.get(key.rpartition(".")[2])
-    names = sorted(subclasses(base)) if base else []
+    short, part = name.rpartition(".")[2], key.rpartition(".")[2]
+    names = _names(part)
     found = _import(given)
     if inspect.isclass(found):
         return f"{key} must be a {_base_name(key)}, and {given} is none; {_remedy(found, names)}"
-    near = _nearest(short, names)
-    wanted = f"it takes {_list(names)} or the import path of a class" if names else "give its import path"
-    return f"{key}: there is no class {given!r}; " + (near or wanted)
+    return f"{key}: there is no class {given!r}; {_nearest(short, names) or _choice(part)}"
+
+
+def _names(part: str) -> list[str]:
+    """Short names of the classes that an option takes, by its last part."""
+    return sorted(subclasses(BASES[part])) if part in BASES else []
+
+
+def _choice(part: str) -> str:
+    names = _names(part)
+    return f"it takes {_list(names)} or the import path of a class" if names else "give its import path"
 
 
 def _base_name(key: str) -> str:

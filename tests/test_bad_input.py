@@ -76,6 +76,10 @@ OPTIONS = [
     ("--model.client.net.hiden 3", "model.client.net: unknown option 'hiden'; the nearest is 'hidden'"),
     ("--model.client.optimizer.lrr 3", "model.client.optimizer: unknown option 'lrr'; the nearest is 'lr'"),
     ("--model.client.beta x", "model.client.beta must be float, got x"),
+    ("--model.client.optimizer.lr x", "model.client.optimizer.lr must be float, got x"),
+    ("--data.source.roott x", "data.source: unknown option 'roott'"),
+    ("--model.server_optimizer.lr 1", "its class must be named before the option 'lr'; it takes ASGD, "),
+    ("--model.client Local --model.client.net.hiden 3", "unknown option 'hiden'; the nearest is 'hidden'"),
     ("--model.client.kd_form sun", "model.client.kd_form must be sum or convex, got sun; the nearest is 'sum'"),
     ("--model.weighting sample", "model.weighting must be samples or uniform, got sample; the nearest is 'samples'"),
     ("--data.num_clients five", "data.num_clients must be int, got five"),
@@ -140,9 +144,23 @@ def test_a_wrong_key_in_a_file(here):
         ("model: {local_epoch: 3}", "unknown option 'model.local_epoch'; the nearest is 'model.local_epochs'"),
         ("model: [3", "did not find expected ',' or ']'"),
         ("trainer: {callbacks: [{class_path: EarlyStoping}]}", "the nearest is 'EarlyStopping'"),
+        ("model: {client: {class_path: FedProx, mu: 1.0}}", "options of a class belong under init_args, beside its "),
     ):
         (here / "mine.yaml").write_text(text)
         assert says in refusal("fit -c mine.yaml", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--model.client.optimizer.lr 1", "model.client.optimizer: its class must be named before the option 'lr'; "),
+        ("--model.client.net.hidden [3]", "model.client.net: its class must be named before the option 'hidden'; "),
+        ("--data.partition.alpha 1", "data.partition: its class must be named before the option 'alpha'; it takes "),
+        ("--trainer.logger CSVLoger", "there is no class 'CSVLoger'; the nearest is 'CSVLogger'"),
+    ],
+)
+def test_options_without_a_file(options, says):
+    assert says in refusal(f"fit {options}", 2)
 
 
 def test_a_wrong_command():
