@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator
+from fl_lightning.checkpoints import Checkpoints
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.evaluation import Evaluation
 from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
-from fl_lightning.local.forwarding import Forwarding
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
 from fl_lightning.modules import check_module
-from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner, to_device
+from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner
 from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_trainer
 from fl_lightning.store import ClientStore
 from fl_lightning.strategy import Ranks
@@ -30,7 +30,7 @@ from fl_lightning.types import State
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
 
 
-class FederatedLoop(Forwarding):
+class FederatedLoop(Checkpoints):
     """Federates a client module: each epoch of the Trainer is one round of the federation.
 
     Args:
@@ -126,8 +126,6 @@ class FederatedLoop(Forwarding):
         self.row_round: int | None = None
         self.weights: GlobalWeights | None = None
         self.initial_personal: State = {}
-        self.round_start: dict[str, Any] = {}
-        """State-dict entries to be saved in place of the live ones while a round or an evaluation is under way."""
 
     # --- setup -------------------------------------------------------------------------------------------------
 
@@ -153,6 +151,7 @@ class FederatedLoop(Forwarding):
         return found
 
     def setup(self, stage: str) -> None:
+        self.handed_over = False
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
             raise TypeError(
@@ -326,75 +325,3 @@ class FederatedLoop(Forwarding):
             self._publish(values)
         else:
             self.log_dict(values)
-
-    # --- checkpoints -------------------------------------------------------------------------------------------
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Whole rounds only: inside a round or an evaluation, the weights before it."""
-        return super().state_dict(*args, **kwargs) | self.round_start
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        inner: dict[str, Any] = {}
-        self.forward_hook("on_save_checkpoint", inner)
-        progress = checkpoint.get("loops", {}).get("fit_loop", {})
-        epochs = progress.get("epoch_progress", {}).get("current", {"ready": 0, "started": 0})
-        if epochs["started"] < epochs["ready"]:
-            # saved in on_train_epoch_start: Lightning still counts the batch of the round before, and on resume
-            # would take it for this round's
-            batches = progress["epoch_loop.batch_progress"]
-            batches["current"] = dict.fromkeys(batches["current"], 0)
-            batches["is_last_batch"] = False
-        checkpoint["federated"] = {
-            "store": self._whole_store(),
-            "initial_personal": self.initial_personal,
-            "row": dict(self.row),
-            "row_round": self.row_round,
-            "peak": self.evaluation.peak,
-            "client": inner,
-        }
-
-    def _whole_store(self) -> dict[int, dict[str, Any]]:
-        """The records of all processes, on rank 0.
-
-        Raises:
-            RuntimeError: inside a round of several processes, which are not at the same client.
-        """
-        ranks = Ranks(self.device)
-        if ranks.world == 1 or not self.store.owners:
-            return self.store.state_dict()
-        if self.round_start and self.trainer.training:
-            raise RuntimeError(
-                f"a checkpoint cannot be saved inside a round of {ranks.world} processes, which are at different "
-                f"clients; save it in on_train_batch_end or later"
-            )
-        records: dict[int, dict[str, Any]] = {}
-        for part in ranks.to_zero(to_device(self.store.state_dict(), torch.device("cpu"))):
-            records |= part
-        return dict(sorted(records.items()))
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get("federated")
-        if saved is None:
-            raise ValueError(
-                "a FederatedLoop continues its own checkpoints only, and this one is of another LightningModule; to "
-                "start from its weights set model.initial_weights"
-            )
-        self._check_entries(checkpoint["state_dict"])
-        ranks = Ranks()
-        self.store.load_state_dict(saved["store"], ranks.rank, ranks.world)
-        self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
-        self.row, self.row_round = saved["row"], saved["row_round"]
-        self.evaluation.peak = saved["peak"]
-        self.forward_hook("on_load_checkpoint", saved["client"])
-
-    def _check_entries(self, saved: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another net with one sentence in place of torch's list."""
-        own = self.state_dict()
-        for name in sorted(set(own) | set(saved)):
-            here, there = getattr(own.get(name), "shape", None), getattr(saved.get(name), "shape", None)
-            if here != there:
-                raise ValueError(
-                    f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "
-                    f"{there and tuple(there)} in it and {here and tuple(here)} here; give the configuration it was "
-                    f"made with"
-                )

@@ -159,7 +159,7 @@ class Desk:
         self._batch: Any = None
         self.optimizers_now: list[LocalOptimizer] = []
         self.schedulers_now: list[Any] = []
-        self.backward: Callable[..., None] = lambda loss, *args, **kwargs: loss.backward(*args, **kwargs)
+        self.backward: Callable[..., None] = Tensor.backward
 
     def log(
         self,

@@ -1,5 +1,6 @@
 """Trainer settings that would break the meaning of a round are refused at start, each with the right one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -74,3 +75,19 @@ def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
             "(rounds)",
         ),
     ]
+
+
+def check_entries(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint of another net with one sentence in place of torch's list.
+
+    Raises:
+        ValueError: naming an entry that is not in both, or has another shape.
+    """
+    for name in sorted(set(own) | set(saved)):
+        here, there = getattr(own.get(name), "shape", None), getattr(saved.get(name), "shape", None)
+        if here != there:
+            raise ValueError(
+                f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "
+                f"{there and tuple(there)} in it and {here and tuple(here)} here; give the configuration it was "
+                f"made with"
+            )

@@ -77,3 +77,19 @@ def test_trouble_in_one_rank_ends_all_and_leaves_the_last_checkpoint_whole(how, 
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 2
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_weights_come_back_from_processes_that_were_started_for_the_fit(method, tmp_path):
+    script = SCRIPT.with_name("started.py")
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "net came back\nmodule came back\n" in done.stdout
