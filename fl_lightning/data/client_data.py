@@ -1,6 +1,6 @@
 """One client's data in one round."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -118,3 +118,17 @@ class CohortPlaces:
 
     def __iter__(self) -> Iterator[int]:
         yield self.cohort_size
+
+
+def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
+    """Refuse a scheduled cohort that is empty, repeats a client or names one that does not exist.
+
+    Raises:
+        ValueError: naming the cohort.
+    """
+    wrong = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
+    if not cohort or wrong or len(set(cohort)) < len(cohort):
+        raise ValueError(
+            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
+            f"data.schedule"
+        )

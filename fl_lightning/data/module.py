@@ -1,7 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches
+from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches, check_cohort
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.held_back import SERVER_ONLY, SETTINGS, check_size, hold_back, one_per_class
 from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
@@ -169,6 +169,15 @@ class FederatedDataModule(LightningDataModule):
             users = np.unique(DatasetSplit(train, reading, columns).column(partition.column))
             settings = {"num_clients": len(users), **settings, "partition": partition}
         return cls(source, **settings)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What a user's module asks of its own data module (`self.trainer.datamodule.vocabulary`)."""
+            own = getattr(vars(self).get("source"), "datamodule", None)
+            if own is None or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return getattr(own, name)
 
     def prepare_data(self) -> None:
         for source in (self.source, *self.sets.values()):
@@ -379,17 +388,3 @@ class FederatedDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         return EvaluationBatches(self, "test", self.eval_batch_size)
-
-
-def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
-    """Refuse a scheduled cohort that is empty, repeats a client or names one that does not exist.
-
-    Raises:
-        ValueError: naming the cohort.
-    """
-    wrong = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
-    if not cohort or wrong or len(set(cohort)) < len(cohort):
-        raise ValueError(
-            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
-            f"data.schedule"
-        )
