@@ -11,7 +11,26 @@ from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import DirichletPartition, FixedPartition
 from fl_lightning.methods import FedNTD, FedProx
 from tests.toys import equal, trainer, weights_of
-from tests.user_modules import SIX, Classifier, Curve, DictNet, Dicts, Lazy, Pairs, Regression, TinyGAN, WarmUp
+from tests.user_modules import (
+    MORE,
+    SIX,
+    Asking,
+    ByHand,
+    Classifier,
+    Copies,
+    Curve,
+    DictNet,
+    Dicts,
+    FineTune,
+    Lazy,
+    Metrics,
+    Pairs,
+    Plain,
+    Regression,
+    TinyGAN,
+    WarmUp,
+    Worded,
+)
 
 
 def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, precision="32-true", **data):
@@ -23,7 +42,7 @@ def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, preci
     return loop, run, data
 
 
-@pytest.mark.parametrize(("module", "datamodule"), SIX, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("module", "datamodule"), SIX + MORE, ids=lambda kind: kind.__name__)
 def test_each_trains_deterministically_and_resumes_exactly(module, datamodule, tmp_path):
     save = SaveAfter(tmp_path / "one.ckpt")
     whole, run, _ = federate(module, datamodule, 2, [save], participation=0.7)
@@ -152,6 +171,144 @@ def seeded(module):
 def test_a_method_that_needs_logits_says_so():
     with pytest.raises(ValueError, match="FedNTD needs the logits of a net, got module=Lazy; give it net="):
         FedNTD(module=Lazy())
+
+
+def test_metrics_of_ones_own():
+    loop, *_ = federate(Metrics, Pairs, 1)
+    row = loop.row
+    assert row["half"] == 0.5
+    assert row["largest"] >= row["loss"]
+    assert row["epoch_acc"] <= 1
+    assert row["seen"] == 1  # batches: the server evaluates in larger ones than the loader has
+
+
+def test_what_a_hook_is_handed_after_a_batch():
+    """The loss without its graph and whatever else the step returned; with a method, the loss is the whole one."""
+    loop, _, data = federate(
+        Copies, Pairs, 1, partition=FixedPartition([list(range(40)), list(range(40, 90))]), num_clients=2
+    )
+    copies = loop.client.module
+    assert copies.batches == round((10 * 40 + 14 * 50) / 90)  # 2 epochs of 5 and of 7 batches: the weighted mean
+    assert copies.mask.tolist() == [True, False]
+    assert 0 < copies.smooth < loop.row["loss"]
+    federate(FedProx(module=seeded(Copies), mu=1.0), Pairs, 1)
+
+
+def test_frozen_parts_stay_and_are_not_sent_twice():
+    start = seeded(FineTune)
+    before = {name: value.clone() for name, value in start.state_dict().items()}
+    federate(start, Pairs, 1)
+    changed = {name for name, value in start.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"net.2.weight", "net.2.bias"}
+
+
+def test_manual_optimization_by_hand():
+    loop, *_ = federate(ByHand, Pairs, 1)
+    assert loop.row["lr"] == pytest.approx(0.005)  # halved after the first of two local epochs
+
+
+def test_what_the_trainer_tells_a_client():
+    """Epochs and steps are rounds; a callback of the module's may end the run."""
+    loop, run, _ = federate(Asking, Worded, 6)
+    assert run.current_epoch == 2
+    assert (loop.row["round"], loop.row["steps"]) == (1, 1)
+
+
+def watching(strict):
+    class Watching(Plain):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            scheduler = {"scheduler": plateau, "monitor": "val_loss", "strict": strict}
+            return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    return Watching
+
+
+def test_a_scheduler_that_watches_what_no_client_logs():
+    with pytest.raises(ValueError, match=r"got 'val_loss'; monitor one of \['loss'\] .* or set strict=False"):
+        federate(watching(strict=True), Pairs)
+    plain, *_ = federate(Plain, Pairs)
+    waiting, *_ = federate(watching(strict=False), Pairs)
+    assert equal(weights_of(waiting), weights_of(plain))
+
+
+def test_a_schedule_made_for_rounds_is_refused():
+    class Cycle(Plain):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.trainer.estimated_stepping_batches)
+            return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+    with pytest.raises(ValueError, match=r"OneCycleLR lives for one client and one round.* counts rounds"):
+        federate(Cycle, Pairs)
+
+
+def with_step(step):
+    return type("Own", (Plain,), {"training_step": step})
+
+
+def with_net(make):
+    def build(self):
+        Plain.__init__(self)
+        make(self)
+
+    return type("Own", (Plain,), {"__init__": build})
+
+
+def leave_out(self, *args, **kwargs):
+    state = Plain.state_dict(self, *args, **kwargs)
+    for name in [name for name in state if "net.0" in name]:
+        del state[name]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "words"),
+    [
+        (
+            with_step(lambda self, dataloader_iter: None),
+            TypeError,
+            r"dataloader_iter, .* take \(batch, batch_idx\)",
+        ),
+        (
+            with_step(lambda self, batch, batch_idx: {"los": 1}),
+            ValueError,
+            r"return its loss under 'loss', got .*los",
+        ),
+        (with_net(lambda m: setattr(m, "net", torch.nn.LazyLinear(3))), ValueError, "net.weight must have a shape"),
+        (with_net(lambda m: m.register_buffer("c", torch.ones(2) * 1j)), ValueError, "module.c must be real"),
+        (type("Own", (Plain,), {"state_dict": leave_out}), ValueError, "net.0.weight is trained, but state_dict"),
+        (type("Own", (Plain,), {"state_dict": lambda self: {}}), TypeError, "state_dict must take torch's arguments"),
+    ],
+    ids=["dataloader_iter", "no loss", "lazy", "complex", "left out", "state_dict"],
+)
+def test_what_cannot_work_is_refused(module, error, words):
+    with pytest.raises(error, match=words):
+        federate(module, Pairs, 1)
+
+
+def test_frozen_weights_may_be_left_out_of_checkpoints(tmp_path):
+    class Thin(FineTune):
+        strict_loading = False
+        state_dict = leave_out
+
+    save = SaveAfter(tmp_path / "one.ckpt")
+    whole, *_ = federate(Thin, Pairs, 2, [save])
+    assert not any("net.0" in name for name in torch.load(save.path, weights_only=True)["state_dict"])
+    resumed, *_ = federate(Thin, Pairs, 2, ckpt_path=save.path)
+    assert equal(weights_of(whole), weights_of(resumed))
+
+
+def test_several_validation_loaders_are_refused():
+    class Several(Pairs):
+        def val_dataloader(self):
+            return [super().val_dataloader(), super().test_dataloader()]
+
+    with pytest.raises(
+        TypeError, match=r"must return one torch DataLoader, got list; .* join several by ConcatDataset"
+    ):
+        federate(Plain, Several)
 
 
 def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():

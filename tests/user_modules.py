@@ -1,11 +1,16 @@
 """Modules and data as their users wrote them for a plain Trainer: nothing here knows of federations."""
 
+import copy
+from typing import NamedTuple
+
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchmetrics import Accuracy, MeanSquaredError
+from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection
 
 CENTRES = torch.randn(3, 4, generator=torch.Generator().manual_seed(99)) * 2
 
@@ -236,3 +241,167 @@ class WarmUp(Classifier):
 
 
 SIX = ((Classifier, Pairs), (Regression, Curve), (TinyGAN, Pairs), (Lazy, Pairs), (DictNet, Dicts), (WarmUp, Pairs))
+
+
+class Plain(pl.LightningModule):
+    """The least that there is; the modules below differ from it in one habit each."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self.net(x), y))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Newton(Plain):
+    """An optimizer that calls its closure several times a step."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.3, max_iter=4)
+
+
+class Metrics(Plain):
+    """Collections of metrics, logged whole or computed by hand, and lists of outputs of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        both = MetricCollection({"acc": Accuracy("multiclass", num_classes=3), "mean": MeanMetric()})
+        self.train_metrics, self.val_metrics = both["acc"].clone(), both.clone(prefix="val/")
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        self.train_metrics.update(self.net(batch[0]), batch[1])
+        self.log_dict({"half": np.float32(0.5), "largest": loss}, reduce_fx="max")
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log_dict({"epoch_loss": torch.stack(self.losses).mean(), "epoch_acc": self.train_metrics.compute()})
+        self.losses.clear()
+        self.train_metrics.reset()
+
+    def validation_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.val_metrics["acc"].update(logits, batch[1])
+        self.val_metrics["mean"].update(F.cross_entropy(logits, batch[1]))
+        self.log_dict({name: self.val_metrics[name] for name in ("acc", "mean")})
+
+    def on_validation_epoch_end(self):
+        self.log("seen", float(self.val_metrics["acc"].update_count))
+
+
+class Copies(Plain):
+    """Averaged weights and counters beside the net, kept up to date after each batch from what the step returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("smooth", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx), "size": len(batch[0])}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert not outputs["loss"].requires_grad
+        assert outputs["size"] == len(batch[0])
+        self.batches += 1
+        self.smooth.lerp_(outputs["loss"], 0.1)
+        for mean, new in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            mean.data.lerp_(new.data, 0.5)
+
+
+class FineTune(Plain):
+    """A frozen part, parameter groups, clipping of one's own, a step-wise schedule."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[0].requires_grad_(False)
+
+    def configure_optimizers(self):
+        groups = [{"params": self.net[2].weight, "lr": 0.05}, {"params": [self.net[2].bias], "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warm, "interval": "step", "name": "warm"}}
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="value")
+
+
+class ByHand(Plain):
+    """Manual optimisation with accumulation, a scheduler, and nothing to return."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, *args):
+        batch, batch_idx = args
+        optimizer = self.optimizers()
+        with optimizer.toggle_model():
+            self.manual_backward(super().training_step(batch, batch_idx) / 2)
+            if batch_idx % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        self.log("lr", self.lr_schedulers().get_last_lr()[0], reduce_fx="min")
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), 0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Worded(Pairs):
+    """With a vocabulary that its module asks for, and batches that are named tuples."""
+
+    vocabulary = ("a", "b", "c")
+
+    def train_dataloader(self):
+        return DataLoader(self.sets[0], self.batch_size, shuffle=True, collate_fn=self.collate)
+
+    def val_dataloader(self):
+        return DataLoader(self.sets[1], self.batch_size, collate_fn=self.collate)
+
+    @staticmethod
+    def collate(items):
+        return Words(torch.stack([x for x, _ in items]), torch.stack([y for _, y in items]))
+
+
+class Words(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Asking(Plain):
+    """Asks the Trainer for all sorts of things, and stops when a validated value stands still."""
+
+    def setup(self, stage):
+        assert len(self.trainer.datamodule.vocabulary) == 3
+
+    def training_step(self, batch, batch_idx):
+        self.log("round", float(self.current_epoch), reduce_fx="max")
+        self.log("steps", float(self.trainer.global_step), reduce_fx="max")
+        if self.logger is not None:
+            self.logger.log_metrics({"size": len(batch.x)}, step=self.global_step)
+        return super().training_step((batch.x, batch.y), batch_idx)
+
+    def configure_callbacks(self):
+        return EarlyStopping("val_loss", patience=1, min_delta=100.0)
+
+
+MORE = ((Newton, Pairs), (Metrics, Pairs), (Copies, Pairs), (FineTune, Pairs), (ByHand, Pairs), (Asking, Worded))
