@@ -1,10 +1,11 @@
 """The server's step from the round's first weights to the next ones."""
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.types import State
@@ -40,16 +41,19 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
+        moves = new is not None and not self.copies
+        before = None if moves or self.copies or scaler is None else copy.deepcopy(self.optimizer.state_dict())
         for name, parameter in self.params.items():
-            if self.copies:
-                parameter.grad = torch.zeros_like(parameter) if scaler is not None else None
-            elif new is None:
-                parameter.grad = None
-            else:
+            gradient: Tensor | None = None
+            if moves and new is not None:
                 parameter.copy_(start[name])
                 gradient = parameter - new[name].double()
-                parameter.grad = gradient if scaler is None else scaler.scale(gradient)
+            elif scaler is not None:
+                gradient = torch.zeros_like(parameter)  # a scaler refuses to step without a gradient
+            parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
+        if before is not None:
+            self.optimizer.load_state_dict(before)
         if new is None or self.copies:
             return start if new is None else new
         return {
