@@ -127,3 +127,25 @@ class Checkpoints(Forwarding):
         self.row, self.row_round = saved["row"], saved["row_round"]
         self.evaluation.peak = saved["peak"]
         self.forward_hook("on_load_checkpoint", saved["client"])
+
+
+def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """What `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
+
+    Args:
+        path: of the file.
+        mmap: whether tensors stay in the file until they are used.
+
+    Raises:
+        ValueError: if the file is damaged, or holds something else.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # whatever pickle and zip say of a damaged file
+        found = type(error).__name__
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({found if isinstance(found, str) else type(found).__name__}): it "
+            f"is damaged, or holds more than tensors and plain values; give another one, or a state dict"
+        )
+    return dict(found)

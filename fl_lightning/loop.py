@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator
-from fl_lightning.checkpoints import Checkpoints
+from fl_lightning.checkpoints import Checkpoints, read_checkpoint
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.evaluation import Evaluation
@@ -22,7 +22,7 @@ from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
 from fl_lightning.modules import check_module
 from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner
-from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_trainer
+from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_entries, check_trainer
 from fl_lightning.store import ClientStore
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import State
@@ -166,6 +166,7 @@ class FederatedLoop(Checkpoints):
         data.seed_of_batches = self.seed
         self.client.forward_context = self._forward_context()
         if self.weights is not None:
+            self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
             self.server.attach(data)
         if isinstance(self.local_epochs, list) and len(self.local_epochs) != data.num_clients:
             raise ValueError(
@@ -193,12 +194,17 @@ class FederatedLoop(Checkpoints):
     def _load_initial(self, path: Path) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
-        state = {name.removeprefix("client."): value for name, value in state.items()}
-        self.client.load_state_dict(
-            {name: value for name, value in state.items() if not name.startswith("aggregator.")}
-        )
+        found = read_checkpoint(path)
+        state = {
+            name.removeprefix("client."): value
+            for name, value in found.get("state_dict", found).items()
+            if not name.startswith("aggregator.")
+        }
+        own = self.client.state_dict()
+        if self.client.module is not None and not own.keys() & state.keys():  # of the module by itself
+            state = {f"module.{name}": value for name, value in state.items()}
+        check_entries(own, state)
+        self.client.load_state_dict(state)
 
     def configure_optimizers(self) -> Any:
         assert self.weights is not None
@@ -269,7 +275,8 @@ class FederatedLoop(Checkpoints):
 
     def _publish(self, values: dict[str, float]) -> None:
         """Show values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
-        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
+        tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
+        self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
     def on_train_epoch_end(self) -> None:
         self._write_row()

@@ -205,7 +205,7 @@ class RoundRunner:
             client.receive(broadcast, local)
         if self.hooks["on_client_epoch_end"]:
             self.local.epoch_end = lambda epoch: self.notify("on_client_epoch_end", client_id, epoch)
-        epochs = loop.local_epochs if isinstance(loop.local_epochs, int) else loop.local_epochs[client_id]
+        epochs = loop.local_epochs[client_id] if isinstance(loop.local_epochs, list) else loop.local_epochs
         self.local.train(local, exchange, epochs)
         extras = client.reply(exchange, local)
         shares = broadcast.weights is not None and bool(weights.shared)

@@ -5,13 +5,12 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.checkpoints import read_checkpoint
 from fl_lightning.loop import FederatedLoop
 
 DEFAULT_ROOT = "runs"
@@ -104,14 +103,8 @@ def first_round(path: Path) -> int:
     Raises:
         ValueError: the file is damaged, or no checkpoint of a federation.
     """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever pickle and zip say of a damaged file
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or something "
-            f"else; give another one"
-        ) from error
-    if not isinstance(checkpoint, dict) or "federated" not in checkpoint:
+    checkpoint = read_checkpoint(path, mmap=True)
+    if "federated" not in checkpoint:
         raise ValueError(
             f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "
             f"weights set model.initial_weights"

@@ -7,9 +7,10 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from fl_lightning import Aggregator, FederatedLoop
-from fl_lightning.methods import FedAvg
-from tests.toys import fit, toy_data, trainer
+from fl_lightning import Aggregator, FederatedDataModule, FederatedLoop
+from fl_lightning.data import TensorSource
+from fl_lightning.methods import FedAvg, FedProx
+from tests.toys import equal, fit, samples, toy_data, trainer
 
 
 @pytest.mark.parametrize(
@@ -149,3 +150,62 @@ def test_fast_dev_run_is_one_round():
     run = trainer(5, fast_dev_run=True)
     run.fit(loop, datamodule=toy_data())
     assert run.global_step == 1
+
+
+def test_fast_dev_run_of_several_batches_is_one_round_too():
+    run = trainer(5, fast_dev_run=3)
+    run.fit(FederatedLoop(FedAvg(), seed=0), datamodule=toy_data())
+    assert run.global_step == 1
+
+
+def test_a_second_fit_refuses_data_of_another_kind():
+    loop = fit(FedAvg(), 1)
+    x, y = torch.zeros(20, 4), torch.arange(20) % 5
+    for source, sentence in (
+        (
+            TensorSource((x, y), (x, y), num_classes=5),
+            r"num_classes of the client must be that of the data \(5\), got 3",
+        ),
+        (TensorSource((x[:, :2], y % 3), (x[:, :2], y % 3)), r"input_shape of the client .* \(\(2,\)\), got \(4,\)"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            fit(FedAvg(), 1, FederatedDataModule(source, num_clients=2), loop=loop)
+
+
+class Plain(pl.LightningModule):
+    """Knows nothing of federations."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_initial_weights_of_a_module_are_those_it_has_outside_of_a_federation(tmp_path):
+    alone = Plain()
+    run = trainer(1)
+    run.fit(alone, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(8)), batch_size=4))
+    run.save_checkpoint(tmp_path / "alone.ckpt")
+    for client in (Plain(), FedProx(module=Plain())):
+        loop = fit(client, 0, initial_weights=tmp_path / "alone.ckpt")
+        assert equal(loop.client.module.state_dict(), alone.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"net.head.weight": torch.zeros(2, 2)}, "must be of the same client .* entry 'net.*' has shape"),
+        ([1, 2], r"start.pt cannot be read as a checkpoint \(list\)"),
+        (None, r"start.pt cannot be read as a checkpoint \(\w+\): it is damaged, or holds more than"),
+    ],
+)
+def test_initial_weights_of_something_else_are_refused(tmp_path, content, sentence):
+    path = tmp_path / "start.pt"
+    path.write_text("trainer: {}\n") if content is None else torch.save(content, path)
+    with pytest.raises(ValueError, match=sentence):
+        fit(FedAvg(), 1, initial_weights=path)

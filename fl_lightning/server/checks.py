@@ -34,7 +34,7 @@ def check_trainer(trainer: Trainer) -> None:
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}; set the model's",
         ),
         (
-            trainer.limit_train_batches not in (1, 1.0),
+            trainer.limit_train_batches not in (1, 1.0) and not trainer.fast_dev_run,  # type: ignore[attr-defined]
             f"a round is one batch and cannot be cut: trainer.limit_train_batches must stay unset, got "
             f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
         ),
