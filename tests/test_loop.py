@@ -1,5 +1,6 @@
 """What the loop refuses before it starts: its own arguments, Trainer settings, and what does not fit together."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -209,3 +210,10 @@ def test_initial_weights_of_something_else_are_refused(tmp_path, content, senten
     path.write_text("trainer: {}\n") if content is None else torch.save(content, path)
     with pytest.raises(ValueError, match=sentence):
         fit(FedAvg(), 1, initial_weights=path)
+
+
+def test_a_fitted_loop_can_be_copied():
+    loop = fit(FedAvg(), 1)
+    other = fit(FedAvg(), 1, loop=copy.deepcopy(loop))
+    assert not equal(other.state_dict(), loop.state_dict())
+    assert equal(other.state_dict(), fit(FedAvg(), 1, loop=loop).state_dict())

@@ -213,6 +213,8 @@ class LocalOptimizer:
         optimizer.register_step_post_hook(lambda *_: on_step())
 
     def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not there yet: this is being copied
+            raise AttributeError(name)
         return getattr(self.optimizer, name)
 
     @contextmanager
