@@ -134,6 +134,6 @@ class TensorSplit(Split):
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
         for index in indices:
-            on_device = index.to(x.device)
-            batch = x[on_device]
-            yield (batch if transform is None else transform(batch, generator)), y[on_device]
+            there = index if index.device == x.device else index.to(x.device)
+            batch = x.index_select(0, there)
+            yield (batch if transform is None else transform(batch, generator)), y.index_select(0, there)

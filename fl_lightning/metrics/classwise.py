@@ -11,10 +11,12 @@ from fl_lightning.functional.state import raised
 
 
 def count_classes(counts: Tensor, logits: Tensor, target: Tensor) -> None:
-    """Add a batch to `counts` in place: logits (B, C), target (B,).
+    """Add a batch to `counts` in place.
 
     Args:
         counts: (2C + 1,) float64: right answers by class, samples by class, and the sum of cross-entropies.
+        logits: (B, C).
+        target: (B,) int64.
     """
     logits = raised(logits)
     classes = logits.shape[1]
