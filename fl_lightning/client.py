@@ -1,13 +1,11 @@
 """What a client is: a LightningModule with a `training_step` of its own, and the hooks that a method may use."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
-import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Callback, LightningModule
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from fl_lightning.alone import Alone
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.modules import check_module, num_arguments
 from fl_lightning.nets import Backbone, Perceptron, PerClient
+from fl_lightning.teacher import Repeats, Teacher
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
 NetFactory = Callable[[int, tuple[int, ...]], Backbone]
@@ -35,42 +34,7 @@ class ClientContext:
     num_steps: int = 0
     exposure: float = 0.0
     weights_key: tuple[Any, ...] = ()
-
-
-class Teacher:
-    """A frozen copy of the received net: called for its outputs, without gradient, in no state dict."""
-
-    def __init__(self, net: nn.Module, forward_context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.net = copy.deepcopy(net).requires_grad_(False)
-        self.forward_context = forward_context
-        self.key: tuple[Any, ...] | None = None
-        self.targets = list(self.net.state_dict(keep_vars=True).values())
-
-    @torch.no_grad()
-    def load(self, source: nn.Module, key: tuple[Any, ...], mode: Literal["eval", "train"]) -> None:
-        """Take the weights of `source`; mode "train" uses batch statistics and leaves the running ones alone."""
-        if self.key == key:
-            return
-        for target, value in zip(self.targets, source.state_dict(keep_vars=True).values(), strict=True):
-            target.copy_(value)
-        self.key = key
-        self.net.train(mode == "train")
-        for module in self.net.modules():
-            if isinstance(module, BATCH_NORMS):
-                module.momentum = 0.0
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
-        with self.forward_context():
-            return cast(Tensor, self.net(x))
-
-    @torch.no_grad()
-    def features(self, x: Tensor) -> Tensor:
-        with self.forward_context():
-            return cast(Backbone, self.net).features(x)
-
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    repeats: Repeats | None = None
 
 
 class ClientModule(LightningModule):
@@ -296,10 +260,16 @@ class ClientModule(LightningModule):
         if teacher is None:
             if self.net is None:
                 raise ValueError(f"{type(self).__name__}.frozen({name!r}) needs a client built with net=")
-            teacher = self._teachers[name] = Teacher(self.net, self._enter)
+            teacher = self._teachers[name] = Teacher(name, self.net, self._enter)
         if not self.context.num_steps:
             teacher.load(self.net, self.context.weights_key, mode)  # type: ignore[arg-type]
+        teacher.repeats = self.context.repeats
         return teacher
+
+    @property
+    def distils(self) -> bool:
+        """True once there is a teacher."""
+        return bool(self._teachers)
 
     def placed(self, batch: Batch) -> Batch:
         """`batch` on the device of the parameters and in their type, for a method's own passes over data."""

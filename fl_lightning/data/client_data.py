@@ -35,6 +35,10 @@ class ClientView:
         """Batches of one pass, with the last, smaller one."""
         return -(-self.size(split) // batch_size)
 
+    def augments(self, split: str = "train") -> bool:
+        """Whether a sample differs from one local epoch to the next."""
+        return split == "train" and self.data.split(split).augments
+
     def all(self, split: str = "train") -> Batch:
         own = self.data.client_indices(split, self.client_id)
         return next(iter(self.data.split(split).batches([own], None)))

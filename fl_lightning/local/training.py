@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fl_lightning.client import BATCH_NORMS, ClientModule
+from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.local.hooks import Placement, hooks, overridden
 from fl_lightning.local.lending import Desk, LogBook, reduced
@@ -23,6 +23,7 @@ from fl_lightning.local.optimizers import (
     step_scheduler,
     zero_grad,
 )
+from fl_lightning.teacher import BATCH_NORMS, Repeats
 from fl_lightning.types import Batch, Phase
 
 
@@ -152,22 +153,39 @@ class LocalTrainer:
         desk.schedulers_now = [entry.scheduler for entry in optimizers.schedulers]
         batch_size = data.batch_size(phase.split, phase.batch_size)
         batches = data.num_batches(phase.split, batch_size) - self._single_sample(data, phase.split, batch_size)
+        repeats = context.repeats = self._repeats(phase, data, epochs)
         for epoch in range(epochs):
             if self._finished():
                 break
             desk.epoch_book = LogBook() if optimizers.plateau else None
             self.call("on_train_epoch_start")
-            for index, batch in enumerate(data.batches(phase.split, epoch, batch_size, with_index=phase.with_index)):
+            with_index = phase.with_index or repeats is not None
+            for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
                 if index == batches or self._finished():
                     break
-                self._batch(self._placed(batch), index, batches, optimizers)
+                if repeats is None:
+                    batch = self._placed(item)
+                else:
+                    batch = self._placed(item[0])
+                    repeats.x, repeats.positions = batch[0], item[1]
+                self._batch(batch, index, batches, optimizers)
                 context.num_steps = steps + optimizers.steps
                 context.exposure = exposure + optimizers.exposure.value
+            else:
+                if repeats is not None:
+                    repeats.complete = True
             self.call("on_train_epoch_end")
             if client.automatic_optimization:
                 self._schedule_all(optimizers.schedulers, "epoch", epoch + 1)
             if self.epoch_end is not None:
                 self.epoch_end(epoch)
+
+    def _repeats(self, phase: Phase, data: Any, epochs: int) -> Repeats | None:
+        """Where a teacher's logits of one epoch hold for the next: samples come back as they are."""
+        hooked = self._placed.transfers or self._placed.after
+        if epochs < 2 or not self.client.distils or phase.with_index or hooked or data.augments(phase.split):
+            return None
+        return Repeats(data.size(phase.split))
 
     def _batch(self, batch: Batch, index: int, batches: int, optimizers: LocalOptimizers) -> None:
         client, settings = self.client, self.settings

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fl_lightning.client import BATCH_NORMS
 from fl_lightning.functional import state as S
+from fl_lightning.teacher import BATCH_NORMS
 from fl_lightning.types import State
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.methods.fedntd import distillation, not_true_distillation, not_true_mse
 from fl_lightning.nets import Perceptron
-from tests.toys import BatchNormNet, fit, sgd, toy_data
+from tests.toys import BatchNormNet, fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 TARGET = torch.tensor([0, 3, 3, 1, 2])
@@ -258,3 +258,34 @@ def test_a_label_outside_the_classes_is_refused(label):
     client = FedNTD(net=Small, num_classes=3, input_shape=(4,))
     with pytest.raises(IndexError):
         client.training_step((torch.zeros(2, 4), torch.tensor([0, label])), 0)
+
+
+@pytest.mark.parametrize("sizes", [(7, 12, 9), (11, 6, 16)])
+def test_the_teachers_logits_are_computed_in_the_first_epoch_only(sizes):
+    """With 11 or 6 samples the last batch of one is left out, and the next epoch must compute what was not seen."""
+
+    class Counting(FedNTD):
+        """Counts the batches that the teacher sees."""
+
+        calls = 0
+
+        def receive(self, broadcast, local):
+            super().receive(broadcast, local)
+            teacher = self.frozen("teacher")
+            if "_logits" not in vars(teacher):
+                computed = teacher._logits
+                teacher._logits = lambda x: (setattr(Counting, "calls", Counting.calls + 1), computed(x))[1]
+
+    class Uncached(FedNTD):
+        def training_step(self, batch, batch_idx):
+            self.context.repeats = None
+            return super().training_step(batch, batch_idx)
+
+    settings = {"net": BatchNormNet, "optimizer": sgd()}
+    cached = fit(Counting(**settings), 2, toy_data(sizes, batch_size=5), local_epochs=4)
+    computed = fit(Uncached(**settings), 2, toy_data(sizes, batch_size=5), local_epochs=4)
+    for name, value in weights_of(computed).items():
+        torch.testing.assert_close(weights_of(cached)[name], value)
+    first_epoch = 2 * sum(-(-n // 5) for n in sizes)
+    everything = 4 * 2 * sum(-(-n // 5) - (n % 5 == 1) for n in sizes)
+    assert (Counting.calls == first_epoch) if all(n % 5 != 1 for n in sizes) else (Counting.calls == everything)
