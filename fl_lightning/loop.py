@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning import Callback, LightningModule
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.checkpoints import Checkpoints, read_checkpoint
@@ -20,6 +20,7 @@ from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
+from fl_lightning.local.training import needs_closure
 from fl_lightning.modules import check_module
 from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner
 from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_entries, check_trainer
@@ -215,9 +216,21 @@ class FederatedLoop(Checkpoints):
                 "make fewer entries personal"
             )
         self.server_step = ServerOptimizer(self.server_optimizer, trainable)
+        optimizer = self.server_step.optimizer
+        if needs_closure(optimizer):
+            raise ValueError(
+                f"a server_optimizer is given one gradient a round, and {type(optimizer).__name__} asks for more; take "
+                f"one whose step needs no closure, such as SGD or Adam"
+            )
         if self.server_lr_scheduler is None:
-            return self.server_step.optimizer
-        return [self.server_step.optimizer], [self.server_lr_scheduler(self.server_step.optimizer)]
+            return optimizer
+        scheduler = self.server_lr_scheduler(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
+                "counts rounds, such as StepLR"
+            )
+        return [optimizer], [scheduler]
 
     def on_fit_start(self) -> None:
         assert self.weights is not None

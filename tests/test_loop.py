@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from fl_lightning import Aggregator, FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx
-from tests.toys import equal, fit, samples, toy_data, trainer
+from tests.toys import equal, fit, samples, sgd, toy_data, trainer
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,18 @@ class NeedsOwn(FedAvg):
             lambda: trainer(1).fit(FederatedLoop(FedAvg()), torch.utils.data.DataLoader(range(3))),
             TypeError,
             r"a FederatedLoop needs datamodule=FederatedDataModule\(...\), got NoneType",
+        ),
+        (
+            lambda: fit(FedAvg(), 1, server_optimizer=torch.optim.LBFGS),
+            ValueError,
+            "one gradient a round, and LBFGS asks",
+        ),
+        (
+            lambda: fit(
+                FedAvg(), 1, server_optimizer=sgd(), server_lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
+            ),
+            ValueError,
+            "without a metric, got ReduceLROnPlateau; take one that counts rounds",
         ),
         (lambda: fit(FedAvg(), 3, toy_data(schedule=[[0], [1]])), ValueError, "schedule names the cohorts of 2 rounds"),
     ],
