@@ -31,7 +31,6 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-PAPERS = "C · the five papers"
 BASELINES = "the baselines"
 
 PENDING: dict[str, str] = {
