@@ -33,7 +33,7 @@ class Evaluation:
     def __init__(self, loop: FederatedLoop) -> None:
         self.loop = loop
         self.book = LogBook()
-        self.desk = Desk(self.book)
+        self.desk = Desk(self.book, trains=False)
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
         self._counts: Tensor | None = None

@@ -153,8 +153,8 @@ def batch_length(batch: Any) -> int:
 class Desk:
     """The services lent to a client: what its `self.log`, `self.optimizers()`, … do while the loop drives it."""
 
-    def __init__(self, book: LogBook) -> None:
-        self.book = book
+    def __init__(self, book: LogBook, trains: bool = True) -> None:
+        self.book, self.trains = book, trains
         self.epoch_book: LogBook | None = None
         self._batch: Any = None
         self.optimizers_now: list[LocalOptimizer] = []
@@ -175,6 +175,20 @@ class Desk:
         self.book.log(name, value, reduce_fx, batch_size)
         if self.epoch_book is not None:
             self.epoch_book.log(name, value, reduce_fx, batch_size or self.book.batch_size)
+
+    def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """What one process has.
+
+        Raises:
+            RuntimeError: with several, which are at different clients and would wait for each other for ever.
+        """
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if world > 1:
+            raise RuntimeError(
+                f"self.all_gather cannot be called in local training, where {world} processes are at different "
+                f"clients; log the value, or gather in on_validation_epoch_end"
+            )
+        return data
 
     def note_batch(self, batch: Any) -> None:
         """The batch whose size weighs what is logged from now on (looked up when something is)."""
@@ -230,18 +244,20 @@ LENT = (
     "clip_gradients",
     "toggle_optimizer",
     "untoggle_optimizer",
+    "all_gather",
 )
 
 
 @contextmanager
 def lend(modules: list[LightningModule], desk: Desk) -> Iterator[None]:
     """Put the desk's services over the modules' own methods, and take them back whatever happens."""
+    names = [name for name in LENT if name != "all_gather" or desk.trains]
     for module in modules:
-        for name in LENT:
+        for name in names:
             module.__dict__[name] = getattr(desk, name)
     try:
         yield
     finally:
         for module in modules:
-            for name in LENT:
+            for name in names:
                 module.__dict__.pop(name, None)
