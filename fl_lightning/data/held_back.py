@@ -10,6 +10,7 @@ from fl_lightning.functional.keyed import keyed_numpy
 Array = np.ndarray[Any, Any]
 
 SETTINGS = {
+    "test": "test samples in data.source (a test_dataloader, or its argument test)",
     "val": "data.val_fraction (0.1: a tenth of the training samples)",
     "proxy": "data.proxy_size (0.01: one per cent of the training samples) or data.sets.proxy",
     "transfer": "data.transfer_size (200: that many training samples) or data.sets.transfer",
