@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING.md and README.md runs as it stands."""
+"""The code in CONTRIBUTING.md, README.md and docs/your-module.md runs as it stands."""
 
 import os
 import re
@@ -140,6 +140,56 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
     assert [line.partition(",")[0] for line in resumed.read_text().splitlines()] == ["round", "0", "1", "2"]
 
 
+@pytest.fixture
+def own_task(readers_folder, monkeypatch):
+    """A reader's folder with the README's `my_task.py`, and the YAML files of docs/your-module.md."""
+    monkeypatch.chdir(readers_folder)
+    monkeypatch.syspath_prepend(str(readers_folder))
+    for text in blocks("docs/your-module.md", "yaml"):
+        (readers_folder / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
+
+
+def test_python_of_your_module(own_task):
+    shown = blocks("docs/your-module.md", "python")
+    assert len(shown) == 3
+    for text in shown:
+        exec(compile(text, "your-module.md", "exec"), {"__name__": "__main__"})
+
+
+def test_commands_of_your_module(own_task, capsys):
+    from fl_lightning.__main__ import main
+
+    shown = commands("docs/your-module.md")
+    assert len(shown) == 3
+    for _, *arguments in shown:
+        main(arguments)
+        assert "val/mse" in capsys.readouterr().out
+
+
+def test_processes_of_your_module_are_options(own_task, capsys):
+    """The lines for several processes, as far as one machine without GPUs can read them."""
+    from fl_lightning.__main__ import main
+
+    text = "".join(blocks("docs/your-module.md", "text")).replace("\\\n", " ")
+    lines = [line.partition("  #")[0] for line in text.splitlines() if " fit -c" in line]
+    assert len(lines) == 4
+    for line in lines:
+        arguments = shlex.split(line[line.index(" fit -c") :].replace("accelerator gpu", "accelerator cpu"))
+        with pytest.raises(SystemExit):
+            main([*arguments, "--print_config"])
+        assert "strategy: client_parallel" in capsys.readouterr().out
+
+
+def test_hooks_of_your_module_are_those_of_the_code():
+    """Every hook that is forwarded or refused is named, by itself or by the group it belongs to."""
+    from fl_lightning.local.hooks import FORWARDED, INSTEAD
+
+    text = (ROOT / "docs/your-module.md").read_text(encoding="utf-8")
+    groups = ("on_validation_", "on_test_", "on_predict_")
+    assert not [name for name in FORWARDED if f"`{name}`" not in text and not name.startswith(groups)]
+    assert not [name for name in INSTEAD if f"`{name}`" not in text and not name.endswith("_dataloader")]
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_make_targets_of_the_documents_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -165,7 +215,7 @@ def test_rows_of_the_methods_table_name_their_classes():
     assert {kind.rpartition(".")[2] for kind in (getattr(methods, n).__module__ for n in methods.__all__)} <= shown
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/decisions.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/decisions.md", "docs/your-module.md"])
 def test_files_that_the_documents_name_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
