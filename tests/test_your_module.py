@@ -115,6 +115,22 @@ def test_validation_is_the_servers_and_test_its_test():
     assert len(torch.cat(run.predict(loop, datamodule=data))) == 40
 
 
+def test_samples_to_predict_of_ones_own():
+    class New(Pairs):
+        def setup(self, stage):
+            super().setup(stage)
+            if stage == "predict":
+                self.new = torch.utils.data.TensorDataset(self.sets[2].tensors[0][:7])
+
+        def predict_dataloader(self):
+            return DataLoader(self.new, batch_size=2)
+
+    loop, run, data = federate(Classifier, New, 1)
+    found, plain = run.predict(loop, datamodule=data), trainer(1).predict(loop.client.module, datamodule=New())
+    assert len(torch.cat(found)) == 7
+    assert torch.equal(torch.cat(found), torch.cat(plain))
+
+
 def test_regression_learns_and_has_no_classes():
     before, *_ = federate(Regression, Curve, 1)
     loop, _, data = federate(Regression, Curve, 12)

@@ -228,7 +228,8 @@ def make_split(dataset: Dataset[Any], reading: Reading, columns: Mapping[str, Ar
 class DataModuleSource(DatasetSource):
     """A LightningDataModule of one's own: its datasets, and how its loaders read them.
 
-    `val_dataloader` is the server's validation, `test_dataloader` its test.
+    `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
+    `predict_dataloader`.
 
     Args:
         datamodule: the data module; it need not know of federations.
@@ -269,6 +270,13 @@ class DataModuleSource(DatasetSource):
         self.class_names = getattr(module, "class_names", None)
         self.reading = self.readings["train"]
         return super().load()
+
+    def predicted(self) -> Split | None:
+        if not self._has("predict_dataloader"):
+            return None
+        self.datamodule.setup("predict")
+        loader = self._loader("predict_dataloader")
+        return None if loader is None else make_split(loader.dataset, read_loader(loader))
 
     def teardown(self, stage: str) -> None:
         self.datamodule.teardown(stage)

@@ -387,4 +387,6 @@ class FederatedDataModule(LightningDataModule):
         return EvaluationBatches(self, "test", self.eval_batch_size)
 
     def predict_dataloader(self) -> Any:
-        return EvaluationBatches(self, "test", self.eval_batch_size)
+        own = self.source.predicted()
+        self._splits |= {} if own is None else {"predict": own}
+        return EvaluationBatches(self, "test" if own is None else "predict", self.eval_batch_size)

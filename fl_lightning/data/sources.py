@@ -36,6 +36,10 @@ class Source(ABC):
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
         """Called when the Trainer is done."""
 
+    def predicted(self) -> Split | None:
+        """Samples to be predicted; None: the test samples."""
+        return None
+
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
         """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
 
