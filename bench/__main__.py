@@ -29,8 +29,11 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
     asked = parse(arguments)
     if results is None and not asked.quick:
         results = RESULTS
-    print(HEAD)
-    for name in asked.workload or WORKLOADS:
+    whole = not (asked.quick or asked.workload or asked.variant or asked.methods or asked.parallel)
+    speed = whole or asked.quick or asked.workload or asked.variant
+    if speed:
+        print(HEAD)
+    for name in (asked.workload or WORKLOADS) if speed else ():
         work = asked_size(WORKLOADS[name], asked)
         # an empty round is the same whatever the workload: it is measured where it weighs
         variants = asked.variant or [v for v in VARIANTS if v != "empty" or name == "tiny"]
@@ -41,19 +44,38 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
             print(line(row), flush=True)
         if results is not None:
             update(results / "speed.csv", COLUMNS, [cells(row) for row in found], keys=2)
-    if results is not None and not (asked.quick or asked.workload or asked.variant):
+    if results is not None and whole:
         print(f"\n{'what':28} {'seconds':>8} {'ratio':>6}")
         times = startup()
         for what, seconds, ratio in times:
             print(f"{what:28} {seconds:8.2f} {ratio:6.2f}")
         rows = [[what, str(seconds), str(ratio)] for what, seconds, ratio in times]
         update(results / "startup.csv", ("what", "seconds", "ratio"), rows, keys=1)
+    if results is not None and (asked.methods or whole):
+        from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
+
+        steps = methods.measure(asked.repeats or 3)
+        table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor"), steps)
+    if results is not None and (asked.parallel or whole):
+        from bench import parallel  # noqa: PLC0415
+
+        table(results / "parallel.csv", ("processes", "s_per_round", "speedup"), parallel.measure(asked.repeats or 3))
+
+
+def table(path: Path, columns: Sequence[str], rows: Sequence[tuple[str, *tuple[float, ...]]]) -> None:
+    """Print a table and write it."""
+    print("\n" + f"{columns[0]:18}" + "".join(f"{name:>16}" for name in columns[1:]))
+    for name, *values in rows:
+        print(f"{name:18}" + "".join(f"{value:16.4f}" for value in values), flush=True)
+    update(path, columns, [[name, *(f"{value:.4f}" for value in values)] for name, *values in rows], keys=1)
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
+    parser.add_argument("--methods", action="store_true", help="only the cost of each method's local step")
+    parser.add_argument("--parallel", action="store_true", help="only one process against two")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")
     parser.add_argument("--repeats", type=int, help="blocks of each variant")
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")

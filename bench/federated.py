@@ -51,6 +51,13 @@ def everything(work: Workload) -> Result:
 
 
 def federate(work: Workload, *callbacks: Callback, **settings: Any) -> Result:
+    loop, data = federation(work)
+    clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
+    return clock, float(trainer.callback_metrics["global/acc"])
+
+
+def federation(work: Workload) -> tuple[FederatedLoop, FederatedDataModule]:
+    """FedAvg from the workload's first weights, and its clients' data."""
     bare = work.first_net()
 
     def net(num_classes: int, input_shape: tuple[int, ...]) -> Backbone:
@@ -70,8 +77,7 @@ def federate(work: Workload, *callbacks: Callback, **settings: Any) -> Result:
         shuffle=False,
         schedule=work.cohorts(work.rounds),
     )
-    clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
-    return clock, float(trainer.callback_metrics["global/acc"])
+    return loop, data
 
 
 class EmptyRound(LightningModule):

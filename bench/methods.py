@@ -1,0 +1,155 @@
+"""What a method's local step costs beside FedAvg's, and what the arithmetic alone would cost.
+
+Every fit is the `cnn` workload with fewer clients in the cohort, so that many methods fit into a few minutes. The floor
+is made of pieces of bare PyTorch measured in the same run: a whole step, a forward pass, a step on an anchor's rows,
+and a pass over the parameters.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+
+from bench.federated import BARE, NETS, fit
+from bench.workloads import CLASSES, WORKLOADS, Workload
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.methods import SAM, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
+
+COHORT = 2
+ANCHOR = 10
+"""Rows of FedKA's anchor batch at most: one per class."""
+METHODS: dict[str, Callable[..., ClientModule]] = {
+    "FedAvg": FedAvg,
+    "FedAvg(module=)": FedAvg,
+    "FedProx": partial(FedProx, mu=0.1),
+    "FedNTD": FedNTD,
+    "FedED": FedED,
+    "FedKA": FedKA,
+    "FedCL": FedCL,
+    "SAM": FedAvg,
+}
+
+
+def plain_module(work: Workload) -> Any:
+    """The net as a user's own LightningModule."""
+    from pytorch_lightning import LightningModule  # noqa: PLC0415 - as elsewhere in the benchmarks
+
+    class Plain(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = work.first_net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = cross_entropy(self.net(x), y)
+            self.log("train/ce", loss)
+            return loss
+
+        def configure_optimizers(self) -> SGD:
+            return SGD(self.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
+
+    return Plain()
+
+
+def client(name: str, work: Workload) -> ClientModule:
+    if name == "FedAvg(module=)":
+        return FedAvg(module=plain_module(work))
+    sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
+    return METHODS[name](net=NETS[work.name], optimizer=partial(SAM, base=sgd) if name == "SAM" else sgd)
+
+
+def seconds_per_round(name: str, work: Workload) -> float:
+    """Of the rounds after the first, in which importances and anchors are there."""
+    samples, test = work.samples()
+    data = FederatedDataModule(
+        TensorSource(samples, test, num_classes=CLASSES),
+        num_clients=work.num_clients,
+        partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
+        batch_size=work.batch_size,
+        schedule=work.cohorts(work.rounds),
+        sets={"proxy": TensorSource((test[0][:200], test[1][:200]), test, num_classes=CLASSES)},
+    )
+    loop = FederatedLoop(client(name, work), local_epochs=work.local_epochs)
+    clock, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)
+    return (clock[-1][0] - clock[1][0]) / (work.rounds - 1)
+
+
+def pieces(work: Workload) -> dict[str, float]:
+    """Seconds of a whole step, a forward pass, a step on an anchor, and a quadratic term over the parameters."""
+    net = work.first_net()
+    (x, y), _ = work.samples()
+    x, y = x[: work.batch_size], y[: work.batch_size]
+    sgd = SGD(net.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
+    start = [p.detach().clone() for p in net.parameters()]
+
+    def train(rows: int, step: bool = True) -> None:
+        sgd.zero_grad()
+        cross_entropy(net(x[:rows]), y[:rows]).backward()
+        if step:
+            sgd.step()
+
+    def forward() -> None:
+        with torch.no_grad():
+            net(x)
+
+    def elementwise() -> None:
+        sgd.zero_grad()
+        total = sum(((p - s).square() * s).sum() for p, s in zip(net.parameters(), start, strict=True))
+        assert isinstance(total, Tensor)
+        total.backward()
+
+    work_of = {
+        "step": partial(train, work.batch_size),
+        "forward": forward,
+        "anchor": partial(train, ANCHOR, step=False),
+        "elementwise": elementwise,
+    }
+    return {name: timed(run) for name, run in work_of.items()}
+
+
+def timed(run: Callable[[], None], repeats: int = 12) -> float:
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return median(taken[2:])
+
+
+def floors(found: dict[str, float], epochs: int) -> dict[str, float]:
+    """The arithmetic floor of every method, relative to a plain step; a teacher is asked in one epoch of `epochs`."""
+    step, teacher = found["step"], found["forward"] / epochs
+    extra = {
+        "FedProx": found["elementwise"],
+        "FedNTD": teacher,
+        "FedED": teacher,
+        "FedKA": found["anchor"],
+        "FedCL": found["elementwise"],
+        "SAM": step,
+    }
+    return {name: 1 + extra.get(name, 0.0) / step for name in METHODS}
+
+
+def measure(repeats: int, rounds: int = 3) -> list[tuple[str, float, float, float]]:
+    """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio): medians over turns."""
+    work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=rounds)
+    steps = COHORT * work.local_epochs * -(-work.client_samples // work.batch_size)
+    taken: dict[str, list[float]] = {name: [] for name in METHODS}
+    parts: list[dict[str, float]] = []
+    for _ in range(repeats):
+        parts.append(floors(pieces(work), work.local_epochs))
+        for name in METHODS:
+            taken[name].append(seconds_per_round(name, work))
+    rows = []
+    for name, found in taken.items():
+        ratio = median(own / base for own, base in zip(found, taken["FedAvg"], strict=True))
+        rows.append((name, median(found) / steps, ratio, median(part[name] for part in parts)))
+    return rows

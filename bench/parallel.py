@@ -1,0 +1,56 @@
+"""The `cnn` workload in one process of one thread, and in two.
+
+`python -m bench.parallel DEVICES ROUNDS` prints the seconds per round of the rounds after the first.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from bench.workloads import WORKLOADS
+
+
+def seconds(devices: int, rounds: int) -> float:
+    """Run it in processes of their own."""
+    command = [sys.executable, "-m", "bench.parallel", str(devices), str(rounds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def measure(repeats: int, rounds: int = 3) -> list[tuple[str, float, float]]:
+    """Rows (processes, seconds per round, how many times faster than one): medians over turns."""
+    taken: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(repeats):
+        for devices, found in taken.items():
+            found.append(seconds(devices, rounds))
+    return [
+        (
+            f"{devices} x 1 thread",
+            median(found),
+            median(base / own for base, own in zip(taken[1], found, strict=True)),
+        )
+        for devices, found in taken.items()
+    ]
+
+
+def main() -> None:
+    from bench.blocks import quiet  # noqa: PLC0415 - the parent process needs no Lightning
+    from bench.federated import BARE, federation, fit  # noqa: PLC0415
+
+    devices, rounds = int(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    loop, data = federation(replace(WORKLOADS["cnn"], rounds=rounds))
+    settings = BARE if devices == 1 else {**BARE, "strategy": "client_parallel", "devices": devices}
+    with quiet():
+        clock, trainer = fit(loop, data, rounds, **settings)
+    if trainer.is_global_zero:
+        print((clock[-1][0] - clock[1][0]) / (rounds - 1))
+
+
+if __name__ == "__main__":
+    main()
