@@ -122,6 +122,10 @@ VALUES = [
     ("--trainer.accumulate_grad_batches 2", "trainer.accumulate_grad_batches=2; set the model's"),
     ("--trainer.precision bf16-true", "trainer.precision=bf16-true is refused; use bf16-mixed"),
     ("--trainer.precision 16-true", "trainer.precision=16-true is refused; use bf16-mixed"),
+    (
+        "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",
+        "adds an epoch for BatchNorm, which would be a round; leave it out",
+    ),
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
     (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
 ]

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
 from fl_lightning.strategy import ClientParallelStrategy
+
+SWA = (
+    "StochasticWeightAveraging averages what one optimizer goes through, and adds an epoch for BatchNorm, which would "
+    "be a round; leave it out, or take FedEXP, which averages the last two rounds"
+)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -57,6 +62,8 @@ def check_trainer(trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
             rules += _checkpoint_rules(callback)
+        if isinstance(callback, StochasticWeightAveraging):
+            rules.append((True, SWA))
     for broken, sentence in rules:
         if broken:
             raise ValueError(sentence)
