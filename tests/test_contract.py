@@ -155,6 +155,16 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, two_rounds,
     assert same(halves.state, two_rounds.state)
 
 
+def test_a_store_in_files_resumes_to_the_same(name, two_rounds, tmp_path):
+    if not two_rounds.state["federated"]["store"]:
+        pytest.skip("keeps nothing between rounds")
+    files = ["--model.store.memory_budget_mb", "0"]
+    halves = Run(tmp_path, name).fit("--trainer.max_epochs", "1", *files).fit("--ckpt_path", "last", *files)
+    assert list(tmp_path.glob("runs/*/0/clients/*.safetensors"))
+    assert halves.rows == two_rounds.rows
+    assert same(halves.state["state_dict"], two_rounds.state["state_dict"])
+
+
 def test_bf16_mixed_follows_float32(name, two_rounds, tmp_path):
     half = Run(tmp_path, name).fit("--trainer.max_epochs", "1", "--trainer.precision", "bf16-mixed")
     exact = {key: value for key, value in two_rounds.rows[0].items() if key.startswith("train/")}
