@@ -109,4 +109,13 @@ def out_local(counts: Tensor) -> Tensor:
     >>> out_local(torch.tensor([1, 0, 3]))
     tensor([0.3750, 0.5000, 0.1250], dtype=torch.float64)
     """
-    return (1 - in_local(counts)) / (counts.shape[-1] - 1)
+    return complement(in_local(counts))
+
+
+def complement(distribution: Tensor) -> Tensor:
+    """Out-local distribution of an in-local one: (1 − p_c) / (C − 1), (..., C); uniform only where p is.
+
+    >>> complement(torch.tensor([1.0, 0.0, 0.0]))
+    tensor([0.0000, 0.5000, 0.5000])
+    """
+    return (1 - distribution) / (distribution.shape[-1] - 1)

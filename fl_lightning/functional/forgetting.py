@@ -1,4 +1,4 @@
-"""Forgetting, from a table of class-wise accuracies over the rounds."""
+"""Forgetting, from class-wise accuracies: over the rounds, and from the global model to a local one."""
 
 import torch
 from torch import Tensor
@@ -49,3 +49,24 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     tensor(0.1500)
     """
     return forgetting_per_class(accuracy, exclude_final).nanmean()
+
+
+def forgetting_degree(global_accuracy: Tensor, local_accuracy: Tensor, xi: float = 1e-8) -> Tensor:
+    """What local training forgets of each class, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
+
+    Args:
+        global_accuracy: A(w_g), (..., C), fractions in [0, 1], of the model that the client received.
+        local_accuracy: A(w_i), (..., C), of the client's model after training, on the same test set.
+        xi: ξ > 0, keeps the quotient finite.
+
+    Returns:
+        (..., C), in (−∞, 1]: 1 = all forgotten, 0 = nothing, negative = learned. Without meaning where
+        `global_accuracy` is 0: average over `global_accuracy > 0` only. NaN where an accuracy is.
+
+    Source:
+        FedKA, Eq. 1.
+
+    >>> forgetting_degree(torch.tensor([0.8, 0.8, 0.4]), torch.tensor([0.0, 0.6, 0.6]))
+    tensor([ 1.0000,  0.2500, -0.5000])
+    """
+    return (global_accuracy - local_accuracy) / (global_accuracy + xi)

@@ -1,12 +1,14 @@
 """FedNTD: keep the global model's view of the classes a sample is *not*; learn the one it is.
 
-Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eqs. 3-4 (KD), 10-11 (NTD), 17-18 (in between), App. L (MSE).
+Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eqs. 3-4 (KD), 10-11 (NTD), 17-18 (in between), App. L (MSE),
+Proposition 2 (the parts of KD).
 Server: FedAvg.
 """
 
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
@@ -43,6 +45,39 @@ def distillation(
     if ntd_weight == 0:
         return kd
     return (1 - ntd_weight) * kd + ntd_weight * not_true_distillation(local, teacher, target, temperature)
+
+
+def kl_terms(local: Tensor, teacher: Tensor) -> Tensor:
+    """u(c) = q_g(c) log(q_g(c) / q_l(c)); its sum over c is KL(teacher || local): (B, C), (B, C) -> (B, C)."""
+    log_local, log_teacher = (F.log_softmax(raised(logits), 1) for logits in (local, teacher))
+    return F.kl_div(log_local, log_teacher, reduction="none", log_target=True)
+
+
+def kl_parts(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """True and not-true part of KL(teacher || local), which is their sum (Prop. 2): (B, C), (B, C), (B,) -> (), ().
+
+    >>> import torch
+    >>> true, not_true = kl_parts(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
+    >>> true, not_true, true + not_true
+    (tensor(0.3041), tensor(-0.1733), tensor(0.1308))
+    """
+    terms, own = kl_terms(local, teacher), true_class(target, local.shape[1])
+    return (terms * own).sum(1).mean(), (terms * ~own).sum(1).mean()
+
+
+def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of u(c) over the samples of class c, and over all others: (B, C), (B, C), (B,) -> (C,), (C,).
+
+    Weighted with p and with (C−1) p̃ of the batch they sum to `kl_parts` (Prop. 2): matching the true logits acts on
+    the in-local distribution, matching the others on the out-local. NaN where there are no such samples.
+
+    >>> import torch
+    >>> kl_parts_by_class(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
+    (tensor([   nan, 0.3041]), tensor([-0.1733,     nan]))
+    """
+    terms, own = kl_terms(local, teacher), true_class(target, local.shape[1])
+    inside, outside = ((terms * mask).sum(0) / mask.sum(0) for mask in (own, ~own))
+    return inside, outside
 
 
 class FedNTD(ClientModule):

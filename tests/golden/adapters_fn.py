@@ -98,12 +98,5 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     "lda_counts": lambda inputs: {"counts": lda_counts(inputs["class_sizes"], inputs["proportions"])},
 }
 
-PAPERS = "C · the five papers"
-
-PENDING: dict[str, str] = {
-    **dict.fromkeys(["kl_true_nottrue", "forgetting_degree", "rounds_to_target", "mean_std"], PAPERS),
-    **dict.fromkeys(["prediction_consistency", "normalised_class_accuracy", "classwise_accuracy"], PAPERS),
-    **dict.fromkeys(["in_out_local", "gradient_diversity", "diversity_prop1", "weight_alignment"], PAPERS),
-    **dict.fromkeys(["weight_divergence", "distribution_distance"], PAPERS),
-}
+PENDING: dict[str, str] = {}
 """Names whose issue has not come, with that issue; their cases are expected to fail."""

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from . import adapters_fn, adapters_method, fedcl, feded, fedka, knfu
+from . import adapters_fn, adapters_method, fedcl, feded, fedka, fn_measures, knfu
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
 PAPERS = (fedcl, feded, fedka, knfu)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
-    "fn": adapters_fn.ADAPTERS | {name: run for paper in PAPERS for name, run in paper.FN.items()},
+    "fn": adapters_fn.ADAPTERS
+    | fn_measures.ADAPTERS
+    | {name: run for paper in PAPERS for name, run in paper.FN.items()},
     "method": adapters_method.ADAPTERS
     | {name: run for paper in PAPERS for name, run in paper.METHOD.items()}
     | {f"e2e:{name}": run for paper in PAPERS for name, run in paper.E2E.items()},

@@ -1,0 +1,92 @@
+"""What a vector of class-wise accuracies says: its shape, its change, and how it fits a class distribution."""
+
+import torch
+from torch import Tensor
+
+
+def _over_defined(weights: Tensor, accuracy: Tensor) -> Tensor:
+    """Weights that sum to 1 over the classes whose accuracy is defined, 0 at the others: (..., C)."""
+    weights = weights.masked_fill(accuracy.isnan(), 0.0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def class_weighted_accuracy(accuracy: Tensor, weights: Tensor) -> Tensor:
+    """Accuracy on a test set whose classes have the given shares, Σ_c p_c A_c.
+
+    With the in-local distribution of a client it is the in-local accuracy, with the out-local one the out-local.
+
+    Args:
+        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN.
+        weights: p, (..., C), ≥ 0, as `in_local` or `out_local` gives it; it is renormalised over the classes
+            whose accuracy is defined.
+
+    Returns:
+        (...), in [0, 1]; NaN if the defined classes have no weight, and for a client without samples.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Sec. 2.2 and Definition 1.
+
+    >>> class_weighted_accuracy(torch.tensor([0.9, 0.5, torch.nan]), torch.tensor([0.2, 0.6, 0.2]))
+    tensor(0.6000)
+    """
+    return (_over_defined(weights, accuracy) * accuracy.nan_to_num()).sum(-1)
+
+
+def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
+    """Class-wise accuracy as a distribution over the classes, Ã_c = A_c / Σ_c A_c.
+
+    Args:
+        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN.
+
+    Returns:
+        (..., C), the defined ones sum to 1; NaN where the class is NaN, and everywhere if no sample is recognised.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Fig. 10 and Sec. 5.2.
+
+    >>> normalised_class_accuracy(torch.tensor([0.6, 0.2, 0.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+    return accuracy / accuracy.nansum(-1, keepdim=True)
+
+
+def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
+    """How far what a model recognises lies from a class distribution, ‖Ã − p‖₁.
+
+    Args:
+        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN and left out of both.
+        distribution: p, (..., C), ≥ 0, sums to 1, as `in_local` gives it.
+
+    Returns:
+        (...), in [0, 2]; NaN if no sample is recognised, and for a client without samples.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Sec. 5.2 (Fig. 8).
+
+    >>> distribution_distance(torch.tensor([0.6, 0.2]), torch.tensor([0.5, 0.5]))
+    tensor(0.5000)
+    """
+    normalised = normalised_class_accuracy(accuracy)
+    return (normalised - _over_defined(distribution, accuracy)).masked_fill(accuracy.isnan(), 0.0).abs().sum(-1)
+
+
+def prediction_consistency(accuracy: Tensor) -> Tensor:
+    """Cosine between the class-wise accuracies of one round and of the next, cos(A^(t−1), A^(t)).
+
+    Args:
+        accuracy: A, (T, C), fractions in [0, 1], one row per round; a class without test samples is NaN in every
+            row and left out.
+
+    Returns:
+        (T − 1,), in [0, 1], 1 = the same classes are recognised; NaN where a round recognises no sample.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, Fig. 2b.
+
+    >>> prediction_consistency(torch.tensor([[0.6, 0.0], [0.3, 0.0], [0.0, 0.8], [0.0, 0.0]]))
+    tensor([1., 0., nan])
+    """
+    accuracy = accuracy.nan_to_num()
+    norms = torch.linalg.vector_norm(accuracy, dim=-1)
+    cosines: Tensor = (accuracy[:-1] * accuracy[1:]).sum(-1) / (norms[:-1] * norms[1:])
+    return cosines.clamp(max=1.0)

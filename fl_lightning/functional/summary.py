@@ -1,0 +1,69 @@
+"""A run, or many runs or clients, in one number."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fl_lightning.functional.state import raised
+
+
+class MeanStd(NamedTuple):
+    """Mean and sample standard deviation."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def mean_std(values: Tensor) -> MeanStd:
+    """Mean and sample standard deviation (divisor n − 1), over clients or over seeds.
+
+    Args:
+        values: (n, ...), one entry per client or seed; float.
+
+    Returns:
+        Both (...), float32 or better; the deviation of one value is NaN, both are for none.
+
+    >>> import torch
+    >>> mean_std(torch.tensor([0.5, 0.7, 0.9]))
+    MeanStd(mean=tensor(0.7000), std=tensor(0.2000))
+    """
+    values = raised(values)
+    mean = values.mean(0)
+    squares = (values - mean).square().sum(0)
+    return MeanStd(mean, (squares / squares.new_tensor(len(values) - 1)).sqrt())
+
+
+def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
+    """First round whose value reaches the target, the first round being 1.
+
+    Args:
+        curve: value after each round, such as the accuracy; NaN reaches nothing.
+        target: value to be reached, such as FedAvg's accuracy after its last round.
+
+    Returns:
+        The round, 1 ... T; None if the target is never reached.
+
+    Source:
+        FedKA, Table 2.
+
+    >>> rounds_to_target([0.2, 0.5, 0.4, 0.6], target=0.5), rounds_to_target([0.2, 0.5], target=0.9)
+    (2, None)
+    """
+    return next((round_nr for round_nr, value in enumerate(curve, start=1) if value >= target), None)
+
+
+def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
+    """How many times fewer rounds than the baseline's: baseline_rounds / rounds; None if never reached.
+
+    Args:
+        rounds: as `rounds_to_target` gives it.
+        baseline_rounds: rounds after which the baseline has the target value, ≥ 1.
+
+    Source:
+        FedKA, Table 2.
+
+    >>> speed_up(36, baseline_rounds=100)
+    2.7777777777777777
+    """
+    return None if rounds is None else baseline_rounds / rounds

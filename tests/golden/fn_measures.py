@@ -1,0 +1,112 @@
+"""Adapters of what the papers measure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fl_lightning.functional.accuracy import (
+    class_weighted_accuracy,
+    distribution_distance,
+    normalised_class_accuracy,
+    prediction_consistency,
+)
+from fl_lightning.functional.classes import in_local, out_local
+from fl_lightning.functional.drift import (
+    class_gradient_diversity,
+    class_gradients,
+    gradient_diversity,
+    preferred_classes,
+    weight_alignment,
+    weight_divergence,
+)
+from fl_lightning.functional.forgetting import forgetting_degree
+from fl_lightning.functional.summary import mean_std, rounds_to_target, speed_up
+from fl_lightning.methods.fedntd import kl_parts, kl_parts_by_class
+from fl_lightning.metrics import class_accuracies, count_classes
+
+from .adapters_fn import Inputs, float64
+
+
+def kl_true_nottrue(inputs: Inputs) -> dict[str, Any]:
+    batch = float64(inputs["logits_local"]), float64(inputs["logits_global"]), torch.tensor(inputs["targets"])
+    classes = batch[0].shape[1]
+    counts = torch.bincount(batch[2], minlength=classes)
+    true, not_true = kl_parts(*batch)
+    inside, outside = kl_parts_by_class(*batch)
+    return {
+        "true": true,
+        "not_true": not_true,
+        "true_weighted": (in_local(counts) * inside).nansum(),
+        "not_true_weighted": (classes - 1) * (out_local(counts) * outside).nansum(),
+    }
+
+
+def rounds(inputs: Inputs) -> dict[str, Any]:
+    reached = rounds_to_target(inputs["curve"], inputs["target"])
+    return {"rounds": reached, "speedup": speed_up(reached, inputs["baseline_rounds"])}
+
+
+def classwise_accuracy(inputs: Inputs) -> dict[str, Any]:
+    classes = inputs["num_classes"]
+    counts = torch.zeros(2 * classes + 1, dtype=torch.float64)
+    logits = F.one_hot(torch.tensor(inputs["preds"]), classes).double()
+    count_classes(counts, logits, torch.tensor(inputs["targets"]))
+    return {"value": class_accuracies(counts)[:classes]}
+
+
+def in_out_local(inputs: Inputs) -> dict[str, Any]:
+    counts, accuracy = torch.tensor(inputs["counts"]), float64(inputs["class_accuracy"])
+    p, p_out = in_local(counts), out_local(counts)
+    return {
+        "p": p,
+        "p_out": p_out,
+        "in_acc": class_weighted_accuracy(accuracy, p),
+        "out_acc": class_weighted_accuracy(accuracy, p_out),
+    }
+
+
+def diversity(inputs: Inputs) -> dict[str, Any]:
+    value = float(gradient_diversity(float64(inputs["gradients"])))
+    return {"value": None if value == float("inf") else value}
+
+
+def prop1(inputs: Inputs) -> dict[str, Any]:
+    p, beta = float64(inputs["p"]), inputs["beta"]
+    return {
+        "numeric": gradient_diversity(class_gradients(p, beta)),
+        "closed_form": class_gradient_diversity(p, beta),
+    }
+
+
+def alignment(inputs: Inputs) -> dict[str, Any]:
+    target, classes = torch.tensor(inputs["targets"]), inputs["num_classes"]
+    first, second = (preferred_classes(float64(inputs[name]), target, classes) for name in ("act1", "act2"))
+    return {"pref1": first, "pref2": second, "value": weight_alignment(first, second)}
+
+
+def divergence(inputs: Inputs) -> dict[str, Any]:
+    states = [{"w": float64(inputs[name])} for name in ("w", "w_k")]
+    return {"l1": weight_divergence(*states), "l2": weight_divergence(*states, order=2)}
+
+
+ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
+    "kl_true_nottrue": kl_true_nottrue,
+    "forgetting_degree": lambda inputs: {
+        "value": forgetting_degree(float64(inputs["acc_global"]), float64(inputs["acc_local"]), inputs["xi"])
+    },
+    "rounds_to_target": rounds,
+    "prediction_consistency": lambda inputs: {"value": prediction_consistency(float64(inputs["A"]))},
+    "normalised_class_accuracy": lambda inputs: {"value": normalised_class_accuracy(float64(inputs["acc"]))},
+    "classwise_accuracy": classwise_accuracy,
+    "in_out_local": in_out_local,
+    "gradient_diversity": diversity,
+    "diversity_prop1": prop1,
+    "weight_alignment": alignment,
+    "weight_divergence": divergence,
+    "distribution_distance": lambda inputs: {
+        "value": distribution_distance(float64(inputs["acc"]), float64(inputs["p"]))
+    },
+    "mean_std": lambda inputs: mean_std(float64(inputs["values"]))._asdict(),
+}
