@@ -43,13 +43,13 @@ class LogBook:
             ValueError: if `value` is neither a number, a tensor of one element nor a metric, or the reduction is
                 unknown.
         """
-        if isinstance(value, Metric):
-            self.metrics[name] = value
-            return
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
             value = value.detach()
+        elif isinstance(value, Metric):
+            self.metrics[name] = value
+            return
         elif not isinstance(value, Number):
             raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
         if name not in self._reduce:
@@ -80,10 +80,9 @@ class LogBook:
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
         """All rows on the host, and `more` 0-d tensors, in one transfer; the book is empty but for its metrics."""
-        device = [*more]
-        for rows in self._rows.values():
-            device += [value for value, _ in rows if isinstance(value, Tensor)]
-        host = torch.stack([value.reshape(()).double() for value in device]).tolist() if device else []
+        device = [value for rows in self._rows.values() for value, _ in rows if isinstance(value, Tensor)]
+        parts = [stacked(values) for values in (more, device) if values]
+        host = torch.cat(parts).tolist() if parts else []
         numbers = iter(host[len(more) :])
         out: Rows = {}
         for name, rows in self._rows.items():
@@ -108,6 +107,13 @@ class LogBook:
             for metric in self.metrics.values():
                 metric.reset()
             self.metrics.clear()
+
+
+def stacked(values: Sequence[Tensor]) -> Tensor:
+    """Tensors of one element each as one float64 vector."""
+    if len({value.dtype for value in values}) > 1:
+        values = [value.double() for value in values]
+    return torch.stack([value.reshape(()) for value in values]).double()
 
 
 def finite_rows(book: Rows) -> Rows:

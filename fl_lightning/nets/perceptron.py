@@ -33,5 +33,6 @@ class Perceptron(Backbone):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out
+        for layer in self.body:  # one call less than self.body(x), which counts in so small a net
+            x = layer(x)
+        return x

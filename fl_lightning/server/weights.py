@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ class GlobalWeights:
                     f"{list(self.entries)[:8]}"
                 )
         self._check(client)
+        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
+        self._parameters = {
+            name: value for name, entry in self.entries.items() if isinstance(value := getattr(*entry), nn.Parameter)
+        }
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
@@ -87,8 +91,11 @@ class GlobalWeights:
 
     def live(self, names: list[str]) -> State:
         """The named entries as they lie in the module, detached: they change when another client is loaded."""
-        entries = self.entries
-        return FlatState((name, getattr(*entries[name]).detach()) for name in names)
+        return FlatState([(name, self._entry(name).detach()) for name in names])
+
+    def _entry(self, name: str) -> Tensor:
+        found = self._parameters.get(name)
+        return cast(Tensor, getattr(*self.entries[name])) if found is None else found
 
     def snapshot(self, names: list[str]) -> State:
         """Copies of the named entries (views into one vector for each type)."""
@@ -115,8 +122,7 @@ class GlobalWeights:
             KeyError: if the module has no such entry.
         """
         for name, value in state.items():
-            owner, attribute = self.entries[name]
-            getattr(owner, attribute).detach().copy_(value)
+            self._entry(name).copy_(value)
 
 
 class Server:
