@@ -138,7 +138,7 @@ def floors(found: dict[str, float], epochs: int) -> dict[str, float]:
     return {name: 1 + extra.get(name, 0.0) / step for name in METHODS}
 
 
-def measure(repeats: int, rounds: int = 3) -> list[tuple[str, float, float, float]]:
+def measure(repeats: int, rounds: int = 2) -> list[tuple[str, float, float, float]]:
     """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio): medians over turns."""
     work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=rounds)
     steps = COHORT * work.local_epochs * -(-work.client_samples // work.batch_size)

@@ -22,7 +22,7 @@ def seconds(devices: int, rounds: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def measure(repeats: int, rounds: int = 3) -> list[tuple[str, float, float]]:
+def measure(repeats: int, rounds: int = 2) -> list[tuple[str, float, float]]:
     """Rows (processes, seconds per round, how many times faster than one): medians over turns."""
     taken: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(repeats):

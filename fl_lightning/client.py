@@ -21,6 +21,7 @@ from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
 NetFactory = Callable[[int, tuple[int, ...]], Backbone]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+ONE_PHASE = (Phase(),)
 
 
 @dataclass
@@ -145,7 +146,7 @@ class ClientModule(LightningModule):
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         """The stretches of local training of an exchange, in order; none: nothing is trained."""
-        return (Phase(),)
+        return ONE_PHASE
 
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch, or the wrapped module's own `training_step`."""

@@ -62,6 +62,7 @@ class LocalTrainer:
             device,
         )
         self.modules: list[LightningModule] = list(client.lightning_modules())
+        self._seed = settings.seed
         self.modes = [(module, module.training) for module in client.modules()]
         self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.epoch_end: Callable[[int], None] | None = None
@@ -99,7 +100,7 @@ class LocalTrainer:
 
     def seed(self, purpose: str, data: Any) -> None:
         """Key torch's global generators (dropout, a method's unkeyed draws) by the client and round of `data`."""
-        seed = keyed_seed(self.settings.seed, purpose, data.round_idx, data.client_id)
+        seed = keyed_seed(self._seed, purpose, data.round_idx, data.client_id)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -182,10 +183,10 @@ class LocalTrainer:
 
     def _repeats(self, phase: Phase, data: Any, epochs: int) -> Repeats | None:
         """Where a teacher's logits of one epoch hold for the next: samples come back as they are."""
-        hooked = self._placed.transfers or self._placed.after
-        if epochs < 2 or not self.client.distils or phase.with_index or hooked or data.augments(phase.split):
+        if epochs < 2 or not self.client.distils:
             return None
-        return Repeats(data.size(phase.split))
+        hooked = self._placed.transfers or self._placed.after
+        return None if phase.with_index or hooked or data.augments(phase.split) else Repeats(data.size(phase.split))
 
     def _batch(self, batch: Batch, index: int, batches: int, optimizers: LocalOptimizers) -> None:
         client, settings = self.client, self.settings
