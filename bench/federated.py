@@ -68,16 +68,21 @@ def federation(work: Workload) -> tuple[FederatedLoop, FederatedDataModule]:
 
     sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
     loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs)
+    return loop, clients_data(work)
+
+
+def clients_data(work: Workload, **sets: TensorSource) -> FederatedDataModule:
+    """The workload's clients, each with its own samples in their order; `sets` by name, for methods that need them."""
     samples, test = work.samples()
-    data = FederatedDataModule(
+    return FederatedDataModule(
         TensorSource(samples, test, num_classes=CLASSES),
         num_clients=work.num_clients,
         partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
         batch_size=work.batch_size,
         shuffle=False,
         schedule=work.cohorts(work.rounds),
+        sets=dict(sets),
     )
-    return loop, data
 
 
 class EmptyRound(LightningModule):

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-from bench.federated import BARE, NETS, fit
+from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
-from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
-from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning import ClientModule, FederatedLoop
+from fl_lightning.data import TensorSource
 from fl_lightning.methods import SAM, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
 
 COHORT = 2
@@ -68,15 +68,8 @@ def client(name: str, work: Workload) -> ClientModule:
 
 def seconds_per_round(name: str, work: Workload) -> float:
     """Of the rounds after the first, in which importances and anchors are there."""
-    samples, test = work.samples()
-    data = FederatedDataModule(
-        TensorSource(samples, test, num_classes=CLASSES),
-        num_clients=work.num_clients,
-        partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
-        batch_size=work.batch_size,
-        schedule=work.cohorts(work.rounds),
-        sets={"proxy": TensorSource((test[0][:200], test[1][:200]), test, num_classes=CLASSES)},
-    )
+    x, y = work.samples()[1]
+    data = clients_data(work, proxy=TensorSource((x[:200], y[:200]), (x, y), num_classes=CLASSES))
     loop = FederatedLoop(client(name, work), local_epochs=work.local_epochs)
     clock, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)
     return (clock[-1][0] - clock[1][0]) / (work.rounds - 1)
