@@ -125,7 +125,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             "tiny", two_layers, digits, client_samples=15, batch_size=16, local_epochs=1, lr=0.1,
-            weight_decay=0.0, rounds=210, unmeasured=10, repeats=15,
+            weight_decay=0.0, rounds=60, unmeasured=10, repeats=40,
         ),
         Workload(
             "cnn", two_convolutions, noise_images, client_samples=500, batch_size=50, local_epochs=5, lr=0.01,

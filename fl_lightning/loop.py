@@ -128,6 +128,13 @@ class FederatedLoop(Checkpoints):
         self.weights: GlobalWeights | None = None
         self.initial_personal: State = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As torch's, but without its search for plain values: Lightning notes the running hook 80 times a round."""
+        if isinstance(value, str | None) and name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     # --- setup -------------------------------------------------------------------------------------------------
 
     @property

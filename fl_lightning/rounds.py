@@ -68,6 +68,7 @@ class RoundRunner:
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
         self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
+        self.parameters = list(loop.client.parameters())
         self.receives = getattr(loop.client.receive, "__func__", None) is not ClientModule.receive
         self.current = object()
         """Tells this run of a round from every other, another fit's round of the same number too."""
@@ -107,7 +108,8 @@ class RoundRunner:
             loop.round_start = {}
             self.server.weights = None
             self.aggregator.begin_exchange()
-            self.client.zero_grad()
+            for parameter in self.parameters:
+                parameter.grad = None
             self.local.restore_modes()
 
     def run(self, round_idx: int, cohort: list[int], start: State) -> RoundResult:
@@ -120,8 +122,7 @@ class RoundRunner:
         self.current = object()
         aggregator, server, ranks = self.aggregator, self.server, self.ranks
         server.round_idx, server.weights = round_idx, start
-        work = {client_id: len(self.data.client_indices("train", client_id)) for client_id in cohort}
-        mine = ranks.deal(cohort, work, self.store.owners)
+        mine = ranks.deal(cohort, lambda c: len(self.data.client_indices("train", c)), self.store.owners)
         flags: list[tuple[int, Tensor]] = []
         traffic_here = {exchange: [0, 0] for exchange in self.client.exchanges}
         aggregator.begin_round(cohort)

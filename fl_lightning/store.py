@@ -95,10 +95,14 @@ class ClientStore:
         """
         cpu, new = torch.device("cpu"), {}
         for client_id, (memory, personal) in records.items():
+            if not memory and personal is None and client_id not in self._records and client_id not in self._files:
+                continue  # a client that keeps nothing, as ever
             new[client_id] = {"memory": kept(dict(memory), f"memory of client {client_id}", cpu)} if memory else {}
             if personal is not None:
                 on_cpu = self.device == cpu
                 new[client_id]["personal"] = personal if on_cpu else {n: value.to(cpu) for n, value in personal.items()}
+        if not new:
+            return
         change = sum(num_bytes(record) - num_bytes(self._records.get(c, {})) for c, record in new.items())
         files: dict[int, StoredFile] = {}
         if self._files or self._bytes + change > self.budget:

@@ -1,6 +1,6 @@
 """Spreads the clients of a round over processes; no gradient is ever synchronised."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,12 +119,12 @@ class Ranks:
         dist.gather_object(value, out, 0)
         return out or []
 
-    def deal(self, cohort: Sequence[int], work: Mapping[int, int], owners: Mapping[int, int]) -> list[int]:
+    def deal(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
         """This rank's clients: those it owns, and of the others the longest first to the least loaded rank.
 
         Args:
             cohort: client ids of the round.
-            work: samples to train on, by client id.
+            work: samples that a client trains on.
             owners: rank that keeps a client's memory, by client id.
         """
         if self.world == 1:
@@ -134,12 +134,12 @@ class Ranks:
         free = []
         for client_id in cohort:
             if client_id in owners:
-                load[owners[client_id]] += work[client_id]
+                load[owners[client_id]] += work(client_id)
                 mine += [client_id] if owners[client_id] == self.rank else []
             else:
                 free.append(client_id)
-        for client_id in sorted(free, key=lambda c: (-work[c], c)):
+        for client_id in sorted(free, key=lambda c: (-work(c), c)):
             rank = min(range(self.world), key=lambda r: (load[r], r))
-            load[rank] += max(1, work[client_id])
+            load[rank] += max(1, work(client_id))
             mine += [client_id] if rank == self.rank else []
         return sorted(mine)

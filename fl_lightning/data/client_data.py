@@ -1,6 +1,7 @@
 """One client's data in one round."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ class ClientView:
         return self.data.label_counts[self.client_id]
 
     def size(self, split: str = "train") -> int:
-        return len(self.data.client_indices(split, self.client_id))
+        return self.data.client_indices(split, self.client_id).shape[0]
 
     def batch_size(self, split: str, batch_size: int | Literal["full"] | None = None) -> int:
         """The number of samples per batch: that given, else the data module's; `full` is the whole split."""
@@ -52,22 +53,21 @@ class ClientView:
         with_index: bool = False,
     ) -> Iterator[Batch]:
         own = self.data.client_indices(split, self.client_id)
-        train = epoch is not None
-        shuffled = (self.data.shuffle if shuffle is None else shuffle) and train
-        order: Tensor | None = None
-        if shuffled:
-            order = torch.randperm(len(own), generator=self.generator(f"batches/{split}/{epoch}"))
-        if not len(own):
+        n, size = own.shape[0], self.batch_size(split, batch_size)
+        if not n:
             return iter(())
-        chunks: Iterable[Tensor] = torch.split(own if order is None else own[order], self.batch_size(split, batch_size))
+        train = epoch is not None
+        order: Tensor | None = None
+        if train and (self.data.shuffle if shuffle is None else shuffle):
+            order = torch.randperm(n, generator=self.generator(f"batches/{split}/{epoch}"))
+            own = own[order]
         source = self.data.split(split)
         augments = train and split == "train" and source.augments  # row i of what everyone holds stays sample i
         draws = self.generator(f"augment/{split}/{epoch}") if augments else None
-        batches = source.batches(chunks, draws)
+        batches = source.batches([own] if n <= size else torch.split(own, size), draws)
         if not with_index:
             return batches
-        positions = torch.arange(len(own)) if order is None else order
-        return zip(batches, torch.split(positions, self.batch_size(split, batch_size)), strict=True)
+        return zip(batches, torch.split(torch.arange(n) if order is None else order, size), strict=True)
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self.data.seed_of_batches, purpose, self.round_idx, self.client_id)
@@ -94,18 +94,18 @@ class EvaluationBatches:
         trainer = data.trainer
         self.rank, self.world = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
 
+    @cached_property
     def _indices(self) -> list[Tensor]:
         everything = torch.split(torch.arange(len(self.data.split(self.name))), self.batch_size)
         return list(everything[self.rank :: self.world])
 
     def __len__(self) -> int:
-        return max(1, len(self._indices()))
+        return max(1, len(self._indices))
 
     def __iter__(self) -> Iterator[Any]:
-        indices = self._indices()
-        if not indices:
+        if not self._indices:
             return iter([NO_BATCH])
-        return self.data.split(self.name).batches(indices, None)
+        return self.data.split(self.name).batches(self._indices, None)
 
 
 class CohortPlaces:

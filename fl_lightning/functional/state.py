@@ -7,6 +7,8 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 StateLike = Mapping[str, Tensor]
+Layout = dict[str, tuple[torch.Size, torch.dtype]]
+"""Shape and type of every entry, in order."""
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
@@ -95,8 +97,8 @@ class FlatState(dict[str, Tensor]):
         if self._vectors is None:
             groups: dict[torch.dtype, list[Tensor]] = {}
             for tensor in self.values():
-                groups.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
-            self._vectors = {dtype: torch.cat(tensors) for dtype, tensors in groups.items()}
+                groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+            self._vectors = {dtype: torch.cat(tensors).detach() for dtype, tensors in groups.items()}
         return self._vectors
 
 
@@ -113,7 +115,7 @@ class StateSum:
     """
 
     def __init__(self) -> None:
-        self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.layout: Layout = {}
         self.flat: dict[torch.dtype, Tensor] = {}
 
     def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
@@ -140,7 +142,7 @@ class StateSum:
                 self.flat[dtype].add_(vector, alpha=weight)
 
     @classmethod
-    def zeros(cls, layout: dict[str, tuple[torch.Size, torch.dtype]], device: torch.device) -> "StateSum":
+    def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
         """An empty sum of a known layout, to be added to those of other processes."""
         total = cls()
         total.layout = layout
@@ -152,16 +154,9 @@ class StateSum:
 
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
-        offsets = dict.fromkeys(self.flat, 0)
-        out: State = {}
-        for name, (shape, dtype) in self.layout.items():
-            size = shape.numel()
-            out[name] = self.flat[dtype][offsets[dtype] : offsets[dtype] + size].view(shape)
-            offsets[dtype] += size
-        return out
+        return unflatten(self.flat, self.layout)
 
 
-@torch.no_grad()
 def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     """All entries of one type laid end to end, in order of appearance.
 
@@ -169,6 +164,18 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
     return (state if isinstance(state, FlatState) else FlatState(state)).vectors
+
+
+def unflatten(vectors: Mapping[torch.dtype, Tensor], layout: Layout) -> State:
+    """Views of the vectors that `flatten` gave (of whatever type they are now), by name.
+
+    >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
+    {'a': tensor([1., 2.])}
+    """
+    parts = {}
+    for dtype, vector in vectors.items():
+        parts[dtype] = iter(vector.split([shape.numel() for shape, kind in layout.values() if kind == dtype]))
+    return {name: next(parts[dtype]).view(shape) for name, (shape, dtype) in layout.items()}
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
@@ -192,16 +199,18 @@ def mean_of(total: StateSum, n: float | Tensor) -> State:
     Raises:
         ValueError: if a boolean entry is not the same everywhere.
     """
-    out: State = {}
-    for name, value in total.state().items():
-        dtype = total.layout[name][1]
-        mean = value / n
+    vectors = {}
+    for dtype, vector in total.flat.items():
+        mean = vector / n
         if dtype == torch.bool:
-            out[name] = mean > 0.5
-            if not torch.equal(mean, out[name].to(mean.dtype)):
-                raise ValueError(f"boolean entry {name!r} differs between clients; only equal ones can be averaged")
-        elif dtype.is_floating_point:
-            out[name] = mean.to(dtype)
+            vectors[dtype] = mean > 0.5
+            flags = {name: entry for name, entry in total.layout.items() if entry[1] == dtype}
+            for name, wrong in unflatten({dtype: mean != vectors[dtype]}, flags).items():
+                if wrong.any():
+                    raise ValueError(
+                        f"boolean entry {name!r} differs between clients, and only equal ones can be averaged; make it "
+                        f"personal"
+                    )
         else:
-            out[name] = mean.round().to(dtype)
-    return out
+            vectors[dtype] = (mean if dtype.is_floating_point else mean.round_()).to(dtype)
+    return unflatten(vectors, total.layout)

@@ -46,6 +46,9 @@ class Forwarding(LightningModule):
         with lend(self.client_modules(), self.desk_of(name)):
             return [hook(*args, **kwargs) for hook in found]
 
+    def on_validation_model_zero_grad(self) -> None:
+        """There are no gradients between rounds."""
+
     def on_validation_model_eval(self) -> None:
         super().on_validation_model_eval()
         self.forward_hook("on_validation_model_eval")

@@ -113,7 +113,7 @@ def stacked(values: Sequence[Tensor]) -> Tensor:
     """Tensors of one element each as one float64 vector."""
     if len({value.dtype for value in values}) > 1:
         values = [value.double() for value in values]
-    return torch.stack([value.reshape(()) for value in values]).double()
+    return torch.stack([value.reshape(()) if value.ndim else value for value in values]).double()
 
 
 def finite_rows(book: Rows) -> Rows:
@@ -146,7 +146,7 @@ def reduced(books: Sequence[Rows]) -> dict[str, float]:
 def batch_length(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor (1 where there is none)."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
+        return batch.shape[0] if batch.ndim else 1
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):

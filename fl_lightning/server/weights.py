@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_generator
-from fl_lightning.functional.state import FlatState, flatten
+from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import PerClient
 from fl_lightning.types import State
 
@@ -98,16 +98,8 @@ class GlobalWeights:
         return cast(Tensor, getattr(*self.entries[name])) if found is None else found
 
     def snapshot(self, names: list[str]) -> State:
-        """Copies of the named entries (views into one vector for each type)."""
-        state = self.live(names)
-        vectors = flatten(state)
-        offsets = dict.fromkeys(vectors, 0)
-        out: State = {}
-        for name, tensor in state.items():
-            start, size = offsets[tensor.dtype], tensor.numel()
-            out[name] = vectors[tensor.dtype][start : start + size].view(tensor.shape)
-            offsets[tensor.dtype] = start + size
-        return out
+        """Copies of the named entries."""
+        return {name: self._entry(name).detach().clone() for name in names}
 
     def saved(self, state: State) -> State:
         """`state` by the names that it has in the loop's state dict."""
