@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
         from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
 
         steps = methods.measure(asked.repeats or 3)
-        table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor"), steps)
+        table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor"), steps)
     if results is not None and (asked.parallel or whole):
         from bench import parallel  # noqa: PLC0415
 

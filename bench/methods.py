@@ -2,7 +2,7 @@
 
 Every fit is the `cnn` workload with fewer clients in the cohort, so that many methods fit into a few minutes. The floor
 is made of pieces of bare PyTorch measured in the same run: a whole step, a forward pass, a step on an anchor's rows,
-and a pass over the parameters.
+and a quadratic term over the parameters.
 """
 
 import time
@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD
 
 from bench.federated import BARE, NETS, clients_data, fit
@@ -22,8 +23,9 @@ from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning import ClientModule, FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import SAM, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
+from fl_lightning.types import ClientUpdate
 
-COHORT = 2
+COHORT = 3
 ANCHOR = 10
 """Rows of FedKA's anchor batch at most: one per class."""
 METHODS: dict[str, Callable[..., ClientModule]] = {
@@ -40,7 +42,6 @@ METHODS: dict[str, Callable[..., ClientModule]] = {
 
 def plain_module(work: Workload) -> Any:
     """The net as a user's own LightningModule."""
-    from pytorch_lightning import LightningModule  # noqa: PLC0415 - as elsewhere in the benchmarks
 
     class Plain(LightningModule):
         def __init__(self) -> None:
@@ -66,13 +67,27 @@ def client(name: str, work: Workload) -> ClientModule:
     return METHODS[name](net=NETS[work.name], optimizer=partial(SAM, base=sgd) if name == "SAM" else sgd)
 
 
-def seconds_per_round(name: str, work: Workload) -> float:
-    """Of the rounds after the first, in which importances and anchors are there."""
+class LocalTime(Callback):
+    """Seconds between a client's start and its update, of each client, whatever the server does meanwhile."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
+        self.started = time.perf_counter()
+
+    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        self.taken.append(time.perf_counter() - self.started)
+
+
+def seconds_per_client(name: str, work: Workload) -> float:
+    """Median over the clients after the first, which warms up."""
     x, y = work.samples()[1]
-    data = clients_data(work, proxy=TensorSource((x[:200], y[:200]), (x, y), num_classes=CLASSES))
+    data = clients_data(work, proxy=TensorSource((x[:ANCHOR], y[:ANCHOR]), (x, y), num_classes=CLASSES))
     loop = FederatedLoop(client(name, work), local_epochs=work.local_epochs)
-    clock, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)
-    return (clock[-1][0] - clock[1][0]) / (work.rounds - 1)
+    timer = LocalTime()
+    fit(loop, data, work.rounds, timer, limit_val_batches=0, **BARE)
+    return median(timer.taken[1:])
 
 
 def pieces(work: Workload) -> dict[str, float]:
@@ -93,17 +108,22 @@ def pieces(work: Workload) -> dict[str, float]:
         with torch.no_grad():
             net(x)
 
-    def elementwise() -> None:
+    def pull(weighted: bool) -> None:
         sgd.zero_grad()
-        total = sum(((p - s).square() * s).sum() for p, s in zip(net.parameters(), start, strict=True))
-        assert isinstance(total, Tensor)
+        total = torch.zeros(())
+        for p, s in zip(net.parameters(), start, strict=True):
+            if weighted:
+                total = total + torch.dot(mse_loss(p, s, reduction="none").flatten(), s.flatten())
+            else:
+                total = total + mse_loss(p, s, reduction="sum")
         total.backward()
 
     work_of = {
         "step": partial(train, work.batch_size),
         "forward": forward,
         "anchor": partial(train, ANCHOR, step=False),
-        "elementwise": elementwise,
+        "pull": partial(pull, weighted=False),
+        "weighted": partial(pull, weighted=True),
     }
     return {name: timed(run) for name, run in work_of.items()}
 
@@ -121,28 +141,32 @@ def floors(found: dict[str, float], epochs: int) -> dict[str, float]:
     """The arithmetic floor of every method, relative to a plain step; a teacher is asked in one epoch of `epochs`."""
     step, teacher = found["step"], found["forward"] / epochs
     extra = {
-        "FedProx": found["elementwise"],
+        "FedProx": found["pull"],
         "FedNTD": teacher,
         "FedED": teacher,
         "FedKA": found["anchor"],
-        "FedCL": found["elementwise"],
+        "FedCL": found["weighted"],
         "SAM": step,
     }
     return {name: 1 + extra.get(name, 0.0) / step for name in METHODS}
 
 
-def measure(repeats: int, rounds: int = 2) -> list[tuple[str, float, float, float]]:
-    """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio): medians over turns."""
-    work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=rounds)
-    steps = COHORT * work.local_epochs * -(-work.client_samples // work.batch_size)
+def measure(repeats: int) -> list[tuple[str, float, float, float, float]]:
+    """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio, ratio / floor): medians over turns.
+
+    What a client does once, such as loading a teacher, is spread over its steps.
+    """
+    work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=1)
+    steps = work.local_epochs * -(-work.client_samples // work.batch_size)
     taken: dict[str, list[float]] = {name: [] for name in METHODS}
     parts: list[dict[str, float]] = []
     for _ in range(repeats):
         parts.append(floors(pieces(work), work.local_epochs))
         for name in METHODS:
-            taken[name].append(seconds_per_round(name, work))
+            taken[name].append(seconds_per_client(name, work))
     rows = []
     for name, found in taken.items():
         ratio = median(own / base for own, base in zip(found, taken["FedAvg"], strict=True))
-        rows.append((name, median(found) / steps, ratio, median(part[name] for part in parts)))
+        floor = median(part[name] for part in parts)
+        rows.append((name, median(found) / steps, ratio, floor, ratio / floor))
     return rows

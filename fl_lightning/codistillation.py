@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.settings import check_above, check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
@@ -85,16 +86,12 @@ class KnowledgeClient(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        if finetune_epochs < 0:
-            raise ValueError(f"finetune_epochs must be at least 0, got {finetune_epochs}; 0 only exchanges")
-        if isinstance(finetune_batch, int) and finetune_batch < 1:
-            raise ValueError(f"finetune_batch must be at least 1 or 'full', got {finetune_batch}")
-        if not lam >= 0:
-            raise ValueError(f"lam must be at least 0, got {lam}; 0 leaves the distillation out")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        if ce_on not in ("transfer", "local", "none"):
-            raise ValueError(f"ce_on must be one of transfer, local, none, got {ce_on!r}")
+        check_at_least(0, "0 only exchanges", finetune_epochs=finetune_epochs)
+        if finetune_batch != "full":
+            check_at_least(1, "'full' is the whole split", finetune_batch=finetune_batch)
+        check_at_least(0, "0 leaves the distillation out", lam=lam)
+        check_above(0, temperature=temperature)
+        check_choice(("transfer", "local", "none"), ce_on=ce_on)
         self.finetune_epochs, self.finetune_batch = finetune_epochs, finetune_batch
         self.lam, self.temperature, self.ce_on = lam, temperature, ce_on
 

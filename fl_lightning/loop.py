@@ -17,6 +17,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.evaluation import Evaluation
 from fl_lightning.functional.keyed import keyed_seed
+from fl_lightning.functional.settings import check_above, check_at_least, check_choice
 from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.hooks import hooks, refuse_unforwarded
@@ -87,30 +88,14 @@ class FederatedLoop(Checkpoints):
                 f"{type(self.client).__name__} needs a {self.client.aggregator_class.__name__}, got "
                 f"{type(self.aggregator).__name__}; leave aggregator unset to take the right one"
             )
-        for name, low, value in (
-            (
-                "local_epochs",
-                0,
-                min(local_epochs, default=0) if isinstance(local_epochs, list) else local_epochs,
-            ),
-            ("max_local_steps", 1, max_local_steps),
-            ("accumulate_grad_batches", 1, accumulate_grad_batches),
-            ("alma_every", 1, alma_every),
-            ("threads", 1, threads),
-        ):
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}, got {value}")
-        for name, positive in (("lr_decay", lr_decay), ("clip_norm", clip_norm)):
-            if positive is not None and not positive > 0:
-                raise ValueError(f"{name} must be above 0, got {positive}")
+        check_at_least(0, local_epochs=min(local_epochs, default=0) if isinstance(local_epochs, list) else local_epochs)
+        check_at_least(1, max_local_steps=max_local_steps, accumulate_grad_batches=accumulate_grad_batches)
+        check_at_least(1, alma_every=alma_every, threads=threads)
+        check_above(0, lr_decay=lr_decay, clip_norm=clip_norm)
+        check_choice(("samples", "uniform"), weighting=weighting)
+        check_choice(("error", "skip"), nonfinite=nonfinite)
         if server_lr_scheduler is not None and server_optimizer is None:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
-        for name, choices, chosen in (
-            ("weighting", ("samples", "uniform"), weighting),
-            ("nonfinite", ("error", "skip"), nonfinite),
-        ):
-            if chosen not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
         for module in self.client_modules():
             refuse_unforwarded(module)
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler

@@ -13,6 +13,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from fl_lightning.functional.records import decode, encode, kept, num_bytes
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import State
 
 CHECKED_AT_START = 2**30
@@ -53,11 +54,7 @@ class ClientStore:
     """
 
     def __init__(self, memory_budget_mb: float | None = 4096, folder: str | Path | None = None) -> None:
-        if memory_budget_mb is not None and not memory_budget_mb >= 0:
-            raise ValueError(
-                f"memory_budget_mb must be at least 0 megabytes, got {memory_budget_mb}; 0 keeps every record in a "
-                f"file, null none"
-            )
+        check_at_least(0, "0 keeps every record in a file, null none", memory_budget_mb=memory_budget_mb)
         self.budget = float("inf") if memory_budget_mb is None else memory_budget_mb * 2**20
         self.given = folder
         self.folder = Path(folder or "clients").resolve()

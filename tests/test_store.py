@@ -283,7 +283,7 @@ def test_nodes_without_a_shared_folder_may_keep_all_in_memory(tmp_path):
 
 @pytest.mark.parametrize("budget", [-1, float("nan")])
 def test_a_budget_below_zero_is_refused(budget):
-    with pytest.raises(ValueError, match=f"memory_budget_mb must be at least 0 megabytes, got {budget}"):
+    with pytest.raises(ValueError, match=f"memory_budget_mb must be at least 0, got {budget}"):
         ClientStore(memory_budget_mb=budget)
 
 

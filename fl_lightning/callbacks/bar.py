@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from fl_lightning.callbacks.status_line import StatusLine
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
 
 LONGEST_BAR = 30
@@ -25,10 +26,8 @@ class RoundProgressBar(ProgressBar):
 
     def __init__(self, refresh_rate: float = 10.0, log_every: float = 5.0) -> None:
         super().__init__()
-        if refresh_rate < 0:
-            raise ValueError(f"refresh_rate must be at least 0, got {refresh_rate}; 0 shows no bar")
-        if log_every < 0:
-            raise ValueError(f"log_every must be at least 0, got {log_every}; it is in seconds")
+        check_at_least(0, "0 shows no bar", refresh_rate=refresh_rate)
+        check_at_least(0, "it is in seconds", log_every=log_every)
         self.refresh_rate, self.log_every = refresh_rate, log_every
         self.line: StatusLine | None = None
         self._enabled = True

@@ -13,6 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.report import ClasswiseReport
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ class RunPlots(Callback):
     """
 
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0) -> None:
-        if every < 0:
-            raise ValueError(f"every must be at least 0, got {every}; it is in seconds")
+        check_at_least(0, "it is in seconds", every=every)
         self.dirpath, self.every = dirpath, every
         self.curves: dict[str, dict[int, float]] = {}
         self.history = History()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.tables import print_classes, print_metrics
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
 
 
@@ -26,8 +27,7 @@ class ClasswiseReport(Callback):
     """
 
     def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
-        if max_rows < 1:
-            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        check_at_least(1, max_rows=max_rows)
         self.dirpath, self.max_rows = dirpath, max_rows
         self.history = History()
         self._file: Path | None = None

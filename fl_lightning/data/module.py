@@ -17,6 +17,7 @@ from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Reading, Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.functional.keyed import keyed_numpy
+from fl_lightning.functional.settings import check_at_least
 
 
 class FederatedDataModule(LightningDataModule):
@@ -78,23 +79,16 @@ class FederatedDataModule(LightningDataModule):
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        if num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+        check_at_least(1, num_clients=num_clients, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
+        check_at_least(0, shared_per_class=shared_per_class)
         if not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
-        if batch_size not in ("full", None) and int(batch_size) < 1:
-            raise ValueError(f"batch_size must be at least 1 or 'full', got {batch_size}")
+        if batch_size != "full":
+            check_at_least(1, "'full' is the whole split", batch_size=batch_size)
         if not 0 <= val_fraction < 1:
             raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
         check_size("proxy_size", proxy_size)
         check_size("transfer_size", transfer_size)
-        for name, low, value in (
-            ("eval_batch_size", 1, eval_batch_size),
-            ("client_test_size", 1, client_test_size),
-            ("shared_per_class", 0, shared_per_class),
-        ):
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}, got {value}")
         for name in sets or {}:
             if name in ("train", "test", "val"):
                 raise ValueError(f"data.sets cannot replace the {name} split; give it by data.source")

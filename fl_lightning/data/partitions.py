@@ -7,6 +7,7 @@ import numpy as np
 
 from fl_lightning.functional import partition as P
 from fl_lightning.functional import partition_clients as PC
+from fl_lightning.functional.settings import check_at_least, check_choice
 
 Array = np.ndarray[Any, Any]
 
@@ -136,8 +137,7 @@ class ShardPartition(Partition):
     """
 
     def __init__(self, shards_per_client: int) -> None:
-        if shards_per_client < 1:
-            raise ValueError(f"shards_per_client must be at least 1, got {shards_per_client}")
+        check_at_least(1, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
     def __call__(
@@ -181,10 +181,7 @@ class ClientDirichletPartition(Partition):
 
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
         P.check_dirichlet(alpha, 0)
-        if samples_per_client is not None and samples_per_client < 1:
-            raise ValueError(
-                f"samples_per_client must be at least 1, got {samples_per_client}; unset: n // num_clients"
-            )
+        check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(
@@ -231,10 +228,8 @@ class QuantityPartition(Partition):
     def __init__(
         self, classes_per_client: int, upper: Literal["mean", "class"] = "mean", shuffle_clients: bool = False
     ) -> None:
-        if classes_per_client < 1:
-            raise ValueError(f"classes_per_client must be at least 1, got {classes_per_client}")
-        if upper not in ("mean", "class"):
-            raise ValueError(f"upper must be mean or class, got {upper!r}")
+        check_at_least(1, classes_per_client=classes_per_client)
+        check_choice(("mean", "class"), upper=upper)
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
     def __call__(

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize
+from fl_lightning.functional.settings import check_choice
 
 Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
 
@@ -25,8 +26,7 @@ class _VisionSource(Source):
     std: ClassVar[tuple[float, ...]]
 
     def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
-        if augmentation not in get_args(Augmentation):
-            raise ValueError(f"augmentation must be one of {', '.join(get_args(Augmentation))}, got {augmentation!r}")
+        check_choice(get_args(Augmentation), augmentation=augmentation)
         self.root, self.download, self.augmentation = root, download, augmentation
 
     def prepare(self) -> None:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.settings import check_at_least
+
 
 class ClassSplit(NamedTuple):
     """Three masks (..., C) bool; each class is True in exactly one of them."""
@@ -68,8 +70,7 @@ def class_split(counts: Tensor, gamma: float) -> ClassSplit:
     >>> split.missing.tolist(), split.non_dominant.tolist(), split.dominant.tolist()
     ([True, False, False], [False, False, False], [False, True, True])
     """
-    if not gamma >= 0:
-        raise ValueError(f"gamma must be at least 0, got {gamma}")
+    check_at_least(0, gamma=gamma)
     missing = counts == 0
     share = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1).double()
     dominant = ~missing & (share >= gamma)

@@ -133,5 +133,6 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     >>> proximal({"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.0, 1.0])})
     tensor(4.5000)
     """
-    terms = [(_full(p) - _full(reference[name].detach())).square().sum() for name, p in params.items()]
+    # mse_loss goes over θ three times in both directions, the terms of (θ − x).square().sum() seven times
+    terms = [F.mse_loss(_full(p), _full(reference[name].detach()), reduction="sum") for name, p in params.items()]
     return torch.stack(terms).sum() / 2

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_lightning.functional.settings import check_at_least
+
 Indices = NDArray[np.int64]
 
 MAX_DRAWS = 1000
@@ -33,8 +35,7 @@ def check_dirichlet(alpha: float, min_samples: int) -> None:
         raise ValueError(
             f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
         )
-    if min_samples < 0:
-        raise ValueError(f"min_samples must be at least 0, got {min_samples}: 0 allows empty clients")
+    check_at_least(0, "0 allows empty clients", min_samples=min_samples)
 
 
 def check_clients(num_samples: int, num_clients: int) -> None:
@@ -242,8 +243,7 @@ def shard_classes(
     >>> classes.shape, np.bincount(classes.ravel()).tolist()
     ((4, 2), [4, 4])
     """
-    if shards_per_client < 1:
-        raise ValueError(f"shards_per_client must be at least 1, got {shards_per_client}")
+    check_at_least(1, shards_per_client=shards_per_client)
     total = shards_per_client * num_clients
     if total % num_classes:
         raise ValueError(

@@ -174,7 +174,7 @@ def unflatten(vectors: Mapping[torch.dtype, Tensor], layout: Layout) -> State:
     """
     parts = {}
     for dtype, vector in vectors.items():
-        parts[dtype] = iter(vector.split([shape.numel() for shape, kind in layout.values() if kind == dtype]))
+        parts[dtype] = iter(torch.split(vector, [shape.numel() for shape, kind in layout.values() if kind == dtype]))
     return {name: next(parts[dtype]).view(shape) for name, (shape, dtype) in layout.items()}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.importance import Importance, as_function, importance, importance_penalty
+from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.types import Batch, Broadcast, ClientData, State
 
 GRADIENT_FLOATS = 2**24
@@ -88,18 +89,11 @@ class FedCL(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        if strength < 0:
-            raise ValueError(f"strength must be at least 0, got {strength}; 0 is FedAvg")
-        for name, least in (("interval", interval), ("importance_batch", importance_batch)):
-            if least < 1:
-                raise ValueError(f"{name} must be at least 1, got {least}")
-        for name, choices, chosen in (
-            ("kind", ("abs", "square", "tensor"), kind),
-            ("when_missing", ("identity", "cached", "local"), when_missing),
-            ("scale", ("none", "mean_one"), scale),
-        ):
-            if chosen not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+        check_at_least(0, "0 is FedAvg", strength=strength)
+        check_at_least(1, interval=interval, importance_batch=importance_batch)
+        check_choice(("abs", "square", "tensor"), kind=kind)
+        check_choice(("identity", "cached", "local"), when_missing=when_missing)
+        check_choice(("none", "mean_one"), scale=scale)
         self.strength, self.interval, self.kind = strength, interval, kind
         self.when_missing, self.scale, self.importance_batch = when_missing, scale, importance_batch
 
@@ -142,7 +136,7 @@ class FedCL(ClientModule):
             entries = sum(value.numel() for value in weights.values())
             total = torch.stack([value.expand_as(weights[name]).sum() for name, value in omega.items()]).sum()
             self.log("train/importance", total / entries)
-        self.round_buffer("importance", {name: value.expand_as(weights[name]) for name, value in omega.items()})
+        self.round_buffer("importance", dict(omega))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)

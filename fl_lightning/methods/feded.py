@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence, true_class
+from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 
@@ -79,15 +80,9 @@ class FedED(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        for name, value in (("lam", lam), ("omega", omega), ("prior_eps", prior_eps)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}; 0 leaves its part out")
-        for name, choices, chosen in (
-            ("logit_form", ("paper", "official"), logit_form),
-            ("teacher_mode", ("eval", "train"), teacher_mode),
-        ):
-            if chosen not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+        check_at_least(0, "0 leaves its part out", lam=lam, omega=omega, prior_eps=prior_eps)
+        check_choice(("paper", "official"), logit_form=logit_form)
+        check_choice(("eval", "train"), teacher_mode=teacher_mode)
         self.lam, self.omega, self.logit_form = lam, omega, logit_form
         self.calibrated, self.prior_eps, self.teacher_mode = calibrated, prior_eps, teacher_mode
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.aggregation.aggregator import StateBuffers
 from fl_lightning.functional import state as S
+from fl_lightning.functional.settings import check_above, check_choice
 from fl_lightning.types import ClientUpdate, State
 
 
@@ -32,10 +33,8 @@ class FedEXPAggregator(Aggregator):
         self, eps: float = 1e-3, eps_scale: Literal["paper", "code"] = "paper", average_last: bool = True
     ) -> None:
         super().__init__()
-        if not eps > 0:
-            raise ValueError(f"eps must be above 0, got {eps}; the paper takes 0.001 for images")
-        if eps_scale not in ("paper", "code"):
-            raise ValueError(f"eps_scale must be one of paper, code, got {eps_scale!r}")
+        check_above(0, "the paper takes 0.001 for images", eps=eps)
+        check_choice(("paper", "code"), eps_scale=eps_scale)
         self.eps, self.eps_scale, self.average_last = eps, eps_scale, average_last
         self.eta_g: Tensor
         self.register_buffer("eta_g", torch.ones((), dtype=torch.float64))

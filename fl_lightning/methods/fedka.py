@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import ClassSplit, class_split
+from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 
@@ -102,11 +103,8 @@ class FedKA(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        for name, value in (("beta", beta), ("gamma", gamma), ("mu", mu)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
-        if strategy not in ("random", "hard", "proficient"):
-            raise ValueError(f"strategy must be one of random, hard, proficient, got {strategy!r}")
+        check_at_least(0, beta=beta, gamma=gamma, mu=mu)
+        check_choice(("random", "hard", "proficient"), strategy=strategy)
         self.beta, self.gamma, self.mu, self.strategy = beta, gamma, mu, strategy
         self.use_missing, self.use_non_dominant = use_missing, use_non_dominant
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
+from fl_lightning.functional.settings import check_above, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 
@@ -108,15 +109,10 @@ class FedNTD(ClientModule):
         super().__init__(**base)
         if not beta >= 0 or (kd_form == "convex" and beta > 1):
             raise ValueError(f"beta must be at least 0, and at most 1 with kd_form=convex, got {beta}")
-        for name, choices, chosen in (
-            ("kd_form", ("sum", "convex"), kd_form),
-            ("distance", ("kl", "mse"), distance),
-            ("teacher_mode", ("eval", "train"), teacher_mode),
-        ):
-            if chosen not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
+        check_choice(("sum", "convex"), kd_form=kd_form)
+        check_choice(("kl", "mse"), distance=distance)
+        check_choice(("eval", "train"), teacher_mode=teacher_mode)
+        check_above(0, temperature=temperature)
         if not 0 <= ntd_weight <= 1:
             raise ValueError(f"ntd_weight must lie in [0, 1], got {ntd_weight}; 1 is NTD, 0 is KD")
         self.beta, self.temperature, self.ntd_weight = beta, temperature, ntd_weight

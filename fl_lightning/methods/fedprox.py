@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import proximal
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import Batch
 
 
@@ -22,8 +23,7 @@ class FedProx(ClientModule):
 
     def __init__(self, mu: float = 0.01, **base: Any) -> None:
         super().__init__(**base)
-        if not mu >= 0:
-            raise ValueError(f"mu must be at least 0, got {mu}; 0 is FedAvg")
+        check_at_least(0, "0 is FedAvg", mu=mu)
         self.mu = mu
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.functional.settings import check_at_least, check_choice
 
 
 class Fusion(NamedTuple):
@@ -90,10 +91,8 @@ class KnFu(KnowledgeClient):
         self, beta: float = 10.0, kd_direction: Literal["forward", "reverse"] = "forward", **base: Any
     ) -> None:
         super().__init__(**base)
-        if not beta >= 0:
-            raise ValueError(f"beta must be at least 0, got {beta}; 0 leaves the client's own knowledge out")
-        if kd_direction not in ("forward", "reverse"):
-            raise ValueError(f"kd_direction must be forward or reverse, got {kd_direction!r}")
+        check_at_least(0, "0 leaves the client's own knowledge out", beta=beta)
+        check_choice(("forward", "reverse"), kd_direction=kd_direction)
         self.beta, self.kd_direction = beta, kd_direction
 
     def knowledge_of(self, logits: Tensor) -> Tensor:

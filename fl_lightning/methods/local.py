@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fl_lightning.client import ClientModule
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import Phase
 
 
@@ -23,8 +24,7 @@ class Local(ClientModule):
 
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)
-        if finetune_epochs < 0:
-            raise ValueError(f"finetune_epochs must be at least 0, got {finetune_epochs}")
+        check_at_least(0, finetune_epochs=finetune_epochs)
         self.finetune_epochs = finetune_epochs
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:

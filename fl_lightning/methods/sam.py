@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.functional import state as S
+from fl_lightning.functional.settings import check_at_least
 from fl_lightning.teacher import BATCH_NORMS
 from fl_lightning.types import State
 
@@ -46,8 +47,7 @@ class SAM(Optimizer):
         bn_second_pass: bool = False,
         module: nn.Module | None = None,
     ) -> None:
-        if not sam_rho >= 0:
-            raise ValueError(f"sam_rho must be at least 0, got {sam_rho}; 0 is the base optimizer alone")
+        check_at_least(0, "0 is the base optimizer alone", sam_rho=sam_rho)
         self.base, self.sam_rho, self.bn_second_pass, self.module = base(params), sam_rho, bn_second_pass, module
         super().__init__(self.base.param_groups, {})
         self.param_groups = self.base.param_groups  # the same: an lr schedule reaches the step
@@ -62,7 +62,8 @@ class SAM(Optimizer):
         if self.sam_rho and params:
             start = [p.clone() for p in params]
             away = perturbation({str(i): p.grad for i, p in enumerate(params)}, self.sam_rho)
-            torch._foreach_add_(params, list(away.values()))
+            for parameter, shift in zip(params, away.values(), strict=True):
+                parameter.add_(shift)
             with self._statistics_kept():
                 again()
             for parameter, value in zip(params, start, strict=True):

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from fl_lightning.functional.settings import check_choice
 from fl_lightning.nets.backbone import Conv, PlainCNN
 
 
@@ -34,8 +35,7 @@ class FedCLMNISTCNN(PlainCNN):
             "paper": [Conv(32, 5, 2), Conv(64, 5, 2)],
             "code": [Conv(32, 5, 2, pool=3, pool_padding=1), Conv(64, 3, 1, pool=3, pool_padding=1)],
         }
-        if layers not in choices:
-            raise ValueError(f"layers must be one of {', '.join(choices)}, got {layers!r}")
+        check_choice(choices, layers=layers)
         super().__init__(num_classes, input_shape, choices[layers], [512], dropout)
 
 

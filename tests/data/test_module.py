@@ -101,7 +101,7 @@ def test_batches_come_with_their_positions():
         ({"participation": 0.0}, r"participation must lie in \(0, 1\], got 0.0"),
         ({"participation": 1.1}, r"participation must lie in \(0, 1\], got 1.1"),
         ({"participation": float("nan")}, r"participation must lie in \(0, 1\], got nan"),
-        ({"batch_size": 0}, "batch_size must be at least 1 or 'full', got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0; 'full' is the whole split"),
         ({"val_fraction": 1.0}, r"val_fraction must lie in \[0, 1\), got 1.0"),
         ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
         ({"schedule": [[0], []]}, r"must name different clients in \[0, 5\), got \[\]; mend data.schedule"),

@@ -155,7 +155,7 @@ def test_client_dirichlet_says_when_there_are_too_few_samples():
 def test_quantity_refuses_its_settings_when_it_is_built():
     with pytest.raises(ValueError, match="classes_per_client must be at least 1, got 0"):
         QuantityPartition(0)
-    with pytest.raises(ValueError, match="upper must be mean or class, got 'max'"):
+    with pytest.raises(ValueError, match="upper must be one of mean, class, got 'max'"):
         QuantityPartition(2, upper="max")
 
 

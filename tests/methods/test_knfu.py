@@ -309,11 +309,11 @@ def test_a_fine_tuning_step_can_be_stacked():
     [
         ({"beta": -1}, "beta must be at least 0, got -1"),
         ({"beta": float("nan")}, "beta must be at least 0, got nan"),
-        ({"kd_direction": "both"}, "kd_direction must be forward or reverse, got 'both'"),
+        ({"kd_direction": "both"}, "kd_direction must be one of forward, reverse, got 'both'"),
         ({"lam": -0.5}, "lam must be at least 0, got -0.5"),
         ({"temperature": 0}, "temperature must be above 0, got 0"),
         ({"finetune_epochs": -1}, "finetune_epochs must be at least 0, got -1"),
-        ({"finetune_batch": 0}, "finetune_batch must be at least 1 or 'full', got 0"),
+        ({"finetune_batch": 0}, "finetune_batch must be at least 1, got 0; 'full' is the whole split"),
         ({"ce_on": "proxy"}, "ce_on must be one of transfer, local, none, got 'proxy'"),
     ],
 )

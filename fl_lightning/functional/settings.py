@@ -1,0 +1,49 @@
+"""Checks of settings. What is refused is named, with the rule, the value and what to do; an unset one (None) passes."""
+
+from collections.abc import Iterable
+
+
+def check_choice(choices: Iterable[str], /, **settings: object) -> None:
+    """Refuse a setting that is none of `choices`.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_choice(("kl", "mse"), distance="l1")
+    Traceback (most recent call last):
+    ValueError: distance must be one of kl, mse, got 'l1'
+    """
+    allowed = tuple(choices)
+    for name, value in settings.items():
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting below `low`, or NaN; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_at_least(0, "0 is FedAvg", mu=-1.0)
+    Traceback (most recent call last):
+    ValueError: mu must be at least 0, got -1.0; 0 is FedAvg
+    """
+    for name, value in settings.items():
+        if value is not None and not value >= low:
+            raise ValueError(f"{name} must be at least {low}, got {value}{hint and '; ' + hint}")
+
+
+def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting that is not above `low`; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_above(0, temperature=0)
+    Traceback (most recent call last):
+    ValueError: temperature must be above 0, got 0
+    """
+    for name, value in settings.items():
+        if value is not None and not value > low:
+            raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
