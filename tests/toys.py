@@ -34,9 +34,9 @@ class EdgePartition(Partition):
     SIZES = (17, 0, 9, 1, 20)
     """Mixed (its last batch is one sample), empty, of one class (the same), one sample, mixed."""
 
-    def __call__(self, labels, num_samples, num_clients, num_classes, generator):
-        of_one_class = np.flatnonzero(labels == labels[0])[: self.SIZES[2]]
-        others = iter(np.setdiff1d(np.arange(num_samples), of_one_class))
+    def __call__(self, samples, num_clients, generator):
+        of_one_class = np.flatnonzero(samples.labels == samples.labels[0])[: self.SIZES[2]]
+        others = iter(np.setdiff1d(np.arange(samples.size), of_one_class))
         return [
             of_one_class if client_id == 2 else np.array([next(others) for _ in range(size)], dtype=np.int64)
             for client_id, size in enumerate(self.SIZES)

@@ -10,6 +10,7 @@ from fl_lightning.data.partitions import (
     IIDPartition,
     Partition,
     QuantityPartition,
+    Samples,
     ShardPartition,
 )
 from fl_lightning.data.sources import Digits, Source, TensorSource
@@ -32,6 +33,7 @@ __all__ = [
     "IIDPartition",
     "Partition",
     "QuantityPartition",
+    "Samples",
     "ShardPartition",
     "Source",
     "Split",

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches, check_cohort
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.held_back import SERVER_ONLY, SETTINGS, check_size, hold_back, one_per_class
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, Samples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Reading, Split
 from fl_lightning.functional.classes import label_counts
@@ -284,9 +284,8 @@ class FederatedDataModule(LightningDataModule):
         pool = held.pop("clients")
         self._splits |= {name: train.subset(torch.from_numpy(indices)).plain() for name, indices in held.items()}
         values = self._values("train")
-        labels = None if values is None else values[pool]
-        generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition(labels, len(pool), self.num_clients, self.num_classes, generator)
+        samples = Samples(len(pool), None if values is None else values[pool], self.num_classes)
+        parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
         self._pool = pool
         return [torch.from_numpy(pool[part]) for part in parts]
 
@@ -313,16 +312,11 @@ class FederatedDataModule(LightningDataModule):
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in self._clients["train"]]
-        generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition.deal_test(
-            train,
-            self._values("train"),
-            self._values("test"),
-            len(self._splits["test"]),
-            self.num_classes,
-            generator,
-            self.client_test_size,
+        samples, test = (
+            Samples(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
         )
+        generator = keyed_numpy(self.seed, "partition")
+        parts = self.partition.deal_test(train, samples, test, generator, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]
 
     @property

@@ -1,6 +1,7 @@
 """Partitions: which client owns which training samples."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,28 +13,41 @@ from fl_lightning.functional.settings import check_at_least, check_choice
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What is dealt.
+
+    Args:
+        size: number of samples n.
+        labels: class of each, (n,) integers (or its value in the partition's column), or None.
+        num_classes: C; None: the largest label + 1.
+
+    Raises:
+        ValueError: without one label per sample.
+    """
+
+    size: int
+    labels: Array | None = None
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and len(self.labels) != self.size:
+            raise ValueError(f"there must be one label per sample, got {len(self.labels)} labels for {self.size}")
+
+
 class Partition(ABC):
     """Deals the samples of a split to the clients; the same generator state gives the same parts."""
 
     column: str | None = None
-    """The column whose values are handed over as `labels`; None: the samples' classes."""
+    """The column whose values are handed over as labels; None: the samples' classes."""
 
     @abstractmethod
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
         """Deal samples 0 ... n-1.
 
         Args:
-            labels: class of each sample, (n,) integers, or None where samples have none.
-            num_samples: n.
+            samples: what is dealt.
             num_clients: N.
-            num_classes: C; None: the largest label + 1.
             generator: every random draw.
 
         Returns:
@@ -46,10 +60,8 @@ class Partition(ABC):
     def deal_test(
         self,
         train: list[Array],
-        labels: Array | None,
-        test_labels: Array | None,
-        num_test: int,
-        num_classes: int | None,
+        samples: Samples,
+        test: Samples,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
@@ -60,48 +72,37 @@ class Partition(ABC):
 
         Args:
             train: what a call returned.
-            labels: class of each training sample, (n,), or None.
-            test_labels: class of each test sample, (m,), or None.
-            num_test: m.
-            num_classes: C.
+            samples: those that it dealt.
+            test: those of the test split, m of them.
             generator: in the state that the call found it in.
             size: samples of a test set; None: as the partition says, here m // N, at least one.
 
         Returns:
             N index arrays into the test split, int64.
         """
-        size = size or self._test_size(num_test, len(train))
-        if labels is None or test_labels is None or num_classes is None:
-            return [generator.choice(num_test, min(size, num_test), replace=False) for _ in train]
-        counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in train])
+        size = size or self._test_size(test.size, len(train))
+        if samples.labels is None or test.labels is None or samples.num_classes is None:
+            return [generator.choice(test.size, min(size, test.size), replace=False) for _ in train]
+        counts = np.stack([np.bincount(samples.labels[part], minlength=samples.num_classes) for part in train])
         counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
-        return list(PC.draw_by_proportions(test_labels, counts, size, generator))
+        return list(PC.draw_by_proportions(test.labels, counts, size, generator))
 
     def _test_size(self, num_test: int, num_clients: int) -> int:
         return max(1, num_test // num_clients)
 
-    def _labelled(self, labels: Array | None, num_samples: int, num_classes: int | None) -> tuple[Array, int]:
+    def _labelled(self, samples: Samples) -> tuple[Array, int]:
         """Labels and the number of classes, or an error that says what to use instead."""
-        name = type(self).__name__
+        labels, num_classes = samples.labels, samples.num_classes
         if labels is None:
-            raise ValueError(f"{name} needs the labels of the samples, got none: use IIDPartition")
-        if len(labels) != num_samples:
-            raise ValueError(f"{name} needs one label per sample, got {len(labels)} labels for {num_samples}")
+            raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
 class IIDPartition(Partition):
     """Shuffled and cut into equal parts; needs no labels."""
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        return list(P.iid(num_samples, num_clients, generator))
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        return list(P.iid(samples.size, num_clients, generator))
 
 
 class DirichletPartition(Partition):
@@ -116,15 +117,8 @@ class DirichletPartition(Partition):
         P.check_dirichlet(alpha, min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels, num_classes = self._labelled(samples)
         return list(P.dirichlet(labels, num_clients, num_classes, self.alpha, generator, self.min_samples))
 
 
@@ -140,32 +134,23 @@ class ShardPartition(Partition):
         check_at_least(1, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels, num_classes = self._labelled(samples)
         return list(P.shards(labels, num_clients, num_classes, self.shards_per_client, generator).indices)
 
     def deal_test(
         self,
         train: list[Array],
-        labels: Array | None,
-        test_labels: Array | None,
-        num_test: int,
-        num_classes: int | None,
+        samples: Samples,
+        test: Samples,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """Where no size is asked, the test split is dealt by the same classes of shards, each sample once."""
-        if size is not None or test_labels is None or num_classes is None:
-            return super().deal_test(train, labels, test_labels, num_test, num_classes, generator, size)
-        classes = P.shard_classes(len(train), num_classes, self.shards_per_client, generator)
-        return list(P.deal_shards(test_labels, classes, generator))
+        if size is not None or test.labels is None or test.num_classes is None:
+            return super().deal_test(train, samples, test, generator, size)
+        classes = P.shard_classes(len(train), test.num_classes, self.shards_per_client, generator)
+        return list(P.deal_shards(test.labels, classes, generator))
 
 
 class ClientDirichletPartition(Partition):
@@ -184,33 +169,24 @@ class ClientDirichletPartition(Partition):
         check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels, num_classes = self._labelled(samples)
         size = self.samples_per_client
         return list(PC.client_dirichlet(labels, num_clients, num_classes, self.alpha, generator, size, self.overlap))
 
     def deal_test(
         self,
         train: list[Array],
-        labels: Array | None,
-        test_labels: Array | None,
-        num_test: int,
-        num_classes: int | None,
+        samples: Samples,
+        test: Samples,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """By the drawn proportions where the size of a client is not set, else by those of its samples."""
-        if self.samples_per_client is not None or test_labels is None or num_classes is None:
-            return super().deal_test(train, labels, test_labels, num_test, num_classes, generator, size)
-        q = PC.client_proportions(len(train), num_classes, self.alpha, generator)
-        return list(PC.draw_by_proportions(test_labels, q, size or self._test_size(num_test, len(train)), generator))
+        if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
+            return super().deal_test(train, samples, test, generator, size)
+        q = PC.client_proportions(len(train), test.num_classes, self.alpha, generator)
+        return list(PC.draw_by_proportions(test.labels, q, size or self._test_size(test.size, len(train)), generator))
 
     def _test_size(self, num_test: int, num_clients: int) -> int:
         return self.samples_per_client or super()._test_size(num_test, num_clients)
@@ -232,15 +208,8 @@ class QuantityPartition(Partition):
         check_choice(("mean", "class"), upper=upper)
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        labels, num_classes = self._labelled(labels, num_samples, num_classes)
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels, num_classes = self._labelled(samples)
         classes, upper, shuffle = self.classes_per_client, self.upper, self.shuffle_clients
         return list(PC.quantity(labels, num_clients, num_classes, classes, generator, upper, shuffle))
 
@@ -257,37 +226,28 @@ class ColumnPartition(Partition):
     def __init__(self, column: str) -> None:
         self.column: str = column
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
-        assert labels is not None
-        self.values = np.unique(labels)
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        assert samples.labels is not None
+        self.values = np.unique(samples.labels)
         if len(self.values) < num_clients:
             raise ValueError(
                 f"num_clients must be at most the number of values in column {self.column!r} ({len(self.values)}), got "
                 f"{num_clients}"
             )
-        return self._deal(labels, num_clients)
+        return self._deal(samples.labels, num_clients)
 
     def deal_test(
         self,
         train: list[Array],
-        labels: Array | None,
-        test_labels: Array | None,
-        num_test: int,
-        num_classes: int | None,
+        samples: Samples,
+        test: Samples,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """By the same values where the test samples have the column, else uniformly."""
-        if test_labels is None or size is not None:
-            return super().deal_test(train, None, None, num_test, num_classes, generator, size)
-        return self._deal(test_labels, len(train))
+        if test.labels is None or size is not None:
+            return super().deal_test(train, samples, Samples(test.size), generator, size)
+        return self._deal(test.labels, len(train))
 
     def _deal(self, found: Array, num_clients: int) -> list[Array]:
         owner = np.searchsorted(self.values, found) % num_clients
@@ -315,24 +275,17 @@ class FixedPartition(Partition):
             )
         return array.astype(np.int64)
 
-    def __call__(
-        self,
-        labels: Array | None,
-        num_samples: int,
-        num_clients: int,
-        num_classes: int | None,
-        generator: np.random.Generator,
-    ) -> list[Array]:
+    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if len(self.indices) != num_clients:
             raise ValueError(
                 f"FixedPartition needs one index list per client, got {len(self.indices)} lists for "
                 f"{num_clients} clients: set num_clients to {len(self.indices)}"
             )
         for client_id, part in enumerate(self.indices):
-            wrong = part[(part < 0) | (part >= num_samples)]
+            wrong = part[(part < 0) | (part >= samples.size)]
             if wrong.size:
                 raise ValueError(
-                    f"FixedPartition indices must lie in 0 ... {num_samples - 1}, got {wrong[0]} for client "
+                    f"FixedPartition indices must lie in 0 ... {samples.size - 1}, got {wrong[0]} for client "
                     f"{client_id}: indices count the samples of the train split from 0"
                 )
         return [part.copy() for part in self.indices]
