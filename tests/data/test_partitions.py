@@ -134,7 +134,8 @@ def test_client_dirichlet_tests_by_the_drawn_proportions_or_by_the_samples():
     q = rng(1).dirichlet(np.full(10, 0.5), size=2)
     test = drawn.deal_test(train, DEALT, Samples(10_000, test_labels, 10), rng(1), size=1000)
     assert abs(np.stack([shares(test_labels, part) for part in test]) - q).max() <= 1e-3
-    few = drawn.deal_test(train, DEALT, Samples(100, test_labels[::100], 10), rng(1))
+    equal = ClientDirichletPartition(float("inf"), overlap=True)
+    few = equal.deal_test(train, DEALT, Samples(100, test_labels[::100], 10), rng(1))
     assert [len(part) for part in few] == [50, 50]
 
     fixed = ClientDirichletPartition(0.1, samples_per_client=40)
