@@ -1,8 +1,7 @@
 """What a method's local step costs beside FedAvg's, and what the arithmetic alone would cost.
 
 Every fit is the `cnn` workload with fewer clients in the cohort, so that many methods fit into a few minutes. The floor
-is made of pieces of bare PyTorch measured in the same run: a whole step, a forward pass, a step on an anchor's rows,
-and a quadratic term over the parameters.
+is made of bare PyTorch measured in the same run: a step with the same arithmetic beside a plain one.
 """
 
 import time
@@ -34,7 +33,7 @@ METHODS: dict[str, Callable[..., ClientModule]] = {
     "FedProx": partial(FedProx, mu=0.1),
     "FedNTD": FedNTD,
     "FedED": FedED,
-    "FedKA": FedKA,
+    "FedKA": partial(FedKA, gamma=1.0),  # every class is non-dominant: ten anchors
     "FedCL": FedCL,
     "SAM": FedAvg,
 }
@@ -90,65 +89,52 @@ def seconds_per_client(name: str, work: Workload) -> float:
     return median(timer.taken[1:])
 
 
-def pieces(work: Workload) -> dict[str, float]:
-    """Seconds of a whole step, a forward pass, a step on an anchor, and a quadratic term over the parameters."""
+def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
+    """Bare steps that do each method's arithmetic, relative to a plain step: medians, measured in turn."""
     net = work.first_net()
     (x, y), _ = work.samples()
     x, y = x[: work.batch_size], y[: work.batch_size]
     sgd = SGD(net.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
     start = [p.detach().clone() for p in net.parameters()]
+    kept = net(x[:ANCHOR]).detach()
 
-    def train(rows: int, step: bool = True) -> None:
-        sgd.zero_grad()
-        cross_entropy(net(x[:rows]), y[:rows]).backward()
-        if step:
-            sgd.step()
+    def pull() -> Tensor:
+        terms = [mse_loss(p, s, reduction="sum") for p, s in zip(net.parameters(), start, strict=True)]
+        return torch.stack(terms).sum()
 
-    def forward() -> None:
-        with torch.no_grad():
-            net(x)
+    def weighted_pull() -> Tensor:
+        squares = (mse_loss(p, s, reduction="none") for p, s in zip(net.parameters(), start, strict=True))
+        return torch.stack([torch.dot(q.flatten(), s.flatten()) for q, s in zip(squares, start, strict=True)]).sum()
 
-    def pull(weighted: bool) -> None:
-        sgd.zero_grad()
-        total = torch.zeros(())
-        for p, s in zip(net.parameters(), start, strict=True):
-            if weighted:
-                total = total + torch.dot(mse_loss(p, s, reduction="none").flatten(), s.flatten())
-            else:
-                total = total + mse_loss(p, s, reduction="sum")
-        total.backward()
+    def step(term: Callable[[], Tensor] | None = None, passes: int = 1) -> None:
+        for _ in range(passes):
+            sgd.zero_grad()
+            loss = cross_entropy(net(x), y)
+            (loss if term is None else loss + 0.1 * term()).backward()
+        sgd.step()
 
-    work_of = {
-        "step": partial(train, work.batch_size),
-        "forward": forward,
-        "anchor": partial(train, ANCHOR, step=False),
-        "pull": partial(pull, weighted=False),
-        "weighted": partial(pull, weighted=True),
+    @torch.no_grad()
+    def teacher() -> None:
+        net(x)
+
+    runs = {
+        "step": step,
+        "teacher": teacher,
+        "FedProx": partial(step, pull),
+        "FedCL": partial(step, weighted_pull),
+        "FedKA": partial(step, lambda: (net(x[:ANCHOR]) - kept).square().sum()),
+        "SAM": partial(step, passes=2),
     }
-    return {name: timed(run) for name, run in work_of.items()}
-
-
-def timed(run: Callable[[], None], repeats: int = 12) -> float:
-    taken = []
+    taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return median(taken[2:])
-
-
-def floors(found: dict[str, float], epochs: int) -> dict[str, float]:
-    """The arithmetic floor of every method, relative to a plain step; a teacher is asked in one epoch of `epochs`."""
-    step, teacher = found["step"], found["forward"] / epochs
-    extra = {
-        "FedProx": found["pull"],
-        "FedNTD": teacher,
-        "FedED": teacher,
-        "FedKA": found["anchor"],
-        "FedCL": found["weighted"],
-        "SAM": step,
-    }
-    return {name: 1 + extra.get(name, 0.0) / step for name in METHODS}
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - begin)
+    found = {name: median(times[2:]) for name, times in taken.items()}
+    asked = found["step"] + found["teacher"] / work.local_epochs  # in one epoch of all
+    found |= {"FedNTD": asked, "FedED": asked}
+    return {name: found.get(name, found["step"]) / found["step"] for name in METHODS}
 
 
 def measure(repeats: int) -> list[tuple[str, float, float, float, float]]:
@@ -161,7 +147,7 @@ def measure(repeats: int) -> list[tuple[str, float, float, float, float]]:
     taken: dict[str, list[float]] = {name: [] for name in METHODS}
     parts: list[dict[str, float]] = []
     for _ in range(repeats):
-        parts.append(floors(pieces(work), work.local_epochs))
+        parts.append(floors(work))
         for name in METHODS:
             taken[name].append(seconds_per_client(name, work))
     rows = []

@@ -69,7 +69,7 @@ class FederatedLoop(Checkpoints):
         lr_decay: float = 1.0,
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
-        personal: list[str] | None = None,
+        personal: str | list[str] | None = None,
         nonfinite: Literal["error", "skip"] = "error",
         alma_every: int | None = None,
         initial_weights: str | Path | None = None,
@@ -101,7 +101,8 @@ class FederatedLoop(Checkpoints):
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.local_epochs, self.max_local_steps, self.lr_decay = local_epochs, max_local_steps, lr_decay
         self.accumulate_grad_batches, self.clip_norm = accumulate_grad_batches, clip_norm
-        self.personal, self.nonfinite, self.alma_every = tuple(personal or ()), nonfinite, alma_every
+        self.personal = (personal,) if isinstance(personal, str) else tuple(personal or ())
+        self.nonfinite, self.alma_every = nonfinite, alma_every
         self.initial_weights, self.threads = initial_weights, threads
         self._seed = seed
         self.store = store or ClientStore()

@@ -20,20 +20,19 @@ LAST = "last.ckpt"
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
-    """What runs with these configuration files are called: the last experiment's stem, else the last file's.
+    """What runs with these configuration files are called, in whatever order: by the experiments, else by all files.
 
-    >>> stem_of(["configs/experiment/digits_fedntd.yaml", "configs/trainer/gpu.yaml"])
+    >>> stem_of(["configs/trainer/gpu.yaml", "configs/experiment/digits_fedntd.yaml"])
     'digits_fedntd'
-    >>> stem_of(["configs/method/fedprox.yaml", "runs/digits_fedntd/3/config.yaml"]), stem_of([])
-    ('digits_fedntd', 'fit')
+    >>> stem_of(["configs/method/fedntd.yaml", "configs/data/cifar10.yaml"]), stem_of([])
+    ('cifar10+fedntd', 'fit')
+    >>> stem_of(["runs/digits_fedntd/3/config.yaml"])
+    'digits_fedntd'
     """
-    paths = [Path(config) for config in configs]
-    for path in [path for path in reversed(paths) if path.parent.name == "experiment"] or paths[-1:]:
-        run = Path(os.path.abspath(path)).parent
-        if path.name == CONFIG and run.name.isdecimal():  # the configuration of an earlier run
-            return run.parent.name
-        return path.stem
-    return "fit"
+    paths = [Path(os.path.abspath(config)) for config in configs]
+    again = [path for path in paths if path.name == CONFIG and path.parent.name.isdecimal()]  # of an earlier run
+    chosen = again or [path for path in paths if path.parent.name == "experiment"] or paths
+    return "+".join(sorted({path.parent.parent.name if again else path.stem for path in chosen})) or "fit"
 
 
 def runs(parent: Path) -> dict[int, Path]:

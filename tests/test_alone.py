@@ -8,7 +8,8 @@ from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from tests.toys import fit, sgd, trainer
-from tests.user_modules import Classifier, Lazy, WarmUp, points
+from tests.user_data import points
+from tests.user_modules import Classifier, Lazy, WarmUp
 
 SHAPE = {"num_classes": 3, "input_shape": (4,)}
 

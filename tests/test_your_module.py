@@ -11,6 +11,7 @@ from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import DirichletPartition, FixedPartition
 from fl_lightning.methods import FedNTD, FedProx
 from tests.toys import equal, trainer, weights_of
+from tests.user_data import Curve, Dicts, Pairs
 from tests.user_modules import (
     MORE,
     SIX,
@@ -18,13 +19,10 @@ from tests.user_modules import (
     ByHand,
     Classifier,
     Copies,
-    Curve,
     DictNet,
-    Dicts,
     FineTune,
     Lazy,
     Metrics,
-    Pairs,
     Plain,
     Regression,
     TinyGAN,
@@ -364,7 +362,7 @@ def test_by_class_path_in_yaml(tmp_path, monkeypatch, capsys):
             }
         },
         "data": {
-            "source": {"class_path": "tests.user_modules.Pairs", "init_args": {"batch_size": 9}},
+            "source": {"class_path": "tests.user_data.Pairs", "init_args": {"batch_size": 9}},
             "num_clients": 3,
         },
     }

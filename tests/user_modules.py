@@ -1,4 +1,4 @@
-"""Modules and data as their users wrote them for a plain Trainer: nothing here knows of federations."""
+"""Modules as their users wrote them for a plain Trainer: nothing here knows of federations."""
 
 import copy
 from typing import NamedTuple
@@ -9,80 +9,10 @@ import torch
 from pytorch_lightning.callbacks import EarlyStopping
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
 from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection
 
-CENTRES = torch.randn(3, 4, generator=torch.Generator().manual_seed(99)) * 2
-
-
-def points(n, seed):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (n,), generator=g)
-    return CENTRES[y] + torch.randn(n, 4, generator=g), y
-
-
-class Pairs(pl.LightningDataModule):
-    """(x, y) in memory, with a validation and a test loader."""
-
-    def __init__(self, batch_size=8):
-        super().__init__()
-        self.batch_size = batch_size
-        self.stages = []
-
-    def setup(self, stage):
-        self.stages.append(stage)
-        self.sets = [TensorDataset(*points(n, seed)) for seed, n in enumerate((90, 30, 40))]
-
-    def train_dataloader(self):
-        return DataLoader(self.sets[0], self.batch_size, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.sets[1], 16)
-
-    def test_dataloader(self):
-        return DataLoader(self.sets[2], 16)
-
-
-class DictSamples(Dataset):
-    def __init__(self, n, seed):
-        self.x, self.y = points(n, seed)
-        self.writer = [f"w{i % 6}" for i in range(n)]
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        noise = torch.randn(4) * 0.01
-        return {"image": self.x[index] + noise, "label": int(self.y[index]), "writer": self.writer[index]}
-
-
-class Dicts(pl.LightningDataModule):
-    """Dictionary batches from a dataset that draws at random, with a collate function of its own; no test set."""
-
-    def train_dataloader(self):
-        return DataLoader(DictSamples(60, 0), batch_size=6, shuffle=True, collate_fn=self.collate)
-
-    def val_dataloader(self):
-        return DataLoader(DictSamples(20, 1), batch_size=6, collate_fn=self.collate)
-
-    @staticmethod
-    def collate(items):
-        return {
-            "image": torch.stack([item["image"] for item in items]),
-            "label": torch.tensor([item["label"] for item in items]),
-        }
-
-
-class Curve(pl.LightningDataModule):
-    """Regression: float targets, no classes."""
-
-    def train_dataloader(self):
-        x = torch.linspace(-2, 2, 64)[:, None]
-        return DataLoader(TensorDataset(x, torch.sin(x)), batch_size=8, shuffle=True)
-
-    def val_dataloader(self):
-        x = torch.linspace(-1.9, 1.9, 20)[:, None]
-        return DataLoader(TensorDataset(x, torch.sin(x)), batch_size=8)
+from tests.user_data import Curve, Dicts, Pairs
 
 
 class Classifier(pl.LightningModule):

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 from fl_lightning import FederatedDataModule
 from fl_lightning.data import DatasetSource, DirichletPartition
 from fl_lightning.data.datasets import labels_of
-from tests.user_modules import Dicts, DictSamples, Pairs, points
+from tests.user_data import Dicts, DictSamples, Pairs, points
 
 
 def ready(data):

@@ -20,7 +20,8 @@ from fl_lightning import Aggregator, ClientModule, FederatedDataModule, Federate
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
-from tests.user_modules import Classifier, Pairs
+from tests.user_data import Pairs
+from tests.user_modules import Classifier
 
 SIZES = (7, 12, 5, 0, 16, 9, 3)
 

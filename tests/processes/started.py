@@ -11,7 +11,8 @@ import torch
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer
-from tests.user_modules import Lazy, Pairs
+from tests.user_data import Pairs
+from tests.user_modules import Lazy
 
 
 def cases():
