@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fl_lightning.store import ClientStore
 
 DATA_SHAPE = "data_shape"
-"""What a state dict that crosses processes carries besides weights: number of classes and shape of the input."""
+"""What a checkpoint, and a state dict that crosses processes, carry besides weights: classes and shape of the input."""
 
 
 class Checkpoints(Forwarding):
@@ -34,6 +34,7 @@ class Checkpoints(Forwarding):
             way.
         handed_over: after a fit in a process that was started for it (spawn, fork), of which only the state dict
             comes back.
+        aggregator_later: entries of the aggregator's state that were loaded before it had them.
     """
 
     client: ClientModule
@@ -49,26 +50,42 @@ class Checkpoints(Forwarding):
         super().__init__()
         self.round_start: dict[str, Any] = {}
         self.handed_over = False
+        self.aggregator_later: dict[str, Any] = {}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Whole rounds only: inside a round or an evaluation, the weights before it."""
-        client, told = self.client, {}
-        if self.handed_over and client.module is None:
-            told = {DATA_SHAPE: torch.tensor([client.num_classes, *client.input_shape])}  # type: ignore[misc]
+        shape = self._data_shape() if self.handed_over else None
+        told = {} if shape is None else {DATA_SHAPE: torch.tensor(shape)}
         return super().state_dict(*args, **kwargs) | self.round_start | told
 
+    def _data_shape(self) -> list[int] | None:
+        """What the net was built for, (C, *input_shape); None for a module of one's own."""
+        client = self.client
+        if client.module is not None or client.num_classes is None or client.input_shape is None:
+            return None
+        return [client.num_classes, *client.input_shape]
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Build the net first where no fit has: in the process that started those that trained it."""
+        """Outside of a fit, build the net first; what the aggregator allocates later is kept for it."""
         strict = strict and all(module.strict_loading for module in self.client_modules())
         state = dict(state_dict)
         shape = state.pop(DATA_SHAPE, None)
         if self.weights is None:
             self.initial_weights = None  # they are overwritten here, and must not come back
-            if shape is None:
-                self.client.configure_model()
-            else:
-                self.client.build(int(shape[0]), tuple(shape[1:].tolist()))
+            self._build(None if shape is None else shape.tolist())
+            self.aggregator_later = {name: state.pop(name) for name in state.keys() - self._own(state).keys()}
         return super().load_state_dict(state, strict, assign)
+
+    def _build(self, shape: list[int] | None) -> None:
+        if shape is None:
+            self.client.configure_model()
+        else:
+            self.client.build(shape[0], tuple(shape[1:]))
+
+    def _own(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """`state` without entries of the aggregator that are not there."""
+        own = self.state_dict()
+        return {name: value for name, value in state.items() if name in own or not name.startswith("aggregator.")}
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -92,6 +109,7 @@ class Checkpoints(Forwarding):
             "row_round": self.row_round,
             "peak": self.evaluation.peak,
             "client": inner,
+            DATA_SHAPE: self._data_shape(),
         }
 
     def _whole_store(self) -> dict[int, dict[str, Any]]:
@@ -120,7 +138,11 @@ class Checkpoints(Forwarding):
                 "a FederatedLoop continues its own checkpoints only, and this one is of another LightningModule; to "
                 "start from its weights set model.initial_weights"
             )
-        check_entries(self.state_dict(), checkpoint["state_dict"])
+        entries = checkpoint["state_dict"]
+        if self.weights is None:  # by load_from_checkpoint, before any data are known
+            self._build(saved.get(DATA_SHAPE))
+            entries = self._own(entries)
+        check_entries(self.state_dict(), entries)
         ranks = Ranks()
         self.store.load_state_dict(saved["store"], ranks.rank, ranks.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}

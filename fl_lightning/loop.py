@@ -170,20 +170,28 @@ class FederatedLoop(Checkpoints):
 
     def configure_model(self) -> None:
         """Build the net from what the data know, then everything that a checkpoint is restored into."""
+        try:
+            data = self.data
+        except RuntimeError:  # no Trainer yet: load_from_checkpoint, which knows from the checkpoint what to build
+            return
         if self.weights is not None:
             return
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         client = self.client
         client.configure_model()
         if client.module is None:
-            client.build(self.data.num_classes, self.data.input_shape)
+            client.build(data.num_classes, data.input_shape)
         self.weights = GlobalWeights(client, self.personal)
         if self.initial_weights is not None:
             self._load_initial(Path(self.initial_weights))
         Ranks().broadcast_(list(self.weights.live(list(self.weights.entries)).values()))
-        self.initial_personal = clone(self.weights.live(self.weights.personal))
-        self.aggregator.server = self.server = Server(self.weights, self.data, self.store, lambda: self.seed)
+        self.initial_personal = self.initial_personal or clone(self.weights.live(self.weights.personal))
+        self.aggregator.server = self.server = Server(self.weights, data, self.store, lambda: self.seed)
         self.aggregator.setup()
+        if self.aggregator_later:
+            later = {name.removeprefix("aggregator."): value for name, value in self.aggregator_later.items()}
+            self.aggregator.load_state_dict(later, strict=False)
+            self.aggregator_later = {}
 
     def _load_initial(self, path: Path) -> None:
         if not path.is_file():

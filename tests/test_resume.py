@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop
-from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNTD
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 5
@@ -281,6 +281,20 @@ def test_checkpoint_of_another_net_is_refused(tmp_path):
     run.save_checkpoint(tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match=r"same client and aggregator.*has shape"):
         fit(FedAvg(net=BatchNormNet), ckpt_path=tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("aggregator", [None, Count, FedEXPAggregator])
+@pytest.mark.parametrize("client", [partial(FedNTD, net=BatchNormNet), partial(FedAvg, net=BatchNormNet)])
+def test_a_loop_read_by_load_from_checkpoint_evaluates_alike(tmp_path, client, aggregator):
+    made = {"aggregator": aggregator and aggregator(), "personal": "net.body.1*"}
+    loop = fit(client(), rounds=2, **made)
+    loop.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    made["aggregator"] = aggregator and aggregator()
+    again = FederatedLoop.load_from_checkpoint(tmp_path / "a.ckpt", client=client(), seed=3, **made)
+    values = [trainer(1).validate(one, toy_data(), verbose=False) for one in (loop, again)]
+    assert values[0] == values[1]
+    assert equal(weights_of(loop), weights_of(again))
+    assert equal(loop.initial_personal, again.initial_personal)
 
 
 def test_no_warning_about_a_resume_in_the_middle(tmp_path):
