@@ -34,6 +34,16 @@ class KnowledgeAggregator(Aggregator):
 
     def setup(self) -> None:
         self.fused: dict[int, Tensor] = {}
+        client = self.server.module
+        if not isinstance(client, KnowledgeClient):
+            raise ValueError(
+                f"a {type(self).__name__} needs a client that sends knowledge, such as KnFu, got "
+                f"{type(client).__name__}; leave model.aggregator unset"
+            )
+        if not len(self.server.data("transfer")):
+            raise ValueError(
+                f"{type(client).__name__} needs a transfer set with samples, got an empty one; raise data.transfer_size"
+            )
 
     @abstractmethod
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
@@ -49,8 +59,8 @@ class KnowledgeAggregator(Aggregator):
     def finish(self, exchange: str) -> State | None:
         if exchange == "train":
             self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
-            # one that is not finite says so itself, and must not spread; skipped, it is all zeros
-            valid = {c: k for c, k in self.fused.items() if bool(k.any()) and bool(k.isfinite().all())}
+            # one that is not finite says so itself, and must not spread; one that is skipped has zeros for it
+            valid = {c: k for c, k in self.fused.items() if bool(self.rows[c].finite) and bool(k.isfinite().all())}
             if valid:
                 fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
                 self.fused |= {c: new.to(valid[c].dtype) for c, new in zip(valid, fused, strict=True)}

@@ -275,7 +275,8 @@ class RoundRunner:
         """The update, or on the device one without samples and without a change where it is not finite."""
         weights = update.weights and sanitised(update.weights, finite, start)
         extras = sanitised_tree(dict(update.extras), finite)
-        return replace(update, num_samples=finite.to(torch.int64) * update.num_samples, weights=weights, extras=extras)
+        num_samples = finite.to(torch.int64) * update.num_samples
+        return replace(update, num_samples=num_samples, weights=weights, extras=extras, finite=finite)
 
     def _close(
         self, result: RoundResult, flags: list[tuple[int, Tensor]], traffic_here: dict[str, list[int]], round_idx: int
@@ -326,7 +327,8 @@ class RoundRunner:
 def to_device(value: Any, device: torch.device) -> Any:
     """A nest with its tensors on `device`."""
     if isinstance(value, ClientUpdate):
-        return replace(value, weights=to_device(value.weights, device), extras=to_device(value.extras, device))
+        parts = ("num_samples", "weights", "extras", "finite")
+        return replace(value, **{name: to_device(getattr(value, name), device) for name in parts})
     if isinstance(value, Tensor):
         return value.detach().to(device)
     if isinstance(value, Mapping):

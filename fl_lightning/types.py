@@ -45,6 +45,7 @@ class ClientUpdate:
             (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
         weights: the client's shared entries, live: valid until the next client is loaded, so clone what is kept.
         extras: whatever else the method sends up (`ClientModule.reply`).
+        finite: False, in a 0-d tensor, where `nonfinite: skip` has put zeros in place of what was not finite.
     """
 
     client_id: int
@@ -53,6 +54,7 @@ class ClientUpdate:
     exposure: float
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    finite: bool | Tensor = True
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,12 @@ SIZES = (7, 12, 5, 9, 16)  # unequal on purpose; with batches of 5 or 6 last bat
 class BatchNormNet(Backbone):
     """Linear, BatchNorm, ReLU, dropout, linear."""
 
-    def __init__(self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2) -> None:
+    def __init__(
+        self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2, running: bool = True
+    ) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(prod(input_shape), 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout))
+        norm = nn.BatchNorm1d(8, track_running_stats=running)
+        self.body = nn.Sequential(nn.Linear(prod(input_shape), 8), norm, nn.ReLU(), nn.Dropout(dropout))
         self.head = nn.Linear(8, num_classes)
 
     def features(self, x):

@@ -133,6 +133,8 @@ class StateSum:
                 f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
                 f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
             )
+        elif list(layout) != list(self.layout):
+            state = {name: state[name] for name in self.layout}
         for dtype, vector in flatten(state).items():
             if dtype not in self.flat:
                 self.flat[dtype] = torch.zeros_like(vector, dtype=torch.float64)

@@ -108,11 +108,14 @@ class LocalTrainer:
     def train(self, data: Any, exchange: str, epochs: int) -> None:
         """All phases of one exchange on one client's data, in place; the client's context is set by the loop."""
         self.seed(f"train/{exchange}", data)
+        passed: dict[str, int] = {}
         for phase in self.client.phases(exchange):
             self.restore_modes()
             if data.size(phase.split):
+                own, before = epochs if phase.epochs is None else phase.epochs, passed.get(phase.split, 0)
                 with nullcontext() if phase.trains is None else self._trained(phase.trains):
-                    self._phase(phase, data, epochs if phase.epochs is None else phase.epochs)
+                    self._phase(phase, data, own, before)
+                passed[phase.split] = before + own
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Built anew, or reset to what it was when it was built: momentum never outlives a client's round."""
@@ -143,7 +146,8 @@ class LocalTrainer:
         self.desk.backward = self._backward_of(scaler)
         return found
 
-    def _phase(self, phase: Phase, data: Any, epochs: int) -> None:
+    def _phase(self, phase: Phase, data: Any, epochs: int, before: int) -> None:
+        """`epochs` passes over the phase's split, which earlier phases of the exchange have passed `before` times."""
         client, desk = self.client, self.desk
         optimizers = self._optimizers(phase)
         scale_lr(optimizers.raw, optimizers.schedulers, self.settings.lr_decay**data.round_idx, phase.lr)
@@ -153,7 +157,9 @@ class LocalTrainer:
         desk.optimizers_now = optimizers.wrapped
         desk.schedulers_now = [entry.scheduler for entry in optimizers.schedulers]
         batch_size = data.batch_size(phase.split, phase.batch_size)
-        batches = data.num_batches(phase.split, batch_size) - self._single_sample(data, phase.split, batch_size)
+        batches = data.num_batches(phase.split, batch_size) - self._single_sample(
+            data, phase.split, batch_size, phase.batch_size
+        )
         repeats = context.repeats = self._repeats(phase, data, epochs)
         for epoch in range(epochs):
             if self._finished():
@@ -161,7 +167,7 @@ class LocalTrainer:
             desk.epoch_book = LogBook() if optimizers.plateau else None
             self.call("on_train_epoch_start")
             with_index = phase.with_index or repeats is not None
-            for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
+            for index, item in enumerate(data.batches(phase.split, before + epoch, batch_size, with_index=with_index)):
                 if index == batches or self._finished():
                     break
                 if repeats is None:
@@ -266,7 +272,7 @@ class LocalTrainer:
         limit = self.settings.max_local_steps
         return limit is not None and self.client.num_steps >= limit
 
-    def _single_sample(self, data: Any, split: str, batch_size: int) -> int:
+    def _single_sample(self, data: Any, split: str, batch_size: int, own: int | str | None) -> int:
         """1 where the last batch is a single sample that a BatchNorm net leaves out.
 
         A client with one sample in all trains with BatchNorm in eval mode instead.
@@ -283,7 +289,8 @@ class LocalTrainer:
                 module.eval()
             return 0
         if batch_size == 1:
-            raise ValueError("batch_size must be at least 2 for a net with BatchNorm, got 1; raise data.batch_size")
+            setting = "data.batch_size" if own is None else "the phase's batch_size"
+            raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
         return int(n % batch_size == 1)
 
     @contextmanager

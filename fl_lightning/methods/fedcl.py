@@ -135,7 +135,7 @@ class FedCL(ClientModule):
         else:
             entries = sum(value.numel() for value in weights.values())
             total = torch.stack([value.expand_as(weights[name]).sum() for name, value in omega.items()]).sum()
-            self.log("train/importance", total / entries)
+            self.log("train/importance", total / entries, batch_size=1)
         self.round_buffer("importance", dict(omega))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -94,6 +94,9 @@ class FedED(ClientModule):
         self.round_buffer("prior", prior.to(weight.device, raised(weight).dtype))
         if self.lam:
             self.frozen("teacher", self.teacher_mode)
+            if local.size():
+                empty = (prior == 0).sum()  # |𝕆|; the only empty class has no other to be told from
+                self.log("train/empty_classes", empty, batch_size=1)
 
     def remedy(self) -> str:
         if not self.omega or self.logit_form == "official":

@@ -18,6 +18,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.functional.state import raised
+from fl_lightning.teacher import mixes_samples
 from fl_lightning.types import Batch, Broadcast, ClientData
 
 Source = Literal["shared", "local"]
@@ -155,14 +156,19 @@ class FedKA(ClientModule):
         if not plan:
             return
         samples = {source: self.placed(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
+        if not len(samples["shared"][1]):
+            raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
         found = set(samples["shared"][1].tolist())  # a class that nobody has is not in the shared set
         plan = {k: source for k, source in plan.items() if source == "local" or k in found}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return
         rows = torch.stack([samples[anchor.source][0][anchor.index] for anchor in anchors])
-        x = rows.new_zeros(max(len(rows), min(self.mu, len(counts))), *rows.shape[1:])  # of one shape for all clients
-        x[: len(rows)] = rows
+        if mixes_samples(self):  # padding would change what the net says of the anchors; one row has no statistics
+            x = rows if len(rows) > 1 else torch.cat([rows, rows])
+        else:  # of one shape for all clients
+            x = rows.new_zeros(max(len(rows), min(self.mu, len(counts))), *rows.shape[1:])
+            x[: len(rows)] = rows
         self.round_buffer("anchors", x)
         self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))
         self.round_buffer("kept", ~split.dominant.to(x.device))

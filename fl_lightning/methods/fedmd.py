@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.functional.settings import check_choice
 from fl_lightning.functional.state import raised
 
 
@@ -43,8 +44,7 @@ class FedMD(KnowledgeClient):
 
     def __init__(self, targets: Literal["soft", "logits"] = "soft", **base: Any) -> None:
         super().__init__(**base)
-        if targets not in ("soft", "logits"):
-            raise ValueError(f"targets must be soft or logits, got {targets!r}")
+        check_choice(("soft", "logits"), targets=targets)
         self.targets = targets
 
     def knowledge_of(self, logits: Tensor) -> Tensor:

@@ -72,3 +72,10 @@ def test_what_was_added_is_not_kept_nor_changed():
     total.add({"w": torch.ones(3)}, torch.tensor(3))
     assert total.state()["w"].tolist() == [5.0, 5.0, 5.0]
     assert not entry["w"].any()
+
+
+def test_the_order_of_names_does_not_matter():
+    a, b = torch.zeros(2), torch.ones(2)
+    mean = S.weighted_mean([{"a": a, "b": b}, {"b": b, "a": a}], [1, 1])
+    assert torch.equal(mean["a"], a)
+    assert torch.equal(mean["b"], b)

@@ -122,7 +122,7 @@ def test_the_teacher_is_frozen_and_shared(mode):
             super().receive(broadcast, local)
             self.first = self.teacher_state()
             assert all(torch.equal(self.net.state_dict()[name], value) for name, value in self.first.items())
-            assert self.frozen("teacher").net.training == (mode == "train")
+            assert self.frozen("teacher").batch_statistics == (mode == "train")
 
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)

@@ -257,3 +257,17 @@ def test_the_shared_set_is_asked_for_at_start():
 def test_wrong_settings_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         FedKA(**settings)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_padding_does_not_change_the_logits_of_anchors(running):
+    """Rows of zeros would enter the statistics of a batch where there are no running ones."""
+
+    class Looks(FedKA):
+        def receive(self, broadcast, local):
+            super().receive(broadcast, local)
+            rows = self.round["anchors"][self.round["valid"]]
+            if len(rows) > 1:
+                torch.testing.assert_close(self.round["received"][self.round["valid"]], self.anchor_logits(rows))
+
+    fit(Looks(net=partial(BatchNormNet, running=running), gamma=0.3, optimizer=sgd()), 2)

@@ -75,5 +75,23 @@ def test_a_fine_tuning_step_can_be_stacked():
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="targets must be soft or logits, got 'hard'"):
+    with pytest.raises(ValueError, match="targets must be one of soft, logits, got 'hard'"):
         fedmd(targets="hard")
+
+
+class Silent(Flat.func):
+    """Says zero of every class until it is trained."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__(num_classes, input_shape, hidden=())
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+
+def test_knowledge_that_is_zero_counts_like_any_other():
+    data = transfer_data(sizes=(7, 0), schedule=[[0, 1]])
+    loop = fit(fedmd(targets="logits", ce_on="none", net=Silent), 1, data)
+    fused = loop.aggregator.fused
+    assert torch.equal(fused[0], fused[1])
+    alone = fit(fedmd(targets="logits", ce_on="none", net=Silent), 1, transfer_data(sizes=(7, 0), schedule=[[0]]))
+    torch.testing.assert_close(2 * fused[0], alone.aggregator.fused[0])

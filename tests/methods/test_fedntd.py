@@ -260,6 +260,14 @@ def test_a_label_outside_the_classes_is_refused(label):
         client.training_step((torch.zeros(2, 4), torch.tensor([0, label])), 0)
 
 
+class Uncached(FedNTD):
+    """Asks the teacher at every step."""
+
+    def training_step(self, batch, batch_idx):
+        self.context.repeats = None
+        return super().training_step(batch, batch_idx)
+
+
 @pytest.mark.parametrize("sizes", [(7, 12, 9), (11, 6, 16)])
 def test_the_teachers_logits_are_computed_in_the_first_epoch_only(sizes):
     """With 11 or 6 samples the last batch of one is left out, and the next epoch must compute what was not seen."""
@@ -276,11 +284,6 @@ def test_the_teachers_logits_are_computed_in_the_first_epoch_only(sizes):
                 computed = teacher._logits
                 teacher._logits = lambda x: (setattr(Counting, "calls", Counting.calls + 1), computed(x))[1]
 
-    class Uncached(FedNTD):
-        def training_step(self, batch, batch_idx):
-            self.context.repeats = None
-            return super().training_step(batch, batch_idx)
-
     settings = {"net": BatchNormNet, "optimizer": sgd()}
     cached = fit(Counting(**settings), 2, toy_data(sizes, batch_size=5), local_epochs=4)
     computed = fit(Uncached(**settings), 2, toy_data(sizes, batch_size=5), local_epochs=4)
@@ -289,3 +292,24 @@ def test_the_teachers_logits_are_computed_in_the_first_epoch_only(sizes):
     first_epoch = 2 * sum(-(-n // 5) for n in sizes)
     everything = 4 * 2 * sum(-(-n // 5) - (n % 5 == 1) for n in sizes)
     assert (Counting.calls == first_epoch) if all(n % 5 != 1 for n in sizes) else (Counting.calls == everything)
+
+
+def test_logits_are_not_looked_up_where_they_depend_on_the_batch():
+    """BatchNorm without running statistics normalises with the batch in eval mode too, and batches differ."""
+    net = partial(BatchNormNet, running=False)
+    cached, computed = (
+        fit(kind(net=net, optimizer=sgd()), 2, toy_data((7, 12)), local_epochs=3) for kind in (FedNTD, Uncached)
+    )
+    for name, value in weights_of(computed).items():
+        torch.testing.assert_close(weights_of(cached)[name], value)
+
+
+def test_a_teacher_in_train_mode_takes_one_sample_and_has_no_dropout():
+    class Twice(FedNTD):
+        def training_step(self, batch, batch_idx):
+            teacher = self.frozen("teacher", self.teacher_mode)
+            assert torch.equal(teacher(batch[0]), teacher(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    client = Twice(net=partial(BatchNormNet, dropout=0.5), optimizer=sgd(), teacher_mode="train")
+    assert fit(client, 1, toy_data((1, 8))).row["train/ntd"] >= 0

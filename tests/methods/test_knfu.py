@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
 from fl_lightning.codistillation import soft_label_divergence, soft_labels
+from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedMD, KnFu
 from fl_lightning.methods.knfu import (
     KnFuAggregator,
@@ -337,3 +338,13 @@ def test_fedavg_with_every_entry_personal_may_have_different_nets():
     loop = fit(FedAvg(net=THREE, optimizer=sgd()), 2, transfer_data(), personal=["*"])
     assert loop.row["comm/bytes_down"] == loop.row["comm/bytes_up"] == 0
     assert "local/alma" in loop.row
+
+
+def test_it_needs_transfer_samples_and_clients_that_send_knowledge():
+    empty = TensorSource(tuple(t[:0] for t in samples(2)), samples(2), num_classes=3)
+    with pytest.raises(ValueError, match=r"KnFu needs a transfer set with samples, got an empty one"):
+        fit(knfu(), 1, toy_data(sets={"transfer": empty}))
+    with pytest.raises(
+        ValueError, match="KnFuAggregator needs a client that sends knowledge, such as KnFu, got FedAvg"
+    ):
+        fit(FedAvg(net=BatchNormNet), 1, transfer_data(), aggregator=KnFuAggregator())
