@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.data.client_data import NO_BATCH
 from fl_lightning.functional.state import StateSum
-from fl_lightning.local.hooks import Placement, overridden
+from fl_lightning.local.hooks import overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
 from fl_lightning.metrics import class_accuracies, count_classes
 from fl_lightning.modules import num_arguments
@@ -63,7 +63,7 @@ class Evaluation:
         if loop.client.module is None and data.num_classes is not None:
             self._counts = torch.zeros(2 * data.num_classes + 1, dtype=torch.float64, device=loop.device)
             self._names = self._names or self.class_names
-        self._placed = Placement(loop.client_modules(), loop.trainer.precision_plugin, loop.device)
+        self._placed = loop.placement()
         live = weights.live(weights.shared)
         evaluated = loop.aggregator.evaluation_weights(live)
         if evaluated is not live:
@@ -103,7 +103,7 @@ class Evaluation:
             )
         if batch is NO_BATCH:
             return None
-        batch = Placement(self.loop.client_modules(), self.loop.trainer.precision_plugin, self.loop.device)(batch)
+        batch = self.loop.placement()(batch)
         if client.module is None:
             return client(batch[0])
         return self._call(client.module.predict_step, batch, batch_idx, dataloader_idx)
@@ -125,8 +125,9 @@ class Evaluation:
         loop = self.loop
         self.restore()
         ranks = Ranks(loop.device)
-        logged = reduced(ranks.gather(self.book.drain()[1]))
-        logged |= self.book.compute_metrics(sorted(self.book.metrics))
+        gathered = ranks.gather((self.book.drain()[1], self.book.metric_paths(loop.client)))
+        logged = reduced([rows for rows, _ in gathered])
+        logged |= self.book.compute_metrics(loop.client, [paths for _, paths in gathered])
         if self._counts is None:
             return logged
         if ranks.world > 1:
@@ -158,7 +159,7 @@ class Evaluation:
         weights, client, runner = loop.weights, loop.client, loop.runner
         assert weights is not None
         before = weights.snapshot(list(weights.entries))
-        self._placed = Placement(loop.client_modules(), loop.trainer.precision_plugin, loop.device)
+        self._placed = loop.placement()
         ranks = Ranks(loop.device)
         accuracies = {}
         try:

@@ -20,7 +20,7 @@ from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.functional.settings import check_above, check_at_least, check_choice
 from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
-from fl_lightning.local.hooks import hooks, refuse_unforwarded
+from fl_lightning.local.hooks import Placement, hooks, refuse_unforwarded
 from fl_lightning.local.training import needs_closure
 from fl_lightning.modules import check_module
 from fl_lightning.rounds import NonFiniteUpdateError, RoundRunner
@@ -301,6 +301,11 @@ class FederatedLoop(Checkpoints):
             for logger in self.loggers:
                 logger.log_metrics(self.row, step=self.row_round)
         self.row_round = None
+
+    def placement(self) -> Placement:
+        """What puts a batch on the device, through the user's own transfer hooks."""
+        datamodule = getattr(self.data.source, "datamodule", None)
+        return Placement(self.client_modules(), self.trainer.precision_plugin, self.device, datamodule)
 
     # --- evaluation --------------------------------------------------------------------------------------------
 

@@ -65,10 +65,14 @@ class RoundRunner:
         self.data = loop.data
         self.ranks = Ranks(loop.device)
         self.skips = loop.nonfinite == "skip"
-        self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.device)
+        self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.placement())
+        shared = loop.weights.live(loop.weights.shared)
+        self.constants = {name for name, value in shared.items() if not bool(value.isfinite().all())}
+        """Entries that were not finite before anyone trained (the mask of a transformer): they are no one's fault."""
         self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
         self.modules = list(loop.client.lightning_modules())
         self.parameters = list(loop.client.parameters())
+        self.known = {*loop.weights.entries, *loop.weights.tied}
         self.receives = getattr(loop.client.receive, "__func__", None) is not ClientModule.receive
         self.current = object()
         """Tells this run of a round from every other, another fit's round of the same number too."""
@@ -146,7 +150,23 @@ class RoundRunner:
                 result.new = server.weights = {**server.weights, **finished}
             self.notify("on_exchange_end", exchange)
         self._close(result, flags, traffic_here, round_idx)
+        self._check_entries()
         return result
+
+    def _check_entries(self) -> None:
+        """Once, after the first round: refuse weights that began to exist in training, which would stay for the next.
+
+        Raises:
+            ValueError: naming the entry.
+        """
+        if self.known:
+            new = [n for n, v in self.client.state_dict().items() if isinstance(v, Tensor) and n not in self.known]
+            self.known = set()
+            if new:
+                raise ValueError(
+                    f"the client's entries must exist before training, to be sent and saved, but {new[0]!r} came to be "
+                    f"in it; allocate it in __init__ or configure_model"
+                )
 
     def _client(
         self,
@@ -261,7 +281,10 @@ class RoundRunner:
     def _sum(self, update: ClientUpdate, own: State | None) -> Tensor:
         """A float64 sum over everything that a client changed: finite exactly where all of it is."""
         sums = []
-        for state in (update.weights, own):
+        weights = update.weights
+        if self.constants and weights:
+            weights = {name: value for name, value in weights.items() if name not in self.constants}
+        for state in (weights, own):
             if state:
                 vectors = flatten(state).items()
                 sums += [vector.sum(dtype=torch.float64) for dtype, vector in vectors if dtype.is_floating_point]
@@ -285,7 +308,7 @@ class RoundRunner:
         host, rows = self.book.drain([total for _, total in flags])
         broken = {client_id for (client_id, _), value in zip(flags, host, strict=True) if not math.isfinite(value)}
         keepers = [c for c, (memory, own) in result.records.items() if memory or own is not None]
-        here = (broken, rows, traffic_here, keepers, self._metric_paths())
+        here = (broken, rows, traffic_here, keepers, self.book.metric_paths(self.client))
         gathered = self.ranks.agree(here, None)
         broken = set().union(*(part[0] for part in gathered))
         if broken and not self.skips:
@@ -298,7 +321,7 @@ class RoundRunner:
         books = [part[1] for part in gathered]
         if broken:
             books = [finite_rows(book) for book in books]
-        result.values = reduced(books) | self._metrics([part[4] for part in gathered])
+        result.values = reduced(books) | self.book.compute_metrics(self.client, [part[4] for part in gathered])
         if self.skips:
             result.values["train/skipped"] = float(len(broken))
         result.values |= per_exchange([part[2] for part in gathered])
@@ -306,22 +329,6 @@ class RoundRunner:
             result.values |= bytes_of_sets(self.data, self.client.needs)
         if self.ranks.world > 1:
             self.store.owners |= {c: rank for rank, part in enumerate(gathered) for c in part[3] if c not in broken}
-
-    def _metric_paths(self) -> dict[str, str]:
-        """Where in the client the logged metric objects are, so that ranks on which none was logged find them."""
-        if not self.book.metrics or self.ranks.world == 1:
-            return {}
-        where = {id(module): path for path, module in self.client.named_modules()}
-        return {name: where[id(metric)] for name, metric in self.book.metrics.items() if id(metric) in where}
-
-    def _metrics(self, paths: list[dict[str, str]]) -> dict[str, float]:
-        """The logged metric objects over all ranks, in one order everywhere (computing one is a collective)."""
-        union: dict[str, str] = {}
-        for found in paths:
-            union |= found
-        for name, path in union.items():
-            self.book.metrics.setdefault(name, self.client.get_submodule(path))  # type: ignore[arg-type]
-        return self.book.compute_metrics(sorted(self.book.metrics))
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -208,11 +208,17 @@ class DatasetSource(Source):
             found[name] = None if dataset is None else make_split(dataset, self.readings[name], columns)
         train = found["train"]
         assert train is not None
-        if self.num_classes is None and train.labels is not None and len(train.labels):
-            self.num_classes = int(train.labels.max()) + 1
-        for name, split in found.items():
-            if split is not None and split.labels is not None and self.num_classes is not None:
-                check_labels(split.labels, self.num_classes, name)
+        given = [split for split in found.values() if split is not None]
+        labels = [split.labels for split in given if split.labels is not None and len(split.labels)]
+        if self.num_classes is not None:
+            for name, split in found.items():
+                if split is not None and split.labels is not None:
+                    check_labels(split.labels, self.num_classes, name)
+        elif any(bool((y < 0).any()) for y in labels):  # whole numbers that are no classes
+            for split in given:
+                split.labels = None
+        elif train.labels is not None and labels:
+            self.num_classes = max(int(y.max()) for y in labels) + 1
         self.validation = found["val"]
         return train, found["test"]
 

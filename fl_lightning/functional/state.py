@@ -139,8 +139,8 @@ class StateSum:
             if dtype not in self.flat:
                 self.flat[dtype] = torch.zeros_like(vector, dtype=torch.float64)
             if isinstance(weight, Tensor):
-                self.flat[dtype].add_(vector.to(torch.float64) * weight)
-            else:
+                self.flat[dtype].add_(torch.where(weight == 0, 0.0, vector.to(torch.float64) * weight))
+            elif weight:  # zero times infinity is not zero
                 self.flat[dtype].add_(vector, alpha=weight)
 
     @classmethod

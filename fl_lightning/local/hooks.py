@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor
 
@@ -61,19 +61,38 @@ def refuse_unforwarded(module: LightningModule) -> None:
 
 
 class Placement:
-    """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks."""
+    """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks.
 
-    def __init__(self, modules: list[LightningModule], precision: Any, device: torch.device) -> None:
-        self.inner, self.precision, self.device = modules[-1], precision, device
+    Args:
+        modules: the client and the module in it.
+        precision: the Trainer's precision plugin.
+        device: where batches belong.
+        datamodule: the user's own, whose transfer hooks go before the module's, as in Lightning; or None.
+    """
+
+    def __init__(
+        self,
+        modules: list[LightningModule],
+        precision: Any,
+        device: torch.device,
+        datamodule: LightningDataModule | None = None,
+    ) -> None:
+        self.precision, self.device = precision, device
+
+        def of_data(name: str) -> bool:
+            return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
+
         names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        self.transfers = any(overridden(self.inner, name) for name in names)
-        self.after = hooks(modules, "on_after_batch_transfer")
+        self.before, self.transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
+        self.transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
+        after = "on_after_batch_transfer"
+        self.after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
 
     def __call__(self, batch: Any) -> Any:
         there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self.device
         if self.transfers or not there:
-            batch = self.inner.on_before_batch_transfer(batch, 0)
-            batch = self.inner.transfer_batch_to_device(batch, self.device, 0)
+            batch = self.before(batch, 0)
+            batch = self.transfer(batch, self.device, 0)
         for hook in self.after:
             batch = hook(batch, 0)
         return self.precision.convert_input(batch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.local.optimizers import toggle
@@ -91,10 +91,24 @@ class LogBook:
         self.clear(metrics=False)
         return host[: len(more)], out
 
-    def compute_metrics(self, names: Sequence[str] | None = None) -> dict[str, float]:
-        """The values of the metric objects, which are reset."""
+    def metric_paths(self, root: nn.Module) -> dict[str, str]:
+        """Where in `root` the logged metric objects are, so that ranks on which none was logged find them."""
+        if not self.metrics:
+            return {}
+        where = {id(module): path for path, module in root.named_modules()}
+        return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
+
+    def compute_metrics(self, root: nn.Module, paths: Sequence[Mapping[str, str]]) -> dict[str, float]:
+        """The values of the metric objects, which are reset; in one order on all ranks, since each is a collective.
+
+        Args:
+            root: the module that they are part of.
+            paths: `metric_paths` of every rank.
+        """
+        for name, path in {name: path for found in paths for name, path in found.items()}.items():
+            self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         out = {}
-        for name in list(self.metrics) if names is None else names:
+        for name in sorted(self.metrics):
             metric = self.metrics.pop(name)
             out[name] = float(metric.compute())
             metric.reset()
@@ -199,6 +213,10 @@ class Desk:
     def note_batch(self, batch: Any) -> None:
         """The batch whose size weighs what is logged from now on (looked up when something is)."""
         self._batch = batch
+
+    def note_samples(self, count: int) -> None:
+        """What is logged from now on weighs as much as so many samples."""
+        self.book.batch_size, self._batch = count, None
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():

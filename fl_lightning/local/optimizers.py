@@ -35,7 +35,8 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
         return [configured], []
     if isinstance(configured, Mapping):
         scheduler = configured.get("lr_scheduler")
-        return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler)]
+        monitor = configured.get("monitor")  # read where the scheduler stands there by itself, as in Lightning
+        return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler, monitor)]
     if isinstance(configured, Sequence) and not isinstance(configured, str):
         items = list(configured)
         if all(isinstance(item, Optimizer) for item in items):
@@ -52,26 +53,11 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
     )
 
 
-def _scheduler(value: Any) -> LocalScheduler:
+def _scheduler(value: Any, monitor: str | None = None) -> LocalScheduler:
     if isinstance(value, Mapping):
         known = {key: value[key] for key in ("interval", "frequency", "monitor", "strict") if key in value}
         return LocalScheduler(value["scheduler"], **known)
-    return LocalScheduler(value)
-
-
-def scale_lr(optimizers: list[Optimizer], schedulers: list[LocalScheduler], factor: float, lr: float | None) -> None:
-    """Multiply every learning rate by `factor` (lr_decay^t); `lr` replaces it before that (a phase's own)."""
-    if factor == 1.0 and lr is None:
-        return
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for key in ("lr", "initial_lr"):
-                if key in group:
-                    group[key] = (group[key] if lr is None else lr) * factor
-    for entry in schedulers:
-        bases = getattr(entry.scheduler, "base_lrs", None)
-        if bases is not None:
-            entry.scheduler.base_lrs = [(base if lr is None else lr) * factor for base in bases]
+    return LocalScheduler(value, monitor=monitor)
 
 
 def step_scheduler(
@@ -165,6 +151,35 @@ class LocalOptimizers:
         self.steps += 1
         self.exposure.step()
 
+    def set_lr(self, lr: float | None, factor: float) -> None:
+        """Before the first step: a phase's `lr` in place of the optimizers' own, then `factor` (lr_decay^t) times that.
+
+        Schedules compute with what was not decayed, whatever they keep of it.
+        """
+        groups = [group for optimizer in self.raw for group in optimizer.param_groups]
+        if lr is not None:
+            for group in groups:
+                group.update({key: lr for key in ("lr", "initial_lr") if key in group})
+            for entry in self.schedulers:
+                bases = getattr(entry.scheduler, "base_lrs", None)
+                if bases is not None:
+                    entry.scheduler.base_lrs = [lr for _ in bases]
+        if factor == 1.0:
+            return
+        if self.schedulers:
+            for wrapped in self.wrapped:
+                wrapped.decay(factor)
+        else:
+            for group in groups:
+                group["lr"] = group["lr"] * factor
+
+    def release(self) -> None:
+        """Before others are made: a module may hand out the same optimizers again, which then are as they were."""
+        self.reset()
+        for wrapped in self.wrapped:
+            while wrapped.hooks:
+                wrapped.hooks.pop().remove()
+
     def reset(self) -> None:
         """As if built anew."""
         for optimizer, settings in zip(self.raw, self.settings, strict=True):
@@ -209,8 +224,24 @@ class LocalOptimizer:
     ) -> None:
         self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
         self._unscaled = False
+        self._lrs: list[Any] = []
         # a step that the scaler skips is no step: the hook runs only where the optimizer really moved
-        optimizer.register_step_post_hook(lambda *_: on_step())
+        self.hooks = [optimizer.register_step_post_hook(lambda *_: on_step())]
+
+    def decay(self, factor: float) -> None:
+        """Multiply the learning rates by `factor`, while a step is taken: schedules know nothing of it."""
+
+        def before(*_: Any) -> None:
+            self._lrs = [group["lr"] for group in self.optimizer.param_groups]
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+
+        def after(*_: Any) -> None:
+            for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+                group["lr"] = lr
+
+        self.hooks.append(self.optimizer.register_step_pre_hook(before))
+        self.hooks.append(self.optimizer.register_step_post_hook(after))
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not there yet: this is being copied

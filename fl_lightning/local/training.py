@@ -1,5 +1,6 @@
 """Trains one client for one exchange, as the Trainer would train a module of its own."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
@@ -7,9 +8,11 @@ from functools import cache
 from inspect import Parameter, signature
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_seed
@@ -19,7 +22,6 @@ from fl_lightning.local.optimizers import (
     LocalOptimizer,
     LocalOptimizers,
     LocalScheduler,
-    scale_lr,
     step_scheduler,
     zero_grad,
 )
@@ -48,25 +50,19 @@ class LocalTrainer:
         settings: the loop's settings of local training.
         precision: the Trainer's precision plugin.
         desk: the lent services, whose `optimizers()` and `lr_schedulers()` this keeps up to date.
-        device: where batches belong.
+        placed: puts batches where they belong.
     """
 
-    def __init__(
-        self, client: ClientModule, settings: Settings, precision: Any, desk: Desk, device: torch.device
-    ) -> None:
-        self.client, self.settings, self.precision, self.desk, self.device = (
-            client,
-            settings,
-            precision,
-            desk,
-            device,
-        )
+    def __init__(self, client: ClientModule, settings: Settings, precision: Any, desk: Desk, placed: Placement) -> None:
+        self.client, self.settings, self.precision, self.desk = client, settings, precision, desk
+        self.device, self._placed = placed.device, placed
         self.modules: list[LightningModule] = list(client.lightning_modules())
         self._seed = settings.seed
         self.modes = [(module, module.training) for module in client.modules()]
         self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.epoch_end: Callable[[int], None] | None = None
         self._reused: LocalOptimizers | None = None
+        self._last: LocalOptimizers | None = None
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         inner = self.modules[-1]
         self._step: Callable[..., Any] | None = inner.optimizer_step if overridden(inner, "optimizer_step") else None
@@ -78,7 +74,6 @@ class LocalTrainer:
         self._schedule = inner.lr_scheduler_step if overridden(inner, "lr_scheduler_step") else None
         slope = type(client).exposure_slope is not ClientModule.exposure_slope
         self._slope = client.exposure_slope if slope else None
-        self._placed = Placement(self.modules, precision, device)
 
     def restore_modes(self) -> None:
         """Every module in the mode (train or eval) in which the user left it."""
@@ -99,9 +94,11 @@ class LocalTrainer:
         return [hook(*args) for hook in found] if found else []
 
     def seed(self, purpose: str, data: Any) -> None:
-        """Key torch's global generators (dropout, a method's unkeyed draws) by the client and round of `data`."""
+        """Key the global generators (dropout, what a module draws by itself) by the client and round of `data`."""
         seed = keyed_seed(self._seed, purpose, data.round_idx, data.client_id)
         torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
@@ -122,9 +119,11 @@ class LocalTrainer:
         if self._reused is not None and phase.trains is None:
             self._reused.reset()
             return self._reused
+        if self._last is not None and self._last is not self._reused:
+            self._last.release()
         scaler = self._scaler()
         owner = type(self.modules[-1]).__name__
-        found = LocalOptimizers(self.client.configure_optimizers(), owner, self._slope, scaler)
+        found = self._last = LocalOptimizers(self.client.configure_optimizers(), owner, self._slope, scaler)
         if self.client.automatic_optimization and len(found.raw) > 1:
             raise ValueError(
                 f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
@@ -150,7 +149,9 @@ class LocalTrainer:
         """`epochs` passes over the phase's split, which earlier phases of the exchange have passed `before` times."""
         client, desk = self.client, self.desk
         optimizers = self._optimizers(phase)
-        scale_lr(optimizers.raw, optimizers.schedulers, self.settings.lr_decay**data.round_idx, phase.lr)
+        for optimizer in optimizers.raw:  # of a client that accumulated and did not step at its end
+            zero_grad(optimizer)
+        optimizers.set_lr(phase.lr, self.settings.lr_decay**data.round_idx)
         context = client.context
         steps, exposure = context.num_steps, context.exposure
         context.exposure += optimizers.exposure.value  # NaN where it is not defined, whatever the number of steps
@@ -165,6 +166,7 @@ class LocalTrainer:
             if self._finished():
                 break
             desk.epoch_book = LogBook() if optimizers.plateau else None
+            desk.note_samples(data.size(phase.split))
             self.call("on_train_epoch_start")
             with_index = phase.with_index or repeats is not None
             for index, item in enumerate(data.batches(phase.split, before + epoch, batch_size, with_index=with_index)):
@@ -175,12 +177,14 @@ class LocalTrainer:
                 else:
                     batch = self._placed(item[0])
                     repeats.x, repeats.positions = batch[0], item[1]
-                self._batch(batch, index, batches, optimizers)
+                if not self._batch(batch, index, batches, optimizers):
+                    break
                 context.num_steps = steps + optimizers.steps
                 context.exposure = exposure + optimizers.exposure.value
             else:
                 if repeats is not None:
                     repeats.complete = True
+            desk.note_samples(data.size(phase.split))
             self.call("on_train_epoch_end")
             if client.automatic_optimization:
                 self._schedule_all(optimizers.schedulers, "epoch", epoch + 1)
@@ -194,11 +198,12 @@ class LocalTrainer:
         hooked = self._placed.transfers or self._placed.after
         return None if phase.with_index or hooked or data.augments(phase.split) else Repeats(data.size(phase.split))
 
-    def _batch(self, batch: Batch, index: int, batches: int, optimizers: LocalOptimizers) -> None:
+    def _batch(self, batch: Batch, index: int, batches: int, optimizers: LocalOptimizers) -> bool:
+        """Train on one batch; False: the client wants no more of this epoch."""
         client, settings = self.client, self.settings
         self.desk.note_batch(batch)
         if -1 in self.call("on_train_batch_start", batch, index):
-            return
+            return False
         loss: Tensor | None = None
         if not client.automatic_optimization or not optimizers.wrapped:
             loss = client.training_step(batch, index)
@@ -238,6 +243,7 @@ class LocalTrainer:
         if self.hooks_of("on_train_batch_end"):
             outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
             self.call("on_train_batch_end", outputs, batch, index)
+        return True
 
     def _before_step(self, optimizer: LocalOptimizer) -> None:
         optimizer.unscale()
@@ -262,11 +268,12 @@ class LocalTrainer:
         return run
 
     def _schedule_all(self, schedulers: list[LocalScheduler], interval: str, count: int) -> None:
-        for entry in schedulers:
-            if entry.interval == interval and count and count % entry.frequency == 0:
-                book = self.desk.epoch_book
-                logged = {} if book is None else reduced([book.drain()[1]])
-                step_scheduler(entry, logged, self._schedule)
+        due = [entry for entry in schedulers if entry.interval == interval and count and count % entry.frequency == 0]
+        monitors = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in due)
+        book = self.desk.epoch_book if monitors else None
+        logged = {} if book is None else reduced([book.drain()[1]])
+        for entry in due:
+            step_scheduler(entry, logged, self._schedule)
 
     def _finished(self) -> bool:
         limit = self.settings.max_local_steps
