@@ -98,7 +98,21 @@ def module():
     return FederatedLoop(Classifier(), seed=5, threads=1), data
 
 
-CASES = {case.__name__: case for case in (fedavg, few, memory, gathers, some_log, module)}
+class Reads(Classifier):
+    """Uses what its validation step is given."""
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0):
+        assert len(batch[0])
+
+
+def one_batch():
+    """All validation samples in one batch, so that other ranks have none and have logged no metric object."""
+    pl.seed_everything(3, verbose=False)
+    data = FederatedDataModule.from_datamodule(Pairs(), num_clients=5, participation=0.6)
+    return FederatedLoop(Reads(), seed=5, threads=1), data
+
+
+CASES = {case.__name__: case for case in (fedavg, few, memory, gathers, some_log, module, one_batch)}
 
 
 class Trouble(pl.Callback):
