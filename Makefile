@@ -58,8 +58,8 @@ env:  ## create .venv/, or bring it up to date; without network when it is
 	rm -f '$(STAMP)'; \
 	echo 'installing fl_lightning and its tools into $(VENV) (the first time this downloads PyTorch: some minutes)'; \
 	'$(RUN)' -m pip install --quiet uv || echo 'uv cannot be had here: pip does the work' >&2; \
-	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev]'; }; then \
-	    echo 'installing with pip' >&2; \
+	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev]' 2>/dev/null; }; then \
+	    echo 'uv does not get through here: pip installs, which takes longer and would say why' >&2; \
 	    '$(RUN)' -m pip install --quiet -e '.[dev]' || exit 1; \
 	fi; \
 	made_from > '$(STAMP)'
