@@ -67,9 +67,10 @@ class RoundRunner:
         self.skips = loop.nonfinite == "skip"
         self.local = LocalTrainer(loop.client, loop, loop.trainer.precision_plugin, loop.desk, loop.placement())
         shared = loop.weights.live(loop.weights.shared)
-        self.constants = {name for name, value in shared.items() if not bool(value.isfinite().all())}
-        """Entries that were not finite before anyone trained (the mask of a transformer): they are no one's fault."""
-        self.shared_bytes = traffic(loop.weights.live(loop.weights.shared), {})
+        fixed = shared.keys() - set(loop.weights.trainable)
+        self.constants = {name for name in fixed if not bool(shared[name].isfinite().all())}
+        """Untrained entries that were not finite at the start (a transformer's mask): they are no one's fault."""
+        self.shared_bytes = traffic(shared, {})
         self.modules = list(loop.client.lightning_modules())
         self.parameters = list(loop.client.parameters())
         self.known = {*loop.weights.entries, *loop.weights.tied}
@@ -150,11 +151,10 @@ class RoundRunner:
                 result.new = server.weights = {**server.weights, **finished}
             self.notify("on_exchange_end", exchange)
         self._close(result, flags, traffic_here, round_idx)
-        self._check_entries()
         return result
 
     def _check_entries(self) -> None:
-        """Once, after the first round: refuse weights that began to exist in training, which would stay for the next.
+        """Once, after the first client: refuse weights that began to exist in training, which would stay for the next.
 
         Raises:
             ValueError: naming the entry.
@@ -181,6 +181,7 @@ class RoundRunner:
         round_idx = self.server.round_idx
         broadcast = self.aggregator.broadcast(exchange, client_id)
         update = self._train(broadcast, exchange, round_idx, client_id, result.records)
+        self._check_entries()
         traffic_here[exchange][0] += self._bytes(broadcast)
         traffic_here[exchange][1] += self._bytes(update)
         own = result.records[client_id][1]

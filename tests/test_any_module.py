@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop, NonFiniteUpdateError
 from fl_lightning.data import DirichletPartition
 from tests.toys import equal, toy_data, trainer, weights_of
 from tests.user_data import Pairs
@@ -146,6 +146,16 @@ class WatchesTwo(Watches):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         step = {"scheduler": StepLR(optimizer, 100), "interval": "step"}
         return [optimizer], [step, {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "watched"}]
+
+
+def test_weights_that_are_not_finite_at_the_start_are_found():
+    class Broken(Plain):
+        def __init__(self):
+            super().__init__()
+            nn.init.constant_(self.net[0].bias, float("nan"))
+
+    with pytest.raises(NonFiniteUpdateError, match="client 0 returned NaN"):
+        fit(Broken)
 
 
 @pytest.mark.parametrize("module", [Watches, WatchesTwo])
