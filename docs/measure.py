@@ -12,8 +12,8 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import SGD
 
+from fl_lightning.data.partition_by_class import dirichlet
 from fl_lightning.data.transforms import Normalize
-from fl_lightning.functional.partition import dirichlet
 from fl_lightning.functional.state import FlatState, StateLike, StateSum, flatten
 from fl_lightning.nets import Perceptron
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.settings import check_above, check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
+from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 ROWS_AT_ONCE = 1000
 """Transfer samples per forward pass when knowledge is made."""

@@ -16,8 +16,6 @@ from fl_lightning.checkpoints import Checkpoints, read_checkpoint
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.evaluation import Evaluation
-from fl_lightning.functional.keyed import keyed_seed
-from fl_lightning.functional.settings import check_above, check_at_least, check_choice
 from fl_lightning.functional.state import clone
 from fl_lightning.local import Desk, LogBook
 from fl_lightning.local.hooks import Placement, hooks, refuse_unforwarded
@@ -28,6 +26,8 @@ from fl_lightning.server import GlobalWeights, Server, ServerOptimizer, check_en
 from fl_lightning.store import ClientStore
 from fl_lightning.strategy import Ranks
 from fl_lightning.types import State
+from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
 

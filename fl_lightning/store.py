@@ -13,8 +13,8 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from fl_lightning.functional.records import decode, encode, kept, num_bytes
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import State
+from fl_lightning.utils.settings import check_at_least
 
 CHECKED_AT_START = 2**30
 """Bytes of files up to which their content is checked at the start of a fit, not only where they are read."""

@@ -8,8 +8,8 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from fl_lightning.callbacks.status_line import StatusLine
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
+from fl_lightning.utils.settings import check_at_least
 
 LONGEST_BAR = 30
 

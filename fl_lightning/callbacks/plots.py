@@ -13,8 +13,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.report import ClasswiseReport
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
+from fl_lightning.utils.settings import check_at_least
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

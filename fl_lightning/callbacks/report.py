@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.tables import print_classes, print_metrics
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.loop import FederatedLoop
+from fl_lightning.utils.settings import check_at_least
 
 
 class ClasswiseReport(Callback):

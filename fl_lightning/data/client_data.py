@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.keyed import keyed_generator
 from fl_lightning.types import Batch
+from fl_lightning.utils.keyed import keyed_generator
 
 if TYPE_CHECKING:
     from fl_lightning.data.module import FederatedDataModule

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.functional.keyed import keyed_numpy
+from fl_lightning.utils.keyed import keyed_numpy
 
 Array = np.ndarray[Any, Any]
 

@@ -16,8 +16,8 @@ from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partitio
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Reading, Split
 from fl_lightning.functional.classes import label_counts
-from fl_lightning.functional.keyed import keyed_numpy
-from fl_lightning.functional.settings import check_at_least
+from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_at_least
 
 
 class FederatedDataModule(LightningDataModule):

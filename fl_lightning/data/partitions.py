@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fl_lightning.functional import partition as P
-from fl_lightning.functional import partition_clients as PC
-from fl_lightning.functional.settings import check_at_least, check_choice
+from fl_lightning.data import partition_by_class as P
+from fl_lightning.data import partition_by_client as PC
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 Array = np.ndarray[Any, Any]
 

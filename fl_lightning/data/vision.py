@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize
-from fl_lightning.functional.settings import check_choice
+from fl_lightning.utils.settings import check_choice
 
 Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.settings import check_at_least
+from fl_lightning.utils.settings import check_at_least
 
 
 class ClassSplit(NamedTuple):

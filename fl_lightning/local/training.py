@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.keyed import keyed_seed
 from fl_lightning.local.hooks import Placement, hooks, overridden
 from fl_lightning.local.lending import Desk, LogBook, reduced
 from fl_lightning.local.optimizers import (
@@ -27,6 +26,7 @@ from fl_lightning.local.optimizers import (
 )
 from fl_lightning.teacher import BATCH_NORMS, Repeats
 from fl_lightning.types import Batch, Phase
+from fl_lightning.utils.keyed import keyed_seed
 
 
 class Settings(Protocol):

@@ -15,8 +15,8 @@ from torch import Tensor
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.importance import Importance, as_function, importance, importance_penalty
-from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.types import Batch, Broadcast, ClientData, State
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 GRADIENT_FLOATS = 2**24
 """Per-sample gradients held at a time: 64 MiB in float32."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence, true_class
-from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 RUNAWAY = -1000.0
 """L_logit of a run that has left: in training it stays above -10."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.aggregation.aggregator import StateBuffers
 from fl_lightning.functional import state as S
-from fl_lightning.functional.settings import check_above, check_choice
 from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.settings import check_above, check_choice
 
 
 def step_size(mean_square: Tensor, square_of_mean: Tensor, eps: float | Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import ClassSplit, class_split
-from fl_lightning.functional.settings import check_at_least, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.teacher import mixes_samples
 from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 Source = Literal["shared", "local"]
 SPLITS: dict[Source, str] = {"shared": "shared", "local": "train"}

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
-from fl_lightning.functional.settings import check_choice
 from fl_lightning.functional.state import raised
+from fl_lightning.utils.settings import check_choice
 
 
 def consensus(knowledge: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
-from fl_lightning.functional.settings import check_above, check_choice
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_above, check_choice
 
 
 def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import proximal
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import Batch
+from fl_lightning.utils.settings import check_at_least
 
 
 class FedProx(ClientModule):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
-from fl_lightning.functional.settings import check_at_least, check_choice
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Fusion(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.types import Phase
+from fl_lightning.utils.settings import check_at_least
 
 
 class Local(ClientModule):

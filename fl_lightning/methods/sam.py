@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.functional import state as S
-from fl_lightning.functional.settings import check_at_least
 from fl_lightning.teacher import BATCH_NORMS
 from fl_lightning.types import State
+from fl_lightning.utils.settings import check_at_least
 
 
 def perturbation(gradients: State, sam_rho: float) -> State:

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from fl_lightning.functional.settings import check_choice
 from fl_lightning.nets.backbone import Conv, PlainCNN
+from fl_lightning.utils.settings import check_choice
 
 
 class FedCLMNISTCNN(PlainCNN):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.keyed import keyed_generator
 from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import PerClient
 from fl_lightning.types import State
+from fl_lightning.utils.keyed import keyed_generator
 
 if TYPE_CHECKING:
     from fl_lightning.data import FederatedDataModule

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.aggregation import Aggregator
+from fl_lightning.data.partition_by_class import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.partition import lda_counts
 from fl_lightning.methods.fedntd import distillation
 from fl_lightning.types import ClientUpdate
 

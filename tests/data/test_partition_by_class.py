@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_lightning.functional import partition as P
+from fl_lightning.data import partition_by_class as P
 
 
 def rng(seed=0):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_lightning.functional.settings import check_at_least
+from fl_lightning.utils.settings import check_at_least
 
 Indices = NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_lightning.functional.partition import MAX_DRAWS, Indices, by_class, check_clients, check_dirichlet
+from fl_lightning.data.partition_by_class import MAX_DRAWS, Indices, by_class, check_clients, check_dirichlet
 
 Shares = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_lightning.functional import partition_clients as PC
+from fl_lightning.data import partition_by_client as PC
 
 
 def rng(seed=0):
