@@ -1,18 +1,31 @@
-"""The words that client, server and data share: what travels, and what each side is handed."""
+"""Messages between client and server, what an engine is given and gives back, and the views each side is handed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from fl_lightning.functional.state import State
-
-__all__ = ["Batch", "Broadcast", "ClientData", "ClientUpdate", "NetFactory", "Phase", "ServerView", "State"]
+State = dict[str, Tensor]
+"""Tensors by name."""
 
 Batch = Any
 """What a dataloader yields: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
+
+NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
+"""`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""
+
+OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+"""`params -> optimizer`."""
+
+ForwardContext = Callable[[], AbstractContextManager[Any]]
+"""Makes the context of a forward pass (the Trainer's precision)."""
+
+
+# --- what travels
 
 
 @dataclass(frozen=True)
@@ -24,12 +37,14 @@ class Broadcast:
         exchange: name of the exchange (`"train"` for methods with one).
         weights: shared entries of the model, or None where nothing of the model is sent.
         extras: whatever else the method sends; tensors in it count as traffic.
+        uploads: whether the client's shared entries come back.
     """
 
     round_idx: int
     exchange: str
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    uploads: bool = True
 
 
 @dataclass(frozen=True)
@@ -38,14 +53,14 @@ class ClientUpdate:
 
     Args:
         client_id: 0 ... N-1.
-        num_samples: n_i, training samples of the client (0: no weight in any mean). A 0-d tensor where
-            `nonfinite: skip` may set it to 0 on the device.
+        num_samples: n_i, training samples of the client (0: no weight in any mean). A 0-d tensor where a transform
+            may set it to 0 on the device.
         num_steps: K_i, optimizer steps taken in this exchange.
         exposure: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
             (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
-        weights: the client's shared entries, live: valid until the next client is loaded, so clone what is kept.
+        weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
         extras: whatever else the method sends up (`ClientModule.reply`).
-        finite: False, in a 0-d tensor, where `nonfinite: skip` has put zeros in place of what was not finite.
+        included: False, in a 0-d tensor, where the update is left out and its values are replaced (`nonfinite: skip`).
     """
 
     client_id: int
@@ -54,7 +69,10 @@ class ClientUpdate:
     exposure: float
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
-    finite: bool | Tensor = True
+    included: bool | Tensor = True
+
+
+# --- what a client does with it
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,10 @@ class Phase:
         trains: names (or `fnmatch` patterns) of the parameters that are trained; None: all trainable ones.
         lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
         with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
+        indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
+        optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`.
+        until: asked after each pass; True ends the phase before `epochs` passes are over.
+        counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`).
     """
 
     split: str = "train"
@@ -76,6 +98,10 @@ class Phase:
     trains: tuple[str, ...] | None = None
     lr: float | None = None
     with_index: bool = False
+    indices: Tensor | None = None
+    optimizer: OptimizerFactory | None = None
+    until: Callable[[], bool] | None = None
+    counts: bool = True
 
 
 class ClientData(Protocol):
@@ -85,11 +111,25 @@ class ClientData(Protocol):
     round_idx: int
 
     @property
+    def num_clients(self) -> int:
+        """N."""
+
+    @property
     def label_counts(self) -> Tensor:
         """Training samples of each class, (C,) int64."""
 
+    @property
+    def batch_size(self) -> int | Literal["full"]:
+        """Samples per local step, as the data module says."""
+
     def size(self, split: str = "train") -> int:
         """Number of samples of a split."""
+
+    def samples_per_batch(self, split: str, batch_size: int | Literal["full"] | None = None) -> int:
+        """`batch_size` as a number; None: the data module's, `full`: the whole split."""
+
+    def augments(self, split: str = "train") -> bool:
+        """Whether a sample differs from one local epoch to the next."""
 
     def all(self, split: str = "train") -> Batch:
         """The whole split as one batch, without augmentation."""
@@ -107,12 +147,15 @@ class ClientData(Protocol):
         With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
         """
 
-    def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator keyed by (seed, purpose, round, client)."""
+    def restricted(self, split: str, positions: Tensor) -> "ClientData":
+        """The same client with only the samples at `positions` (k,) int64 of that split."""
+
+    def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
+        """A CPU generator keyed by (seed, purpose, round, client); without `per_round` the same in every round."""
 
 
 class ServerView(Protocol):
-    """What an aggregator sees of the server; set before `Aggregator.setup`."""
+    """The server as its parts (server module, rule, transforms) see it; set before their `setup`."""
 
     module: nn.Module
     trainable: tuple[str, ...]
@@ -127,6 +170,9 @@ class ServerView(Protocol):
     def weights(self) -> State:
         """The global model's shared entries, as they were when the exchange began. Not to be edited."""
 
+    def size(self, client_id: int) -> int:
+        """Training samples of a client."""
+
     def data(self, split: str) -> Any:
         """A split that the server owns (proxy, transfer, validation)."""
 
@@ -134,5 +180,50 @@ class ServerView(Protocol):
         """A CPU generator keyed by (seed, purpose, round)."""
 
 
-NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
-"""`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""
+# --- engines
+
+
+@dataclass(frozen=True)
+class ClientJob:
+    """What an engine is given to train one client.
+
+    Args:
+        client_id: 0 ... N-1.
+        broadcast: what the client was sent.
+        data: the client's samples.
+        memory: what the client kept, a copy of its own.
+        personal: the client's personal entries, or None.
+        start: shared entries that training starts from, where they are not just the broadcast's (nothing or a part
+            of the model was sent).
+    """
+
+    client_id: int
+    broadcast: Broadcast
+    data: ClientData
+    memory: dict[str, Any]
+    personal: State | None = None
+    start: State | None = None
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What an engine gives back; memory and personal entries stay with the client.
+
+    Args:
+        update: what is sent up; its weights are valid until the next result is drawn.
+        memory: to be kept.
+        personal: to be kept, or None.
+        logged: the values that the client logged (a `MetricAccumulator`).
+    """
+
+    update: ClientUpdate
+    memory: dict[str, Any]
+    personal: State | None
+    logged: Any
+
+
+class Engine(Protocol):
+    """Trains clients."""
+
+    def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
+        """The results of the jobs, which are drawn one by one; closed where the round is broken off."""

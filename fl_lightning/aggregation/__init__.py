@@ -1,5 +1,21 @@
-"""How the server turns client updates into the next global model."""
+"""How the server turns client updates into the next global model: rules, server modules, transforms."""
 
-from fl_lightning.aggregation.aggregator import Aggregator, StateBuffers
+from fl_lightning.aggregation.server_parts import (
+    Aggregator,
+    GatheringAggregator,
+    PartialAggregate,
+    ServerModule,
+    StateBuffers,
+)
+from fl_lightning.aggregation.transforms import NonFiniteGuard, NormClip, UpdateTransform
 
-__all__ = ["Aggregator", "StateBuffers"]
+__all__ = [
+    "Aggregator",
+    "GatheringAggregator",
+    "NonFiniteGuard",
+    "NormClip",
+    "PartialAggregate",
+    "ServerModule",
+    "StateBuffers",
+    "UpdateTransform",
+]

@@ -1,11 +1,12 @@
-"""Which of a client's Lightning hooks the loop calls in the Trainer's place, and which it must refuse."""
+"""The client's Lightning hooks that are called in the Trainer's place, and those that must be refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 
 FORWARDED = frozenset({
@@ -34,13 +35,13 @@ INSTEAD = {
 }
 
 
-def overridden(module: LightningModule, name: str) -> bool:
-    """True where the module's class has its own `name`."""
-    own = getattr(type(module), name, None)
-    return own is not None and own is not getattr(LightningModule, name, None)
+def overridden(module: LightningModule, name: str, base: type = LightningModule) -> bool:
+    """True where the module, or its class, has a `name` other than that of `base`."""
+    own = getattr(module, name, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(base, name, None)
 
 
-def hooks(modules: list[LightningModule], name: str) -> list[Callable[..., Any]]:
+def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., Any]]:
     """The bound methods `name` of the modules that override it, in order."""
     return [getattr(module, name) for module in modules if overridden(module, name)]
 
@@ -60,39 +61,43 @@ def refuse_unforwarded(module: LightningModule) -> None:
             )
 
 
-class Placement:
+class BatchTransfer:
     """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks.
 
     Args:
         modules: the client and the module in it.
-        precision: the Trainer's precision plugin.
         device: where batches belong.
+        precision: the Trainer's precision plugin; None: 32-true.
         datamodule: the user's own, whose transfer hooks go before the module's, as in Lightning; or None.
+
+    Attributes:
+        hooked: whether a hook of the user's may change a batch.
     """
 
     def __init__(
         self,
-        modules: list[LightningModule],
-        precision: Any,
+        modules: Sequence[LightningModule],
         device: torch.device,
+        precision: Precision | None = None,
         datamodule: LightningDataModule | None = None,
     ) -> None:
-        self.precision, self.device = precision, device
+        self._precision, self._device = precision or Precision(), device
 
         def of_data(name: str) -> bool:
             return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
 
         names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        self.before, self.transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
-        self.transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
+        self._before, self._transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
+        self._transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
         after = "on_after_batch_transfer"
-        self.after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
+        self._after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
+        self.hooked = self._transfers or bool(self._after)
 
     def __call__(self, batch: Any) -> Any:
-        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self.device
-        if self.transfers or not there:
-            batch = self.before(batch, 0)
-            batch = self.transfer(batch, self.device, 0)
-        for hook in self.after:
+        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
+        if self._transfers or not there:
+            batch = self._before(batch, 0)
+            batch = self._transfer(batch, self._device, 0)
+        for hook in self._after:
             batch = hook(batch, 0)
-        return self.precision.convert_input(batch)
+        return self._precision.convert_input(batch)

@@ -1,21 +1,19 @@
-"""The global model's entries in the one client module: what is shared, what is personal, and how it is loaded."""
+"""The server: the global weights in the one client module, the view that its parts have, and the server optimizer."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
-from fl_lightning.client import ClientModule
+from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import FlatState
-from fl_lightning.nets import PerClient
+from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_generator
-
-if TYPE_CHECKING:
-    from fl_lightning.data import FederatedDataModule
-    from fl_lightning.store import ClientStore
 
 
 class GlobalWeights:
@@ -61,9 +59,10 @@ class GlobalWeights:
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """Whether the clients are classifiers that share nothing, so that there is no global model."""
-        self.trainable = client.fix_trainable()
+        self.trainable = tuple(name for name, *_ in client.fix_trainable(kept) if name not in kept)
+        """The shared trainable entries."""
         self.client = client
-        if self.shared and isinstance(client.net, PerClient):
+        if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
@@ -85,7 +84,7 @@ class GlobalWeights:
 
     def personal_of(self, client_id: int) -> list[str]:
         """The personal entries of one client: with nets of different clients, those of its own."""
-        if not isinstance(self.client.net, PerClient):
+        if not isinstance(self.client.net, HeterogeneousNets):
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
@@ -117,42 +116,121 @@ class GlobalWeights:
             self._entry(name).copy_(value)
 
 
-class Server:
-    """What an aggregator sees of the server (the `ServerView` protocol)."""
+class ServerData(Protocol):
+    """The federation's data as the server needs them (a `FederatedDataModule`)."""
 
-    def __init__(
-        self,
-        weights: GlobalWeights,
-        data: "FederatedDataModule | None",
-        store: "ClientStore",
-        seed: Callable[[], int],
-    ) -> None:
+    num_clients: int
+
+    def split(self, name: str) -> Any:
+        """A split by name."""
+
+    def client_indices(self, split: str, client_id: int) -> Tensor:
+        """A client's samples of a split, (n,) int64."""
+
+
+class Server:
+    """The server as its parts see it (the `ServerView` protocol).
+
+    Args:
+        weights: of the global model, in the client module.
+        data: of the federation.
+        store: of the clients' memory.
+        seed: asked for the seed that keys every draw.
+    """
+
+    def __init__(self, weights: GlobalWeights, data: ServerData, store: Any, seed: Callable[[], int]) -> None:
         self.module: nn.Module = weights.client
-        self.trainable = tuple(name for name in weights.trainable if name not in set(weights.personal))
+        self.trainable = weights.trainable
         self.round_idx = 0
         self.store = store
         self._all, self._data, self._seed = weights, data, seed
-        self._now: State | None = None
+        self._snapshot: State | None = None
 
-    def attach(self, data: "FederatedDataModule") -> None:
-        """Take the data module of another fit."""
+    def attach(self, data: ServerData) -> None:
+        """Take the data of another fit."""
         self._data = data
+
+    def begin_round(self, round_idx: int, weights: State) -> None:
+        """From now on `weights`, a snapshot of the shared entries, are the global ones."""
+        self.round_idx, self._snapshot = round_idx, weights
+
+    def advance(self, new: State) -> State:
+        """Take what an exchange made of the weights; returns all shared entries."""
+        self._snapshot = {**self.weights, **new}
+        return self._snapshot
+
+    def end_round(self) -> None:
+        """From now on the global weights are those in the module."""
+        self._snapshot = None
+
+    @property
+    def in_round(self) -> bool:
+        """True while the clients of a round are trained."""
+        return self._snapshot is not None
 
     @property
     def num_clients(self) -> int:
-        return 0 if self._data is None else self._data.num_clients
+        return self._data.num_clients
 
     @property
     def weights(self) -> State:
-        return self._all.live(self._all.shared) if self._now is None else self._now
+        return self._all.live(self._all.shared) if self._snapshot is None else self._snapshot
 
-    @weights.setter
-    def weights(self, state: State | None) -> None:
-        self._now = state
+    def size(self, client_id: int) -> int:
+        return len(self._data.client_indices("train", client_id))
 
     def data(self, split: str) -> Any:
-        assert self._data is not None
         return self._data.split(split)
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._seed(), purpose, self.round_idx)
+
+
+class ServerOptimizer:
+    """Treats global − aggregate as a gradient, in float64; without an optimizer the aggregate is copied.
+
+    Reddi et al., ICLR 2021, arXiv:2003.00295 (FedOpt). Even without one an SGD is stepped once a round, because
+    Lightning counts the steps of the fitted module's optimizer.
+
+    Args:
+        factory: the optimizer, as a function of its parameters, or None.
+        trainable: the shared trainable weights, which alone it moves; the rest is copied.
+    """
+
+    def __init__(self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State) -> None:
+        self.copies = factory is None
+        if factory is None:
+            self.params = {"rounds": nn.Parameter(torch.zeros((), dtype=torch.float32))}
+            self.optimizer: Optimizer = SGD(self.params.values(), lr=1.0)
+        else:
+            self.params = {name: nn.Parameter(value.detach().double()) for name, value in trainable.items()}
+            self.optimizer = factory(self.params.values())
+
+    @torch.no_grad()
+    def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State:
+        """The next shared weights.
+
+        Args:
+            start: the round's first shared weights.
+            new: what the aggregator returned, or None: nothing moves, but the step counts.
+            run: steps the optimizer through Lightning.
+            scaler: the Trainer's gradient scaler, which divides what is multiplied here.
+        """
+        moves = new is not None and not self.copies
+        before = None if moves or self.copies or scaler is None else copy.deepcopy(self.optimizer.state_dict())
+        for name, parameter in self.params.items():
+            gradient: Tensor | None = None
+            if moves and new is not None:
+                parameter.copy_(start[name])
+                gradient = parameter - new[name].double()
+            elif scaler is not None:
+                gradient = torch.zeros_like(parameter)  # a scaler refuses to step without a gradient
+            parameter.grad = gradient if scaler is None else scaler.scale(gradient)
+        run()
+        if before is not None:
+            self.optimizer.load_state_dict(before)
+        if new is None or self.copies:
+            return start if new is None else new
+        return {
+            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
+        }

@@ -1,13 +1,14 @@
 """Hands the Trainer's hooks on to the client's modules, which stock Lightning calls for the fitted module only."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pytorch_lightning import LightningModule
 
+from fl_lightning.client.hooks import hooks
+from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data.client_data import NO_BATCH
-from fl_lightning.local.hooks import hooks
-from fl_lightning.local.lending import Desk, lend
 
 
 def forwards(name: str) -> Callable[..., None]:
@@ -22,9 +23,7 @@ def forwards(name: str) -> Callable[..., None]:
 
 
 class Forwarding(LightningModule):
-    """A LightningModule that forwards its hooks; `client_modules` says to whom and `desk` what they may use."""
-
-    desk: Desk
+    """A LightningModule that forwards its hooks; `client_modules` says to whom, `services_of` what they may use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,9 +33,9 @@ class Forwarding(LightningModule):
         """The modules whose hooks are called."""
         raise AttributeError("client_modules must be given by the subclass")
 
-    def desk_of(self, hook: str) -> Desk:
-        """What the hook of that name may use: what is logged in evaluation belongs to the evaluation."""
-        return self.desk
+    def services_of(self, hook: str) -> ClientServices:
+        """What the hook of that name may use."""
+        raise AttributeError("services_of must be given by the subclass")
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call the hook `name` of the modules that override it."""
@@ -45,8 +44,12 @@ class Forwarding(LightningModule):
             found = self._forwarded[name] = hooks(self.client_modules(), name)
         if not found:
             return []
-        with lend(self.client_modules(), self.desk_of(name)):
+        with self._attached(name):
             return [hook(*args, **kwargs) for hook in found]
+
+    def _attached(self, name: str) -> AbstractContextManager[None]:
+        services = self.services_of(name)
+        return attach_services(self.client_modules(), services, services.names)
 
     def on_validation_model_zero_grad(self) -> None:
         """There are no gradients between rounds."""

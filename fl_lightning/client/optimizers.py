@@ -107,10 +107,15 @@ class Exposure:
         if groups and len({(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in groups}) == 1:
             self.group = groups[0] if not groups[0]["dampening"] and not groups[0]["maximize"] else None
         self.defined = self.group is not None or not optimizers
-        self.reset()
+        self.value, self.momentum = self._start, 0.0
+
+    @property
+    def _start(self) -> float:
+        return 0.0 if self.defined else math.nan
 
     def reset(self) -> None:
-        self.value, self.momentum = 0.0 if self.defined else math.nan, 0.0
+        """As before the first step."""
+        self.value, self.momentum = self._start, 0.0
 
     def step(self) -> None:
         group = self.group
@@ -123,6 +128,19 @@ class Exposure:
         self.value += float(group["lr"]) * travelled
 
 
+class LocalProgress:
+    """K and E of one client in one exchange: optimizer steps, and how far they would move a scalar with gradient 1."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.exposure = 0.0
+
+    def move(self, steps: int, exposure: float) -> None:
+        """So many further steps were taken, and E is this now."""
+        self.num_steps += steps
+        self.exposure = exposure
+
+
 class LocalOptimizers:
     """The optimizers and schedulers of one client in one phase.
 
@@ -131,13 +149,21 @@ class LocalOptimizers:
         owner: name of the module it belongs to, for errors.
         slope: the method's `exposure_slope`, or None.
         scaler: gradient scaler, or None.
+
+    Attributes:
+        steps: taken in the phase.
     """
 
-    def __init__(self, configured: Any, owner: str, slope: Callable[[float], float] | None, scaler: Any | None) -> None:
+    def __init__(
+        self, configured: Any, owner: str, slope: Callable[[float], float] | None = None, scaler: Any | None = None
+    ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
         self.settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self.exposure = Exposure(self.raw, slope)
+        self.scaler = scaler
         self.steps = 0
+        self.progress = LocalProgress()
+        self._before = 0.0
         self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped, self.raw) for optimizer in self.raw]
         self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
         # torch's own optimizers keep all they remember in `state` and `param_groups`, so that a reset one is a new one
@@ -147,9 +173,17 @@ class LocalOptimizers:
             and all(type(o).__module__.startswith("torch.optim.") for o in self.raw)
         )
 
+    def begin(self, progress: LocalProgress) -> None:
+        """Count the steps from now on as this client's; forget gradients that one before left behind."""
+        for optimizer in self.raw:
+            zero_grad(optimizer)
+        self.progress, self._before = progress, progress.exposure
+        progress.move(0, self._before + self.exposure.value)  # NaN where it is not defined, however many steps
+
     def _stepped(self) -> None:
         self.steps += 1
         self.exposure.step()
+        self.progress.move(1, self._before + self.exposure.value)
 
     def set_lr(self, lr: float | None, factor: float) -> None:
         """Before the first step: a phase's `lr` in place of the optimizers' own, then `factor` (lr_decay^t) times that.

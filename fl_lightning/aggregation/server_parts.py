@@ -1,0 +1,251 @@
+"""The two parts of the server that a paper may replace: the rule for the weights, and the method's own server side.
+
+Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.functional.state import StateSum, clone, mean_of
+from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
+from fl_lightning.utils.settings import check_choice
+
+
+@dataclass
+class PartialAggregate:
+    """What one process has taken in since the exchange began: all that crosses processes before `finish`."""
+
+    sums: dict[str, StateSum] = field(default_factory=dict)
+    weight: int | Tensor = 0
+    rows: dict[int, ClientUpdate] = field(default_factory=dict)
+
+    def add(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
+        """Add weight · state to the float64 sum `name`."""
+        if name not in self.sums:
+            self.sums[name] = StateSum()
+        self.sums[name].add(state, weight)
+
+    def count(self, weight: int | Tensor) -> None:
+        """Add to the sum of weights."""
+        self.weight = self.weight + weight
+
+    def become(self, sums: dict[str, StateSum], weight: int | Tensor, rows: dict[int, ClientUpdate]) -> None:
+        """Stand for all processes' sums and rows."""
+        self.sums, self.weight, self.rows = sums, weight, rows
+
+
+class ServerPart(nn.Module):
+    """A part of the server with float64 sums over the cohort, rows by client, and state in buffers.
+
+    Attributes:
+        needs: splits that the server owns, `logits` (a classifier with `net=`) or `exposure` (E_i is defined);
+            checked before any client trains.
+        server: the server as its parts see it, set before `setup`.
+        partial: what the exchange has brought so far.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server: ServerView | None = None
+        self.partial = PartialAggregate()
+
+    @property
+    def server(self) -> ServerView:
+        if self._server is None:
+            raise RuntimeError(f"{type(self).__name__} sees the server once a FederatedLoop has set it up")
+        return self._server
+
+    def attach(self, server: ServerView) -> None:
+        """Hand over the view of the server; the loop calls it before `setup`."""
+        self._server = server
+
+    def setup(self) -> None:
+        """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
+
+    def begin_round(self, cohort: list[int]) -> None:
+        """Called once at the start of a round with the ids of its clients."""
+
+    def begin_exchange(self) -> PartialAggregate:
+        """Forget the sums and rows of the exchange before; the round calls it."""
+        self.partial = PartialAggregate()
+        return self.partial
+
+    def evaluation_weights(self, weights: State) -> State:
+        """The weights that are evaluated in place of the global ones; not fed back."""
+        return weights
+
+    # --- helpers ---
+
+    def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
+        """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
+        self.partial.add(name, state, weight)
+
+    def summed(self, name: str) -> State:
+        """The sum `name` over the cohort, float64; empty if no client added to it."""
+        total = self.partial.sums.get(name)
+        return {} if total is None else total.state()
+
+    def gather(self, update: ClientUpdate, weights: bool = True) -> None:
+        """Keep a client's update, its weights cloned (`weights=False`: left out), in `rows` by client id."""
+        kept = clone(update.weights) if weights and update.weights is not None else None
+        self.partial.rows[update.client_id] = replace(update, weights=kept)
+
+    @property
+    def rows(self) -> dict[int, ClientUpdate]:
+        """The gathered updates by client id, ascending, once all processes' are there."""
+        return self.partial.rows
+
+    def server_state(self, names: Iterable[str]) -> "StateBuffers":
+        """Float64 zeros shaped as the named entries of the global model, kept in buffers; call it in `setup`."""
+        weights = self.server.weights
+        return StateBuffers({name: torch.zeros_like(weights[name], dtype=torch.float64) for name in names})
+
+    def moved(self, aggregate: State, changes: Mapping[str, Tensor]) -> State:
+        """`aggregate` with the entries of `changes` in place of its own, in its own types."""
+        return {**aggregate, **{name: value.to(aggregate[name].dtype) for name, value in changes.items()}}
+
+
+class Aggregator(ServerPart):
+    """Streams the clients' weights into one new state; the base class is their mean.
+
+    Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
+    `add` for every client of the cohort and one `finish`.
+
+    Attributes:
+        weighting: `samples`: a client weighs n_i; `uniform`: 1 (and 0 without samples).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weighting: Literal["samples", "uniform"] = "samples"
+
+    def weigh_by(self, weighting: Literal["samples", "uniform"]) -> None:
+        """Set `weighting`."""
+        check_choice(("samples", "uniform"), weighting=weighting)
+        self.weighting = weighting
+
+    def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
+        """What a client adds to its reply for this rule, whatever its method (FedEXP's norm); runs on the client.
+
+        `update` is the client's own, weights live.
+        """
+        return {}
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take one client's update; `update.weights` are live, so what is kept must be cloned."""
+        if update.weights is not None:
+            weight = self.weight(update)
+            self.partial.count(weight)
+            self.sum("weights", update.weights, weight)
+
+    def finish(self) -> State | None:
+        """The new shared weights, or None: they stay as they are (no client had data)."""
+        partial = self.partial
+        if "weights" not in partial.sums or not bool(partial.weight):
+            return None
+        return mean_of(partial.sums["weights"], partial.weight)
+
+    def weight(self, update: ClientUpdate) -> int | Tensor:
+        """n_i, or 1 under uniform weighting; 0 for a client without samples."""
+        n = update.num_samples
+        if self.weighting == "samples":
+            return n
+        return (n > 0).to(torch.int64) if isinstance(n, Tensor) else int(n > 0)
+
+
+class GatheringAggregator(Aggregator, ABC):
+    """A rule that compares the clients with each other (median, Krum): it sees every update at once.
+
+    The updates are gathered on the root process only, and what it returns goes to the others.
+    """
+
+    @abstractmethod
+    def reduce(self, updates: Mapping[int, ClientUpdate]) -> Mapping[str, Tensor]:
+        """The new trainable shared entries, by name.
+
+        Args:
+            updates: of the clients with samples, by client id, ascending; at least one.
+        """
+
+    def add(self, update: ClientUpdate) -> None:
+        """Keep the update; of the entries that are not trained the weighted mean is taken."""
+        if update.weights is None:
+            return
+        weight, trainable = self.weight(update), set(self.server.trainable)
+        self.partial.count(weight)
+        self.sum("weights", {name: value for name, value in update.weights.items() if name not in trainable}, weight)
+        self.gather(update)
+
+    def finish(self) -> State | None:
+        mean = super().finish()
+        if mean is None:
+            return None
+        reduced = self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})
+        return {name: reduced[name] if name in reduced else mean[name] for name in self.server.weights}
+
+
+class ServerModule(ServerPart):
+    """The server side of FedAvg, and the hooks with which a method replaces it; any rule goes with it.
+
+    Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
+    `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
+    """
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        """What goes down to one client; the default sends the global weights."""
+        return self.sends(exchange)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take in what the method itself needs of an update (`sum`, `gather`); the rule takes the weights."""
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        """The new shared weights, by default the rule's aggregate; None: they stay as they are.
+
+        A state returned before the last exchange is what the next exchange sends down.
+        """
+        return aggregate
+
+    def sends(self, exchange: str, **extras: Any) -> Broadcast:
+        """A broadcast of the global weights and `extras`, server state in the weights' own types."""
+        weights = self.server.weights
+        if extras:
+            extras = {name: self._typed(value, weights) for name, value in extras.items()}
+        return Broadcast(self.server.round_idx, exchange, weights, extras)
+
+    @staticmethod
+    def _typed(value: Any, weights: Mapping[str, Tensor]) -> Any:
+        if not isinstance(value, StateBuffers):
+            return value
+        return {name: tensor.to(weights[name].dtype) for name, tensor in value.items()}
+
+
+class StateBuffers(nn.Module, Mapping[str, Tensor]):
+    """A state held in buffers, so that it is moved, saved and restored with the module that owns it."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {name: name.replace(".", "/") for name in state}
+        for name, tensor in state.items():
+            self.register_buffer(self.names[name], tensor)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.get_buffer(self.names[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

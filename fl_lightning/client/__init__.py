@@ -1,0 +1,16 @@
+"""The client: what a method overrides, and how one client is trained."""
+
+from fl_lightning.client.context import ClientContext
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import ClientServices, MetricAccumulator, attach_services
+from fl_lightning.client.training import LocalSettings, LocalTrainer
+
+__all__ = [
+    "ClientContext",
+    "ClientModule",
+    "ClientServices",
+    "LocalSettings",
+    "LocalTrainer",
+    "MetricAccumulator",
+    "attach_services",
+]

@@ -1,0 +1,126 @@
+"""Checks of a LightningModule before and while it is a client."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+
+def check_module(module: object) -> None:
+    """Refuse what cannot be a client.
+
+    Raises:
+        TypeError: if `module` is no `pytorch_lightning.LightningModule`, has no `training_step` of its own or one
+            that draws its own batches, or a `state_dict` that cannot be called for a part of another module.
+    """
+    kind: Any = type(module)
+    if not isinstance(module, LightningModule):
+        twin = any(base.__module__.startswith("lightning.") for base in kind.__mro__)
+        remedy = (
+            "it comes from the twin package `lightning`: import LightningModule from pytorch_lightning"
+            if twin
+            else "derive it from pytorch_lightning.LightningModule"
+        )
+        raise TypeError(f"a client must be a pytorch_lightning.LightningModule, got {kind.__name__}; {remedy}")
+    if kind.training_step is LightningModule.training_step:
+        raise TypeError(
+            f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "
+            f"returning the loss"
+        )
+    if "dataloader_iter" in inspect.signature(kind.training_step).parameters:
+        raise TypeError(
+            f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
+            f"take (batch, batch_idx)"
+        )
+    arguments = inspect.signature(kind.state_dict).parameters
+    if "prefix" not in arguments and all(p.kind is not p.VAR_KEYWORD for p in arguments.values()):
+        raise TypeError(
+            f"{kind.__name__}.state_dict must take torch's arguments, since the module is part of another one; define "
+            f"state_dict(self, *args, **kwargs) and hand them on"
+        )
+
+
+def num_arguments(step: Callable[..., Any]) -> int:
+    """How many positional arguments a step takes, of at most three: batch, its index, its dataloader's index.
+
+    >>> num_arguments(lambda batch: batch), num_arguments(lambda batch, batch_idx: batch), num_arguments(print)
+    (1, 2, 3)
+    """
+    kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return 3 if inspect.Parameter.VAR_POSITIONAL in kinds else sum(kind in positional for kind in kinds)
+
+
+def check_client_arguments(client: Any, module: LightningModule | None, **others: object) -> None:
+    """Refuse arguments of a ClientModule that do not go together.
+
+    Args:
+        client: the ClientModule under construction.
+        module: the LightningModule that it is built around, or None.
+        others: `net` and `optimizer`.
+
+    Raises:
+        ValueError: naming the argument.
+        TypeError: as `check_module`.
+    """
+    if module is None:
+        return
+    name, inner = type(client).__name__, type(module).__name__
+    for other, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} takes either module= or {other}=, got both; a module brings its own net and "
+                f"configure_optimizers"
+            )
+    check_module(module)
+    if "logits" in client.needs:
+        raise ValueError(
+            f"{name} needs the logits of a net, got module={inner}; give it net= (a factory of a classifier) instead"
+        )
+    if not module.automatic_optimization and client.adds_terms:
+        raise ValueError(
+            f"{name} adds terms to the loss, but {inner} steps its optimizers itself (automatic_optimization=False); "
+            f"return the loss from training_step instead, or use FedAvg"
+        )
+
+
+def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:
+    """The client's own value, else that of the data.
+
+    Raises:
+        ValueError: if they differ, or neither is known.
+    """
+    if own is not None and found is not None and own != found:
+        raise ValueError(
+            f"{name} of the client must be that of the data ({found}), got {own}; leave it unset to take it from the "
+            f"data"
+        )
+    if own is None and found is None:
+        raise ValueError(
+            f"{type(client).__name__} with net= needs {name}, which the data do not know; give {name} to the client or "
+            f"to the data module, or use module="
+        )
+    return found if own is None else own
+
+
+def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
+    """The loss and the further outputs of the wrapped module's `training_step`.
+
+    Raises:
+        ValueError: without a loss where one is needed.
+    """
+    kind, more = type(client.module).__name__, isinstance(output, Mapping)
+    loss = output.get("loss") if more else output
+    if more and loss is None and client.automatic_optimization:
+        raise ValueError(
+            f"{kind}.training_step must return its loss under 'loss', got the keys {sorted(output)}"
+        )
+    if loss is None and client.adds_terms:
+        raise ValueError(
+            f"{type(client).__name__} adds terms to the loss of {kind}.training_step, which returned None; return a "
+            f"loss for every batch"
+        )
+    outputs = {name: value for name, value in output.items() if name != "loss"} if more else {}
+    return cast(Tensor, loss), outputs

@@ -1,0 +1,320 @@
+"""The client of a federation: a LightningModule with a `training_step` of its own, and the hooks that a method overrides."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from pytorch_lightning import Callback, LightningModule
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.client.checks import check_client_arguments, check_returned, num_arguments, same_or_unset
+from fl_lightning.client.context import ClientContext
+from fl_lightning.client.hooks import BatchTransfer
+from fl_lightning.client.passes import evaluation_mode
+from fl_lightning.client.standalone import StandaloneClient
+from fl_lightning.client.teacher import Teacher
+from fl_lightning.functional.importance import as_function
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import raised
+from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
+from fl_lightning.types import Batch, Broadcast, ClientData, ForwardContext, OptimizerFactory, Phase, State
+
+ONE_PHASE = (Phase(),)
+
+
+class ClientModule(LightningModule):
+    """A client of the federation; as it stands, FedAvg's.
+
+    Built around a net (a classifier trained with cross-entropy) or around any LightningModule, whose own
+    `training_step` is then the local loss and whose `configure_optimizers` gives the local optimizer.
+
+    Args:
+        net: factory `(num_classes, input_shape) -> net`; None: a small perceptron.
+        module: a LightningModule to train in place of a net.
+        optimizer: factory of the local optimizer, for a net; None: SGD(lr=0.01, momentum=0.9). It is built anew for
+            every client and round.
+        num_classes: classes C; None: taken from the data.
+        input_shape: shape of one sample; None: taken from the data.
+
+    Attributes:
+        server_class: the method's server side.
+        exchanges: names of a round's exchanges, in order.
+        needs: names of splits, `logits` (a net, not a module) or `exposure` (E_i is defined: SGD); checked at start.
+        stackable: whether an engine may train several clients at once; not inherited, a class says so itself.
+        neutral: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is called.
+
+    Raises:
+        ValueError: if `module` is given together with `net` or `optimizer`.
+        TypeError: if `module` is no `pytorch_lightning.LightningModule` or has no `training_step`.
+    """
+
+    server_class: ClassVar[type[ServerModule]] = ServerModule
+    exchanges: ClassVar[tuple[str, ...]] = ("train",)
+    needs: ClassVar[frozenset[str]] = frozenset()
+    stackable: ClassVar[bool] = False
+    neutral: ClassVar[Mapping[str, float]] = {}
+
+    def __init__(
+        self,
+        net: Callable[[int, tuple[int, ...]], Backbone] | None = None,
+        module: LightningModule | None = None,
+        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
+        num_classes: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        check_client_arguments(self, module, net=net, optimizer=optimizer)
+        self.module = module
+        self.net: Backbone | None = None
+        self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
+        self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
+        self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
+        self.adds_terms = type(self).training_step is not ClientModule.training_step
+        self.context = ClientContext()
+        self.forward_context: ForwardContext = nullcontext
+        self.outputs: dict[str, Any] = {}
+        """What the wrapped module's last `training_step` returned besides the loss."""
+        self._transfer: Callable[[Batch], Batch] | None = None
+        self._teachers: dict[str, Teacher] = {}
+        self._parameter_owners: list[tuple[str, nn.Module, str]] = []
+        self._personal: frozenset[str] = frozenset()
+        self._num_arguments = 2
+        if module is not None:
+            self.automatic_optimization = module.automatic_optimization
+            self._num_arguments = min(2, num_arguments(module.training_step))
+        elif num_classes is not None and input_shape is not None:
+            self.build(num_classes, tuple(input_shape))
+
+    def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
+        """Build the net once the data are known (idempotent).
+
+        Raises:
+            ValueError: if a value given to the constructor is not that of the data, or is known to neither.
+        """
+        if self.module is not None:
+            return
+        self.num_classes = same_or_unset(self, "num_classes", self.num_classes, num_classes)
+        self.input_shape = same_or_unset(self, "input_shape", self.input_shape, input_shape)
+        if self.net is None:
+            self.net = self.net_factory(self.num_classes, self.input_shape)
+
+    # --- what a method overrides -------------------------------------------------------------------------------
+
+    def is_personal(self, name: str, owner: nn.Module) -> bool:
+        """True for an entry of the state dict that never travels; `owner` is the module that holds it."""
+        return False
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        """Called once per exchange with the broadcast, its weights loaded: make teachers, masks, round buffers.
+
+        May make own passes over the local data (`over`) and move the starting point (edit the module's weights).
+        """
+
+    def phases(self, exchange: str) -> Iterable[Phase]:
+        """The stretches of local training of an exchange, in order; none: nothing is trained.
+
+        As a generator it may do something of its own between two stretches.
+        """
+        return ONE_PHASE
+
+    def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean cross-entropy of the batch, or the wrapped module's own `training_step`."""
+        if self.module is None:
+            x, y = batch
+            loss = cross_entropy(self(x), y)
+            self.log("train/ce", loss)
+            return loss
+        with self.forward_context():
+            output: Any = self.module.training_step(*(batch, batch_idx)[: self._num_arguments])
+        loss, self.outputs = check_returned(self, output)
+        return loss  # None skips the step, as in Lightning
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss of a batch: `local_loss` and the method's own terms."""
+        return self.local_loss(batch, batch_idx)
+
+    def exposure_slope(self, exposure: float) -> float:
+        """Gradient of the method's own terms on a scalar that has moved by `exposure` (FedProx: 1 − μ·exposure)."""
+        return 1.0
+
+    def nonfinite_hint(self) -> str:
+        """What to do about an update that is not finite; ends the error's sentence."""
+        return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        """What goes up besides the weights, after the exchange's training."""
+        return {}
+
+    def deployed(self) -> Callable[[Tensor], Tensor]:
+        """What this client would use after training; called with its entries and memory loaded."""
+        return self
+
+    # --- what a method reads -----------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What this client keeps between rounds: tensors, numbers, strings, lists and dicts of them."""
+        return self.context.memory
+
+    @property
+    def received(self) -> State:
+        """The shared trainable weights as they came at the start of the exchange, by name."""
+        return self.context.received
+
+    @property
+    def round(self) -> dict[str, Any]:
+        """This round's buffers of the current client, by name."""
+        return self.context.round
+
+    @property
+    def num_steps(self) -> int:
+        """K_i: optimizer steps of this exchange so far."""
+        return self.context.progress.num_steps
+
+    @property
+    def exposure(self) -> float:
+        """E_i: how far the local optimizer would have moved a scalar whose gradient is always 1."""
+        return self.context.progress.exposure
+
+    @property
+    def is_neutral(self) -> bool:
+        """True where all coefficients have the values at which the method is FedAvg."""
+        return bool(self.neutral) and all(getattr(self, name) == value for name, value in self.neutral.items())
+
+    def params(self) -> State:
+        """The shared trainable parameters as they are now, by the names fixed at setup."""
+        return {name: value for name, value in self.trained().items() if name not in self._personal}
+
+    def trained(self) -> State:
+        """All trainable parameters of the current client, the personal ones too."""
+        owners = self._parameter_owners or self.fix_trainable()
+        if isinstance(self.net, HeterogeneousNets):
+            owners = [entry for entry in owners if self.has(self.context.client_id, entry[0])]
+        return {name: getattr(owner, attribute) for name, owner, attribute in owners}
+
+    def round_buffer(self, name: str, value: Tensor | State) -> None:
+        """Keep a constant of this client for this round, on the module's device, floats in the module's type."""
+        like = next(self.parameters())
+
+        def placed(x: Tensor) -> Tensor:
+            return x.to(like.device, raised(like).dtype if x.is_floating_point() else None)
+
+        one = isinstance(value, Tensor)
+        self.context.round[name] = placed(value) if one else {n: placed(x) for n, x in value.items()}
+
+    def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
+        """Make the teacher `name`, in `receive`: a frozen copy of the received net, or of the net with `state`.
+
+        One copy serves all clients of a round that received the same weights. With `mode="train"` its BatchNorm uses
+        batch statistics.
+        """
+        if self.net is None:
+            raise ValueError(f"{type(self).__name__}.load_teacher({name!r}) needs a client built with net=")
+        if name not in self._teachers:
+            self._teachers[name] = Teacher(name, self.net)
+        teacher, token = self._teachers[name], self.context.weights_token
+        if state is not None:
+            teacher.load({n.removeprefix("net."): value for n, value in state.items()}, None, mode)
+        elif not teacher.holds(token):
+            teacher.load(self.net.state_dict(), token, mode)
+
+    def teacher(self, name: str) -> Teacher:
+        """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
+        if name not in self._teachers:
+            raise ValueError(f"{type(self).__name__}.teacher({name!r}) needs load_teacher({name!r}) in receive")
+        found = self._teachers[name]
+        found.use(self.forward_context, self.context.logit_cache)
+        return found
+
+    # --- a method's own passes over data -----------------------------------------------------------------------
+
+    def evaluation_mode(self) -> AbstractContextManager[None]:
+        """Eval mode, and nothing is logged."""
+        return evaluation_mode(self)
+
+    def transferred(self, batch: Batch) -> Batch:
+        """`batch` as training sees it: on the device and in the Trainer's precision, through the transfer hooks."""
+        if self._transfer is None:
+            self._transfer = BatchTransfer(list(self.lightning_modules()), device=next(self.parameters()).device)
+        return self._transfer(batch)
+
+    def over(
+        self, local: ClientData, fn: Callable[[Batch], Any], split: str = "train", batch_size: int | None = None
+    ) -> list[Any]:
+        """`fn` of every batch of a split, in order and without augmentation, in eval mode."""
+        with self.evaluation_mode():
+            return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
+
+    def loss_at(self, params: State, batch: Batch) -> Tensor:
+        """`local_loss` of a batch at other values of some parameters, by name; differentiable in them."""
+        return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+
+    # --- for the engine ----------------------------------------------------------------------------------------
+
+    def begin(self, context: ClientContext) -> None:
+        """Stand for another client."""
+        self.context = context
+        if isinstance(self.net, HeterogeneousNets):
+            self.net.choose(context.client_id)
+
+    def connect(self, forward_context: ForwardContext, transfer: Callable[[Batch], Batch]) -> None:
+        """Use the Trainer's precision and the user's transfer hooks."""
+        self.forward_context, self._transfer = forward_context, transfer
+
+    def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
+        """Fix which parameters are trainable (inside vmap none requires a gradient), and which never travel."""
+        modules = dict(self.named_modules(remove_duplicate=False))
+        names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        places = [(name, *name.rpartition(".")[::2]) for name in names]
+        self._parameter_owners = [(name, modules[path], attribute) for name, path, attribute in places]
+        self._personal = frozenset(personal)
+        return self._parameter_owners
+
+    def has(self, client_id: int, name: str) -> bool:
+        """Whether the entry (or module) `name` is this client's: not one of another client's net."""
+        net = self.net
+        return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
+
+    @property
+    def distils(self) -> bool:
+        """True once there is a teacher."""
+        return bool(self._teachers)
+
+    def lightning_modules(self) -> Iterator[LightningModule]:
+        """This module and the LightningModule it wraps, whose hooks the loop forwards."""
+        yield self
+        if self.module is not None:
+            yield self.module
+
+    # --- Lightning ---------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner: Any = self.net if self.module is None else self.module
+        with self.forward_context():
+            return inner(*args, **kwargs)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Under a plain Trainer, what stands in for the federation."""
+        return [StandaloneClient()] if self.trainer.lightning_module is self else []
+
+    def configure_model(self) -> None:
+        if self.module is not None:
+            self.module.configure_model()
+        elif self.net is None:
+            try:
+                data = getattr(self.trainer, "datamodule", None)
+            except RuntimeError:  # not attached to a Trainer
+                data = None
+            self.build(getattr(data, "num_classes", None), getattr(data, "input_shape", None))
+
+    def configure_optimizers(self) -> Any:
+        if self.module is not None:
+            return self.module.configure_optimizers()
+        optimizer: Any = self.optimizer_factory(self.parameters())
+        if hasattr(optimizer, "attach_module"):  # SAM leaves BatchNorm's statistics alone in its second pass
+            optimizer.attach_module(self)
+        return optimizer

@@ -1,0 +1,36 @@
+"""A method's own passes over data, apart from training."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytorch_lightning import LightningModule
+
+
+@contextmanager
+def evaluation_mode(client: Any) -> Iterator[None]:
+    """Eval mode, and nothing is logged, whatever the client's services are.
+
+    Args:
+        client: a ClientModule.
+    """
+    modules: list[LightningModule] = list(client.lightning_modules())
+    modes = [(module, module.training) for module in client.modules()]
+    names = ("log", "log_dict")
+    attached = [{name: vars(module)[name] for name in names if name in vars(module)} for module in modules]
+    client.eval()
+    try:
+        for module in modules:
+            vars(module).update(dict.fromkeys(names, _ignore))
+        yield
+    finally:
+        for module, services in zip(modules, attached, strict=True):
+            for name in names:
+                del vars(module)[name]
+            vars(module).update(services)
+        for part, mode in modes:
+            part.training = mode
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Stands for `log` where nothing is logged."""

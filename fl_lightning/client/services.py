@@ -1,0 +1,297 @@
+"""The Trainer's services for the client that is driven (logging, optimizers), which Lightning gives the fitted module only."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Number
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.client.optimizers import LocalOptimizers, toggle
+
+MOST_ROWS = 512
+
+Rows = dict[str, tuple[str, list[tuple[float, float]]]]
+"""By name the reduction and the logged (value, weight) on the host."""
+
+
+class MetricAccumulator:
+    """Logged values, kept on the device until they are read.
+
+    Args:
+        most_rows: more values of one name are reduced to one on the device; None: never.
+
+    Attributes:
+        metrics: the metric objects that were logged, by name.
+    """
+
+    def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
+        self.most_rows = most_rows
+        self.metrics: dict[str, Metric] = {}
+        self._rows: dict[str, list[tuple[Any, float]]] = {}
+        self._reduce: dict[str, str] = {}
+
+    def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
+        """Take one value; nothing is moved to the host.
+
+        Raises:
+            ValueError: if `value` is neither a number, a tensor of one element nor a metric, or the reduction is
+                unknown.
+        """
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
+            value = value.detach()
+        elif isinstance(value, Metric):
+            self.metrics[name] = value
+            return
+        elif not isinstance(value, Number):
+            raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
+        rows = self._rows.get(name)
+        if rows is None:
+            reduction = getattr(reduce_fx, "__name__", reduce_fx)
+            if reduction not in ("mean", "sum", "max", "min"):
+                raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
+            self._reduce[name] = reduction
+            rows = self._rows[name] = []
+        rows.append((value, weight))
+        if len(rows) == self.most_rows:
+            self._rows[name] = [self._reduced(rows, self._reduce[name])]
+
+    @staticmethod
+    def _reduced(rows: list[tuple[Any, float]], kind: str) -> tuple[Tensor, float]:
+        """Many values as one, on the device."""
+        values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
+        sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
+        if kind == "mean":
+            value = (values @ sizes) / sizes.sum()
+        else:
+            value = values.sum() if kind == "sum" else values.max() if kind == "max" else values.min()
+        return value, float(sum(size for _, size in rows))
+
+    def absorb(self, other: "MetricAccumulator") -> None:
+        """Take over the values of another (a client's), as they are."""
+        self.metrics |= other.metrics
+        for name, rows in other._rows.items():
+            self._reduce.setdefault(name, other._reduce[name])
+            self._rows.setdefault(name, []).extend(rows)
+
+    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
+        """All values on the host, and `more` 0-d tensors, in one transfer; then only the metric objects are left."""
+        device = [value for rows in self._rows.values() for value, _ in rows if isinstance(value, Tensor)]
+        parts = [stacked(values) for values in (more, device) if values]
+        host = torch.cat(parts).tolist() if parts else []
+        numbers = iter(host[len(more) :])
+        out: Rows = {}
+        for name, rows in self._rows.items():
+            pairs = [(next(numbers) if isinstance(value, Tensor) else float(value), float(n)) for value, n in rows]
+            out[name] = (self._reduce[name], pairs)
+        self._rows, self._reduce = {}, {}
+        return host[: len(more)], out
+
+    def forget(self) -> None:
+        """Let go of everything, which somebody else has taken over."""
+        self._rows, self._reduce, self.metrics = {}, {}, {}
+
+    def clear(self) -> None:
+        """Forget everything and reset the metric objects (a round that failed)."""
+        for metric in self.metrics.values():
+            metric.reset()
+        self.forget()
+
+
+def stacked(values: Sequence[Tensor]) -> Tensor:
+    """Tensors of one element each as one float64 vector."""
+    if len({value.dtype for value in values}) > 1:
+        values = [value.double() for value in values]
+    return torch.stack([value.reshape(()) if value.ndim else value for value in values]).double()
+
+
+def reduced(parts: Sequence[Rows]) -> dict[str, float]:
+    """The values of several processes' rows; exact sums, so that it does not matter who logged what."""
+    merged: Rows = {}
+    for rows in parts:
+        for name, (kind, pairs) in rows.items():
+            merged.setdefault(name, (kind, []))[1].extend(pairs)
+    return {name: reduced_pairs(kind, pairs) for name, (kind, pairs) in merged.items()}
+
+
+def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
+    """One value of (value, weight) pairs."""
+    values = [value for value, _ in pairs]
+    finite = all(map(math.isfinite, values))
+    if kind == "mean":
+        total = math.fsum(value * n for value, n in pairs) if finite else sum(value * n for value, n in pairs)
+        size = math.fsum(n for _, n in pairs)
+        return total / size if size else math.nan
+    if kind == "sum":
+        return math.fsum(values) if finite else sum(values)
+    return max(values) if kind == "max" else min(values)
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor (1 where there is none)."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for item in batch:
+            if isinstance(item, Tensor | Mapping | list | tuple):
+                return batch_length(item)
+    return 1
+
+
+class ClientServices:
+    """Does what a client's `self.log`, `self.optimizers()`, … ask for while an engine or an evaluation drives it.
+
+    Args:
+        trains: False in evaluation, where all processes are at the same batch and may gather.
+    """
+
+    def __init__(self, trains: bool = True) -> None:
+        self.logged = MetricAccumulator()
+        self.logged_in_epoch: MetricAccumulator | None = None
+        names = ATTACHED if trains else tuple(name for name in ATTACHED if name != "all_gather")
+        self.names = names
+        self._optimizers = LocalOptimizers(None, "nobody")
+        self._backward: Callable[..., None] = Tensor.backward
+        self._batch: Any = None
+        self._weight = 1
+        self._toggled: list[tuple[Tensor, bool]] = []
+
+    # --- what drives the client says where it is ---
+
+    def begin_client(self) -> MetricAccumulator:
+        """What is logged from now on is another client's."""
+        self.logged, self.logged_in_epoch = MetricAccumulator(), None
+        self._weight, self._batch = 1, None
+        return self.logged
+
+    def begin_phase(self, optimizers: LocalOptimizers, backward: Callable[..., None]) -> None:
+        """From now on these optimizers are the client's."""
+        self._optimizers, self._backward = optimizers, backward
+
+    def begin_epoch(self, num_samples: int) -> None:
+        """Keep what is logged apart for schedulers that watch a value."""
+        self.logged_in_epoch = MetricAccumulator() if self._optimizers.plateau else None
+        self.begin_samples(num_samples)
+
+    def begin_batch(self, batch: Any) -> None:
+        """What is logged from now on weighs as much as the batch has samples (looked up when something is)."""
+        self._batch = batch
+
+    def begin_samples(self, num_samples: int) -> None:
+        """What is logged from now on weighs as much as so many samples."""
+        self._weight, self._batch = num_samples, None
+
+    # --- what the client calls ---
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *args: Any,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **ignored: Any,
+    ) -> None:
+        if batch_size is None:
+            if self._batch is not None:
+                self._weight, self._batch = batch_length(self._batch), None
+            batch_size = self._weight
+        self.logged.log(name, value, batch_size, reduce_fx)
+        if self.logged_in_epoch is not None:
+            self.logged_in_epoch.log(name, value, batch_size, reduce_fx)
+
+    def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        for name, value in values.items():
+            self.log(name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs})
+
+    def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """What one process has.
+
+        Raises:
+            RuntimeError: with several, which are at different clients and would wait for each other for ever.
+        """
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if world > 1:
+            raise RuntimeError(
+                f"self.all_gather cannot be called in local training, where {world} processes are at different "
+                f"clients; log the value, or gather in on_validation_epoch_end"
+            )
+        return data
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        chosen: list[Any] = self._optimizers.wrapped if use_pl_optimizer else self._optimizers.raw
+        return chosen[0] if len(chosen) == 1 else list(chosen)
+
+    def lr_schedulers(self) -> Any:
+        schedulers = [entry.scheduler for entry in self._optimizers.schedulers]
+        if not schedulers:
+            return None
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._backward(loss, *args, **kwargs)
+
+    def clip_gradients(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if not gradient_clip_val:
+            return
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(params, gradient_clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(params, gradient_clip_val)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
+        self._toggled = toggle(optimizer, self._optimizers.raw)
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        for parameter, required in self._toggled:
+            parameter.requires_grad_(required)
+
+
+TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
+ATTACHED = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
+
+
+@contextmanager
+def attach_services(
+    modules: Sequence[LightningModule], services: Any, names: Sequence[str] = ATTACHED
+) -> Iterator[None]:
+    """Put services over the modules' own methods of these names, and take them back whatever happens.
+
+    Args:
+        modules: the client and the module in it.
+        services: has the methods.
+        names: of the methods.
+    """
+    attach(modules, services, names)
+    try:
+        yield
+    finally:
+        detach(modules, names)
+
+
+def attach(modules: Sequence[LightningModule], services: Any, names: Sequence[str]) -> None:
+    """Instance attributes over public methods."""
+    for module in modules:
+        vars(module).update({name: getattr(services, name) for name in names})
+
+
+def detach(modules: Sequence[LightningModule], names: Sequence[str]) -> None:
+    """The modules' own methods again."""
+    for module in modules:
+        for name in names:
+            vars(module).pop(name, None)

@@ -1,0 +1,106 @@
+"""A client outside a federation: its own loss under a plain Trainer, as any other LightningModule."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.client.context import ClientContext
+from fl_lightning.client.hooks import BatchTransfer
+from fl_lightning.client.services import TRAINER_SERVICES, attach, detach
+from fl_lightning.data import DatasetSource, FederatedDataModule
+from fl_lightning.types import Broadcast, ClientData, Phase
+
+NOT_HOOKS = ("training_step", "configure_optimizers", "configure_model", "forward")
+
+
+class StandaloneClient(Callback):
+    """Stands in for the federation: one client, whose broadcast is its own starting weights.
+
+    The client's data are those of the train dataloader, its `receive` is called once, when the fit starts.
+
+    Raises:
+        ValueError: when the fit starts, if the method needs what only a federation has.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_alone(pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        client: Any = pl_module
+        local = view_of_loader(trainer, client)
+        client.fix_trainable()
+        received = {name: value.detach().clone() for name, value in client.params().items()}
+        client.begin(ClientContext(0, received, weights_token=object()))
+        plugin = trainer.precision_plugin
+        transfer = BatchTransfer(list(client.lightning_modules()), client.device, plugin)
+        client.connect(plugin.forward_context, transfer)
+        if client.module is not None:
+            attach([client.module], client, TRAINER_SERVICES)
+        if client.is_neutral:
+            vars(client)["training_step"] = client.local_loss
+            return
+        with torch.enable_grad():
+            client.receive(Broadcast(0, client.exchanges[0], received), local)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        progress = pl_module.context.progress  # type: ignore[union-attr]
+        progress.move(trainer.global_step - progress.num_steps, float("nan"))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        client: Any = pl_module
+        vars(client).pop("training_step", None)
+        if client.module is not None:
+            detach([client.module], TRAINER_SERVICES)
+
+
+def view_of_loader(trainer: Trainer, client: Any) -> ClientData:
+    """The samples of the Trainer's dataloader as those of the only client.
+
+    Raises:
+        ValueError: if it is no DataLoader.
+    """
+    loader = trainer.train_dataloader
+    if isinstance(getattr(trainer, "datamodule", None), FederatedDataModule) or not isinstance(loader, DataLoader):
+        raise ValueError(
+            f"{type(client).__name__} alone trains on the batches of a DataLoader, got {type(loader).__name__}; "
+            f"give the Trainer one, or fit a FederatedLoop(client=...)"
+        )
+    source = DatasetSource(loader.dataset, num_classes=client.num_classes)
+    data = FederatedDataModule(source, num_clients=1, batch_size=loader.batch_size)
+    data.setup("fit")
+    return data.view(0, 0)
+
+
+def refuse_alone(client: Any) -> None:
+    """Refuse what makes no sense without a server, or what a plain Trainer would not do.
+
+    Args:
+        client: a ClientModule.
+
+    Raises:
+        ValueError: naming what the method needs.
+    """
+    name, server = type(client).__name__, client.server_class
+    lacks = [f"the split {split!r}" for split in sorted(client.needs - {"logits", "exposure"})]
+    lacks += ["the exposure of its optimizer"] if "exposure" in client.needs else []
+    lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
+    lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []
+    lacks += ["training in phases"] if list(client.phases(client.exchanges[0])) != [Phase()] else []
+    if lacks:
+        raise ValueError(
+            f"{name} needs a federation ({', '.join(lacks)}), got a plain Trainer; fit "
+            f"FederatedLoop(client={name}(...))"
+        )
+    if client.module is None:
+        return
+    inner = type(client.module)
+    own = [hook for hook in dir(inner) if hook.startswith(("on_", "optimizer_", "lr_scheduler_", "configure_"))]
+    lost = [h for h in own if h not in NOT_HOOKS and getattr(inner, h) is not getattr(LightningModule, h, None)]
+    if lost:
+        raise ValueError(
+            f"{inner.__name__} overrides {lost[0]}, which is not called inside {name} under a plain Trainer; fit "
+            f"{inner.__name__} itself, or FederatedLoop(client={name}(module=...))"
+        )

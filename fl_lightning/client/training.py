@@ -1,0 +1,402 @@
+"""Trains one client for one exchange, as the Trainer would train a module of its own."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.plugins.precision import Precision
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fl_lightning.client.hooks import BatchTransfer, hooks, overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import (
+    LocalOptimizer,
+    LocalOptimizers,
+    LocalProgress,
+    LocalScheduler,
+    step_scheduler,
+    zero_grad,
+)
+from fl_lightning.client.services import ClientServices, MetricAccumulator, reduced
+from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
+from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase
+from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.settings import check_above, check_at_least
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Settings of local training.
+
+    Args:
+        local_epochs: passes over a client's data in a round; a list gives each client its own.
+        max_local_steps: at most so many optimizer steps per client and exchange.
+        lr_decay: the local learning rate of round t is lr · lr_decay^t.
+        accumulate_grad_batches: batches per local optimizer step.
+        clip_norm: largest norm of a local gradient; None: not clipped.
+        seed: keys every draw.
+
+    Raises:
+        ValueError: naming the setting, its range and the value.
+    """
+
+    local_epochs: int | list[int] = 1
+    max_local_steps: int | None = None
+    lr_decay: float = 1.0
+    accumulate_grad_batches: int = 1
+    clip_norm: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        epochs = self.local_epochs
+        check_at_least(0, local_epochs=min(epochs, default=0) if isinstance(epochs, list) else epochs)
+        check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
+        check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm)
+
+    def epochs_of(self, client_id: int) -> int:
+        """Passes of one client."""
+        return self.local_epochs[client_id] if isinstance(self.local_epochs, list) else self.local_epochs
+
+
+class LocalTrainer:
+    """Runs the phases of a client's training in the one client module.
+
+    Args:
+        client: the module that every client is trained in.
+        settings: of local training.
+        services: attached to the client; this says where in the training it is.
+        transfer: puts batches where they belong.
+        device: that the client is trained on.
+        precision: the Trainer's precision plugin.
+    """
+
+    def __init__(
+        self,
+        client: ClientModule,
+        settings: LocalSettings,
+        services: ClientServices,
+        transfer: BatchTransfer,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        self.client, self.settings, self.services = client, settings, services
+        self.transfer, self.device, self.precision = transfer, device, precision
+        self.modules: list[LightningModule] = list(client.lightning_modules())
+        self.neutral = client.is_neutral
+        self._training_step: Callable[..., Any] = client.local_loss if self.neutral else client.training_step
+        self._modes = [(module, module.training) for module in client.modules()]
+        self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
+        self._reusable: LocalOptimizers | None = None
+        self._last: LocalOptimizers | None = None
+        self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        self._optimizer_step = self._own("optimizer_step")
+        self._clip = self._own("configure_gradient_clipping")
+        self._zero_grad = self._own("optimizer_zero_grad")
+        self._backward = self._own("backward")
+        self._scheduler_step = self._own("lr_scheduler_step")
+        self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
+
+    def _own(self, name: str) -> Callable[..., Any] | None:
+        """The hook of the innermost module where it has one of its own."""
+        inner = self.modules[-1]
+        return getattr(inner, name) if overridden(inner, name) else None
+
+    def restore_modes(self) -> None:
+        """Every module in the mode (train or eval) in which the user left it."""
+        for module, mode in self._modes:
+            if module.training != mode:
+                module.training = mode
+
+    def hooks_of(self, name: str) -> list[Callable[..., Any]]:
+        """The hooks `name` of the client's modules that override it."""
+        found = self._hooks.get(name)
+        if found is None:
+            found = self._hooks[name] = hooks(self.modules, name)
+        return found
+
+    def _call(self, name: str, *args: Any) -> list[Any]:
+        """Call the hook `name` of the client's modules that override it."""
+        found = self.hooks_of(name)
+        return [hook(*args) for hook in found] if found else []
+
+    def seed(self, purpose: str, data: ClientData) -> None:
+        """Key the global generators (dropout, what a module draws by itself) by the client and round of `data`."""
+        seed = keyed_seed(self.settings.seed, purpose, data.round_idx, data.client_id)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def train(self, data: ClientData, exchange: str, on_epoch_end: Callable[[int], None] | None = None) -> None:
+        """All phases of one exchange on the data of the client that the module stands for, in place."""
+        self.seed(f"train/{exchange}", data)
+        epochs_of_client = self.settings.epochs_of(data.client_id)
+        passed: dict[str, int] = {}
+        for phase in self.client.phases(exchange):
+            self.restore_modes()
+            own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
+            if own.size(phase.split):
+                epochs, before = epochs_of_client if phase.epochs is None else phase.epochs, passed.get(phase.split, 0)
+                with nullcontext() if phase.trains is None else self._trained(phase.trains):
+                    passed[phase.split] = before + self._phase(phase, own, epochs, before, on_epoch_end)
+
+    # --- one phase ---------------------------------------------------------------------------------------------
+
+    def _phase(
+        self, phase: Phase, data: ClientData, epochs: int, before: int, on_epoch_end: Callable[[int], None] | None
+    ) -> int:
+        """At most `epochs` passes over the phase's split, which the exchange has passed `before` times; how many."""
+        client, services = self.client, self.services
+        optimizers = self._optimizers(phase)
+        optimizers.begin(client.context.progress if phase.counts else LocalProgress())
+        optimizers.set_lr(phase.lr, self.settings.lr_decay**data.round_idx)
+        services.begin_phase(optimizers, self._backward_of(optimizers.scaler))
+        cache = self._logit_cache(phase, data, epochs)
+        client.context.keep_logits(cache)
+        for epoch in range(epochs):
+            if self._finished(phase):
+                return epoch
+            services.begin_epoch(data.size(phase.split))
+            self._call("on_train_epoch_start")
+            whole = self._epoch(phase, data, before + epoch, optimizers, cache)
+            if whole and cache is not None:
+                cache.finish_epoch()
+            services.begin_samples(data.size(phase.split))
+            self._call("on_train_epoch_end")
+            if client.automatic_optimization:
+                self._schedule(optimizers.schedulers, "epoch", epoch + 1)
+            if on_epoch_end is not None:
+                on_epoch_end(epoch)
+            if phase.until is not None and phase.until():
+                return epoch + 1
+        return epochs
+
+    def _epoch(
+        self, phase: Phase, data: ClientData, epoch: int, optimizers: LocalOptimizers, cache: LogitCache | None
+    ) -> bool:
+        """One pass; False where it left samples out."""
+        batch_size = data.samples_per_batch(phase.split, phase.batch_size)
+        num_batches = -(-data.size(phase.split) // batch_size) - self._single_sample(data, phase, batch_size)
+        with_index = phase.with_index or cache is not None
+        for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
+            if index == num_batches or self._finished(phase):
+                return False
+            if cache is None:
+                batch = self.transfer(item)
+            else:
+                batch = self.transfer(item[0])
+                cache.begin_batch(batch[0], item[1])
+            if not self._batch(batch, index, num_batches, optimizers):
+                return False
+        return True
+
+    def _batch(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> bool:
+        """Train on one batch; False: the client wants no more of this epoch."""
+        client = self.client
+        self.services.begin_batch(batch)
+        if -1 in self._call("on_train_batch_start", batch, index):
+            return False
+        if client.automatic_optimization and optimizers.wrapped:
+            loss = self._optimize(batch, index, num_batches, optimizers)
+        else:
+            loss = self._training_step(batch, index)
+        if self.hooks_of("on_train_batch_end"):
+            outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
+            self._call("on_train_batch_end", outputs, batch, index)
+        return True
+
+    def _optimize(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> Tensor | None:
+        """Forward, backward and, at the end of `accumulate_grad_batches`, a step; the loss."""
+        every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
+        boundary = (index + 1) % every == 0 or index + 1 == num_batches
+        loss: Tensor | None = None
+
+        def closure() -> Tensor | None:
+            nonlocal loss
+            if index % every == 0:
+                self._call("on_before_zero_grad", optimizer)
+                if self._zero_grad is None:
+                    zero_grad(optimizer.optimizer)
+                else:
+                    self._zero_grad(self._round_idx, index, optimizer.optimizer)
+            loss = self._training_step(batch, index)
+            if loss is None:
+                return None
+            self._call("on_before_backward", loss)
+            self.services.manual_backward(loss if every == 1 else loss / every)
+            self._call("on_after_backward")
+            if boundary:
+                self._before_step(optimizer)
+            return loss
+
+        if not boundary:
+            closure()
+        elif self._optimizer_step is not None:
+            self._optimizer_step(self._round_idx, index, optimizer, closure)
+        elif needs_closure(optimizer.optimizer):
+            optimizer.step(closure)
+        elif closure() is not None:
+            optimizer.step()
+        if boundary and optimizers.schedulers:
+            self._schedule(optimizers.schedulers, "step", optimizers.steps)
+        return loss
+
+    def _before_step(self, optimizer: LocalOptimizer) -> None:
+        optimizer.unscale()
+        self._call("on_before_optimizer_step", optimizer)
+        if self._clip is not None:
+            self._clip(optimizer, self.settings.clip_norm, "norm")
+        elif self.settings.clip_norm is not None:
+            self.services.clip_gradients(optimizer, self.settings.clip_norm)
+
+    @property
+    def _round_idx(self) -> int:
+        """The `epoch` argument of Lightning's step hooks."""
+        return self.client.trainer.current_epoch
+
+    def _finished(self, phase: Phase) -> bool:
+        limit = self.settings.max_local_steps
+        return limit is not None and phase.counts and self.client.num_steps >= limit
+
+    # --- optimizers --------------------------------------------------------------------------------------------
+
+    def _optimizers(self, phase: Phase) -> LocalOptimizers:
+        """Built anew, or reset to what it was when it was built: momentum never outlives a client's round."""
+        plain = phase.trains is None and phase.optimizer is None
+        if plain and self._reusable is not None:
+            self._reusable.reset()
+            return self._reusable
+        if self._last is not None and self._last is not self._reusable:
+            self._last.release()
+        found = self._last = self._made(phase.optimizer)
+        own = overridden(self.client, "configure_optimizers", ClientModule)
+        if plain and found.reusable and self.client.module is None and not own:
+            self._reusable = found
+        return found
+
+    def _made(self, factory: OptimizerFactory | None) -> LocalOptimizers:
+        """What the phase's factory or `configure_optimizers` gives.
+
+        Raises:
+            ValueError: if it does not go with automatic optimization, accumulation or the precision.
+        """
+        client, owner, scaler = self.client, type(self.modules[-1]).__name__, self._fresh_scaler()
+        configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
+        found = LocalOptimizers(configured, owner, self._slope, scaler)
+        if not client.automatic_optimization:
+            return found
+        if len(found.raw) > 1:
+            raise ValueError(
+                f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
+                f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
+            )
+        refusals = (
+            (scaler is not None, "trainer.precision=bf16-mixed"),
+            (self.settings.accumulate_grad_batches > 1, "model.accumulate_grad_batches=1"),
+        )
+        for refused, setting in refusals if any(map(needs_closure, found.raw)) else ():
+            if refused:
+                raise ValueError(
+                    f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                    f"and without a gradient scaler; set {setting}"
+                )
+        return found
+
+    def _fresh_scaler(self) -> Any | None:
+        """A gradient scaler for one client and phase, so that clients do not depend on each other's order."""
+        if getattr(self.precision, "scaler", None) is None:
+            return None
+        return torch.amp.GradScaler(self.device.type)
+
+    def _backward_of(self, scaler: Any | None) -> Callable[..., None]:
+        backward = self._backward
+        if scaler is None and backward is None:
+            return Tensor.backward
+
+        def run(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            scaled = loss if scaler is None else scaler.scale(loss)
+            if backward is None:
+                scaled.backward(*args, **kwargs)
+            else:
+                backward(scaled, *args, **kwargs)
+
+        return run
+
+    def _schedule(self, schedulers: list[LocalScheduler], interval: str, count: int) -> None:
+        """Step the schedulers of this interval that are due after `count` of it."""
+        due = [entry for entry in schedulers if entry.interval == interval and count and count % entry.frequency == 0]
+        monitors = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in due)
+        logged: MetricAccumulator | None = self.services.logged_in_epoch if monitors else None
+        values = {} if logged is None else reduced([logged.drain()[1]])
+        for entry in due:
+            step_scheduler(entry, values, self._scheduler_step)
+
+    # --- samples and parameters --------------------------------------------------------------------------------
+
+    def _logit_cache(self, phase: Phase, data: ClientData, epochs: int) -> LogitCache | None:
+        """Where a teacher's logits of one epoch hold for the next: samples come back as they are."""
+        if epochs < 2 or not self.client.distils or phase.with_index:
+            return None
+        changes = self.transfer.hooked or data.augments(phase.split)
+        return None if changes else LogitCache(data.size(phase.split))
+
+    def _single_sample(self, data: ClientData, phase: Phase, batch_size: int) -> int:
+        """1 where the last batch is a single sample that a BatchNorm net leaves out.
+
+        A client with one sample in all trains with BatchNorm in eval mode instead.
+
+        Raises:
+            ValueError: if `batch_size` is 1 and the net has BatchNorm.
+        """
+        norms = [part for name, part in self._batch_norms if self.client.has(data.client_id, name)]
+        if not norms:
+            return 0
+        n = data.size(phase.split)
+        if n == 1:
+            for module in norms:
+                module.eval()
+            return 0
+        if batch_size == 1:
+            setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
+            raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
+        return int(n % batch_size == 1)
+
+    @contextmanager
+    def _trained(self, patterns: tuple[str, ...]) -> Iterator[None]:
+        """Let only the named parameters require a gradient."""
+        params = self.client.trained()
+        left = [p for name, p in params.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if len(left) == len(params):
+            raise ValueError(
+                f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of "
+                f"{list(params)[:8]}"
+            )
+        for parameter in left:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter in left:
+                parameter.requires_grad_(True)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
+    return _takes_closure(type(optimizer).step)
+
+
+@cache
+def _takes_closure(step: Callable[..., Any]) -> bool:
+    closure = signature(step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty

@@ -1,0 +1,174 @@
+"""Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.store import ClientStore
+from fl_lightning.distributed import Communicator, to_device
+from fl_lightning.federation.round import Round
+from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.types import State
+
+DATA_SHAPE = "data_shape"
+"""Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
+
+
+class CheckpointOverride:
+    """State-dict entries to be saved in place of the live ones while a round or an evaluation is under way."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+
+    def save_instead(self, entries: Mapping[str, Any]) -> None:
+        """From now on these are saved."""
+        self.entries = dict(entries)
+
+    def clear(self) -> None:
+        """From now on the live ones are saved."""
+        self.entries = {}
+
+
+@contextmanager
+def transaction(round_: Round, weights: GlobalWeights, override: CheckpointOverride) -> Iterator[State]:
+    """A round, whole or not at all: after an error module, rule, server module and transforms are as they were.
+
+    Yields:
+        The module's entries at the round's start.
+    """
+    before = weights.snapshot(list(weights.entries))
+    parts = {"aggregator": round_.aggregator, "server_module": round_.server_module}
+    states = {name: _copied(part.state_dict()) for name, part in parts.items()}
+    kept = [copy.deepcopy(transform.state_dict()) for transform in round_.transforms]
+    saved = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    override.save_instead(weights.saved(before) | saved)
+    try:
+        yield before
+    except BaseException:
+        weights.load(before)
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+        for transform, state in zip(round_.transforms, kept, strict=True):
+            transform.load_state_dict(state)
+        round_.abandon()
+        raise
+    finally:
+        override.clear()
+        round_.release()
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in state.items()}
+
+
+def data_shape(client: ClientModule) -> list[int] | None:
+    """What the net was built for, (C, *input_shape); None for a module of the user's own."""
+    if client.module is not None or client.num_classes is None or client.input_shape is None:
+        return None
+    return [client.num_classes, *client.input_shape]
+
+
+def build(client: ClientModule, shape: list[int] | None) -> None:
+    """Build the net for what `data_shape` gave."""
+    if shape is None:
+        client.configure_model()
+    else:
+        client.build(shape[0], tuple(shape[1:]))
+
+
+def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
+    """Correct a checkpoint that is saved in `on_train_epoch_start`.
+
+    There Lightning still counts the batch of the round before, and on resume would take it for this round's.
+    """
+    progress = checkpoint.get("loops", {}).get("fit_loop", {})
+    epochs = progress.get("epoch_progress", {}).get("current", {"ready": 0, "started": 0})
+    if epochs["started"] < epochs["ready"]:
+        batches = progress["epoch_loop.batch_progress"]
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+        batches["is_last_batch"] = False
+
+
+def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[int, dict[str, Any]]:
+    """The records of all processes, on the root process.
+
+    Raises:
+        RuntimeError: inside a round of several processes, which are not at the same client.
+    """
+    if communicator.world == 1 or not store.owners:
+        return store.state_dict()
+    if inside_round:
+        raise RuntimeError(
+            f"a checkpoint cannot be saved inside a round of {communicator.world} processes, which are at different "
+            f"clients; save it in on_train_batch_end or later"
+        )
+    records: dict[int, dict[str, Any]] = {}
+    for part in communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu"))):
+        records |= part
+    return dict(sorted(records.items()))
+
+
+def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """What `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
+
+    Args:
+        path: of the file.
+        mmap: whether tensors stay in the file until they are used.
+
+    Raises:
+        ValueError: if the file is damaged, or holds something else.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # whatever pickle and zip say of a damaged file
+        found = type(error).__name__
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({found if isinstance(found, str) else type(found).__name__}): it "
+            f"is damaged, or holds more than tensors and plain values; give another one, or a state dict"
+        )
+    return dict(found)
+
+
+def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
+    """The client's entries in a checkpoint of a federation, of the client or of the module in it, or a state dict.
+
+    Raises:
+        FileNotFoundError: without such a file.
+        ValueError: as `read_checkpoint` and `check_entries`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
+    found = read_checkpoint(path)
+    state = {
+        name.removeprefix("client."): value
+        for name, value in found.get("state_dict", found).items()
+        if not name.startswith(("aggregator.", "server_module."))
+    }
+    own = client.state_dict()
+    if client.module is not None and not own.keys() & state.keys():  # of the module by itself
+        state = {f"module.{name}": value for name, value in state.items()}
+    check_entries(own, state)
+    return state
+
+
+def check_entries(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint of another net with one sentence in place of torch's list.
+
+    Raises:
+        ValueError: naming an entry that is not in both, or has another shape.
+    """
+    for name in sorted(set(own) | set(saved)):
+        here, there = getattr(own.get(name), "shape", None), getattr(saved.get(name), "shape", None)
+        if here != there:
+            raise ValueError(
+                f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "
+                f"{there and tuple(there)} in it and {here and tuple(here)} here; give the configuration it was "
+                f"made with"
+            )

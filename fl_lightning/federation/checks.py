@@ -1,0 +1,189 @@
+"""Checks at start: of the Trainer's settings, of what a method needs, and of what is combined."""
+
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
+
+from fl_lightning.aggregation import Aggregator, ServerModule
+from fl_lightning.client import ClientModule
+from fl_lightning.client.hooks import refuse_unforwarded
+from fl_lightning.client.optimizers import Exposure, parse_optimizers
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.distributed import ClientParallelStrategy
+from fl_lightning.federation.server import GlobalWeights
+
+SWA = (
+    "StochasticWeightAveraging averages what one optimizer goes through, and adds an epoch for BatchNorm, which would "
+    "be a round; leave it out, or take FedEXP, which averages the last two rounds"
+)
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse what cannot be had.
+
+    Raises:
+        ValueError: naming the setting, its value and what to set instead.
+    """
+    overfit = getattr(trainer, "overfit_batches", 0)
+    processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    rules: list[tuple[bool, str]] = [
+        (
+            processes > 1 and not isinstance(strategy, ClientParallelStrategy),
+            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
+            f"{type(strategy).__name__} with {processes} devices; set that strategy or trainer.devices=1",
+        ),
+        (
+            trainer.gradient_clip_val is not None,
+            f"the clients' gradients are clipped by model.clip_norm, not by trainer.gradient_clip_val="
+            f"{trainer.gradient_clip_val}; set model.clip_norm",
+        ),
+        (
+            trainer.accumulate_grad_batches != 1,
+            f"the clients' gradients are accumulated by model.accumulate_grad_batches, not by "
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}; set the model's",
+        ),
+        (
+            trainer.limit_train_batches not in (1, 1.0) and not trainer.fast_dev_run,  # type: ignore[attr-defined]
+            f"a round is one batch and cannot be cut: trainer.limit_train_batches must stay unset, got "
+            f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
+        ),
+        (
+            isinstance(trainer.val_check_interval, float) and trainer.val_check_interval < 1,
+            f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
+            f"{trainer.val_check_interval}; use trainer.check_val_every_n_epoch to evaluate less often",
+        ),
+        (
+            bool(overfit),
+            f"trainer.overfit_batches={overfit} has no meaning in a federation; use a source with "
+            f"fewer samples, or model.max_local_steps",
+        ),
+        (
+            trainer.precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"),
+            f"weights in half precision cannot take a small update: trainer.precision={trainer.precision} is refused; "
+            f"use bf16-mixed",
+        ),
+    ]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            rules += _checkpoint_rules(callback)
+        if isinstance(callback, StochasticWeightAveraging):
+            rules.append((True, SWA))
+    for broken, sentence in rules:
+        if broken:
+            raise ValueError(sentence)
+
+
+def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
+    key = callback.state_key
+    return [
+        (
+            "'train_time_interval': None" not in key,
+            "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
+        ),
+        (
+            "'every_n_train_steps': 0" not in key,
+            "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
+            "(rounds)",
+        ),
+    ]
+
+
+def check_data(trainer: Trainer) -> FederatedDataModule:
+    """The Trainer's data module.
+
+    Raises:
+        TypeError: if it is none of ours.
+    """
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, FederatedDataModule):
+        raise TypeError(
+            f"a FederatedLoop needs datamodule=FederatedDataModule(...), got {type(data).__name__}; wrap your data "
+            f"in one"
+        )
+    return data
+
+
+def check_combination(client: ClientModule, server_module: ServerModule) -> None:
+    """Refuse the server side of another method, and clients with hooks that nobody would call.
+
+    Raises:
+        ValueError: naming both.
+        TypeError: naming the hook.
+    """
+    for module in client.lightning_modules():
+        refuse_unforwarded(module)
+    if not isinstance(server_module, client.server_class):
+        raise ValueError(
+            f"{type(client).__name__} needs a {client.server_class.__name__}, got {type(server_module).__name__}; "
+            f"leave server_module unset to take the right one"
+        )
+
+
+def check_server_optimizer(optimizer: object, scheduler: object) -> None:
+    """Refuse a scheduler of nothing.
+
+    Raises:
+        ValueError: naming both settings.
+    """
+    if scheduler is not None and optimizer is None:
+        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+
+
+def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeights) -> None:
+    """Refuse a rule where there is nothing to aggregate.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if not weights.shared and type(aggregator) is not Aggregator:
+        raise ValueError(
+            f"{type(aggregator).__name__} makes one set of weights of the clients', but those of "
+            f"{type(client).__name__} share none; leave model.aggregator unset, or make fewer entries personal"
+        )
+
+
+def check_needs(
+    client: ClientModule, parts: tuple[ServerModule, Aggregator], data: FederatedDataModule, trainer: Trainer
+) -> None:
+    """Refuse, before any client trains, data and settings without what client, server module and rule need.
+
+    Raises:
+        ValueError: naming who needs what.
+    """
+    for part in (client, *parts):
+        name, needs = type(part).__name__, part.needs
+        for split in sorted(needs - {"logits", "exposure"}):
+            try:
+                data.split(split)
+            except ValueError as error:
+                raise ValueError(f"{name} needs the split {split!r}: {error}") from None
+        if "logits" in needs and client.module is not None:
+            raise ValueError(
+                f"{name} needs the logits of a net, got module={type(client.module).__name__}; give the client net= "
+                f"(a factory of a classifier) instead"
+            )
+        if "exposure" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                f"{name} counts local steps, which a gradient scaler may skip: trainer.precision={trainer.precision} "
+                f"is refused; use bf16-mixed"
+            )
+
+
+def check_exposure(client: ClientModule, parts: tuple[ServerModule, Aggregator]) -> None:
+    """Refuse a local optimizer whose exposure E_i is not defined, where it is needed; the net must exist.
+
+    Raises:
+        ValueError: naming who needs it, and the optimizer.
+    """
+    needing = [part for part in (client, *parts) if "exposure" in part.needs]
+    if not needing:
+        return
+    owner: LightningModule = client if client.module is None else client.module
+    optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
+    if not Exposure(optimizers, None).defined:
+        raise ValueError(
+            f"{type(needing[0]).__name__} needs to know how far the local optimizer travels, which is defined for one "
+            f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
+            f"optimizer"
+        )

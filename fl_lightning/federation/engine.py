@@ -1,0 +1,140 @@
+"""Trains clients one after the other, in the one client module; it knows neither a Trainer nor a federation."""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.plugins.precision import Precision
+from torch import Tensor
+
+from fl_lightning.client.context import ClientContext
+from fl_lightning.client.hooks import BatchTransfer, overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import ATTACHED, ClientServices, attach_services
+from fl_lightning.client.training import LocalSettings, LocalTrainer
+from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
+
+Notify = Callable[..., None]
+"""Called as `(hook, *arguments)` with `on_client_start, client_id` and `on_client_epoch_end, client_id, epoch`."""
+
+
+class SequentialEngine:
+    """Trains one client after the other (the `Engine` protocol).
+
+    Args:
+        client: the module that every client is trained in.
+        settings: of local training.
+        weights: the global model's entries in the module; None: all that do not stay by `client.is_personal`.
+        services: attached to the client while it is trained; None: new ones.
+        device: that the module lies on.
+        precision: the Trainer's precision plugin; None: 32-true.
+        datamodule: the user's own, with its transfer hooks; or None.
+        notify: is told what happens to a client, or None.
+    """
+
+    def __init__(
+        self,
+        client: ClientModule,
+        settings: LocalSettings | None = None,
+        weights: GlobalWeights | None = None,
+        services: ClientServices | None = None,
+        device: torch.device | None = None,
+        precision: Precision | None = None,
+        datamodule: LightningDataModule | None = None,
+        notify: Notify | None = None,
+    ) -> None:
+        self.client, self.notify = client, notify
+        self.weights = weights or GlobalWeights(client)
+        self.modules = list(client.lightning_modules())
+        device, precision = device or torch.device("cpu"), precision or Precision()
+        transfer = BatchTransfer(self.modules, device, precision, datamodule)
+        client.connect(forward_context(precision), transfer)
+        self.services = services or ClientServices()
+        self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
+        self._receives = overridden(client, "receive", ClientModule) and not self.local.neutral
+        self._entry_names = {*self.weights.entries, *self.weights.tied}
+        self._checked = False
+        self._last_start: object = None
+        self._weights_token = object()
+        """The same for clients that start from the same weights."""
+
+    def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
+        """The result of every job, each before the next is drawn; the module is left with the last client's weights."""
+        try:
+            with attach_services(self.modules, self.services, ATTACHED):
+                for job in jobs:
+                    yield self._train(exchange, job)
+        finally:
+            self._last_start = None
+            self.local.restore_modes()
+            self.client.zero_grad()
+
+    def _train(self, exchange: str, job: ClientJob) -> ClientResult:
+        """One client in one exchange."""
+        client, local, weights, notify = self.client, self.local, self.weights, self.notify
+        context = self.load_client(job)
+        logged = self.services.begin_client()
+        if notify is not None:
+            notify("on_client_start", job.client_id)
+        try:
+            if self._receives:
+                local.seed(f"receive/{exchange}", job.data)
+                client.receive(job.broadcast, job.data)
+            local.train(job.data, exchange, notify and (lambda e: notify("on_client_epoch_end", job.client_id, e)))
+            extras = client.reply(exchange, job.data)
+        except StopIteration as stop:  # would pass for the end of the jobs
+            raise RuntimeError(
+                f"client {job.client_id} raised StopIteration in round {job.broadcast.round_idx}; end a generator of "
+                f"your own by return"
+            ) from stop
+        self._check_entries()
+        update = ClientUpdate(
+            job.client_id,
+            job.data.size(),
+            client.num_steps,
+            client.exposure,
+            weights.live(weights.shared) if job.broadcast.uploads and weights.shared else None,
+            extras,
+        )
+        personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
+        return ClientResult(update, context.memory, personal, logged)
+
+    def load_client(self, job: ClientJob) -> ClientContext:
+        """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
+        start = job.broadcast.weights if job.start is None else job.start
+        if start is None or start is not self._last_start or job.personal is not None:
+            self._weights_token = object()
+        self._last_start = start
+        start = start or {}
+        self.weights.load(start)
+        if job.personal is not None:
+            self.weights.load(job.personal)
+        received = {name: start[name] for name in self.weights.trainable if name in start}
+        context = ClientContext(job.client_id, received, job.memory, self._weights_token)
+        self.client.begin(context)
+        return context
+
+    def _check_entries(self) -> None:
+        """Once, after the first client: refuse weights that began to exist in training, which would stay for the next.
+
+        Raises:
+            ValueError: naming the entry.
+        """
+        if self._checked:
+            return
+        self._checked = True
+        state = self.client.state_dict()
+        new = [name for name, value in state.items() if isinstance(value, Tensor) and name not in self._entry_names]
+        if new:
+            raise ValueError(
+                f"the client's entries must exist before training, to be sent and saved, but {new[0]!r} came to be "
+                f"in it; allocate it in __init__ or configure_model"
+            )
+
+
+def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context of a client's forward pass; nothing for 32-true."""
+    return nullcontext if str(precision.precision) == "32-true" else precision.forward_context

@@ -1,0 +1,186 @@
+"""Evaluates the global model: class by class where the client is a classifier, by its own steps where it is not."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client.checks import num_arguments
+from fl_lightning.client.hooks import BatchTransfer, overridden
+from fl_lightning.client.services import ClientServices, attach_services
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.distributed import Communicator
+from fl_lightning.federation.checkpoint import CheckpointOverride
+from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.types import Broadcast, ClientJob, State
+
+
+class Evaluation:
+    """One pass over an evaluation split at a time.
+
+    Args:
+        weights: of the global model, in the client module.
+        evaluated: `weights -> ` those that are evaluated in their place.
+        data: of the federation.
+        transfer: puts batches where they belong.
+        services: attached to the client's modules; what they log in evaluation.
+        recorder: is told the class accuracies.
+        override: of what a checkpoint taken meanwhile holds.
+        communicator: to add up the processes' counts.
+    """
+
+    def __init__(
+        self,
+        weights: GlobalWeights,
+        evaluated: Callable[[State], State],
+        data: FederatedDataModule,
+        transfer: BatchTransfer,
+        services: ClientServices,
+        recorder: Recorder,
+        override: CheckpointOverride,
+        communicator: Communicator,
+    ) -> None:
+        self.client, self.weights, self.evaluated, self.data = weights.client, weights, evaluated, data
+        self.transfer, self.services, self.recorder = transfer, services, recorder
+        self.override, self.communicator = override, communicator
+        self.modules = list(self.client.lightning_modules())
+        self.class_names = class_names(data)
+        self._before: State | None = None
+        classifies = self.client.module is None and data.num_classes is not None
+        device = communicator.device
+        self._accuracy = ClasswiseAccuracy(data.num_classes or 0).to(device) if classifies else None
+
+    def start(self) -> None:
+        """Before the first batch: load the weights that are evaluated, if they are not the global ones."""
+        weights = self.weights
+        self.restore()
+        self.data.to(self.communicator.device)
+        self.recorder.evaluated(None, self.class_names)
+        self.services.logged.clear()
+        if self._accuracy is not None:
+            self._accuracy.reset()
+        if not weights.shared:
+            return  # there is no global model
+        live = weights.live(weights.shared)
+        evaluated = self.evaluated(live)
+        if evaluated is not live:
+            self._before = weights.snapshot(weights.shared)
+            self.override.save_instead(weights.saved(self._before))
+            weights.load(evaluated)
+
+    def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
+        if batch is NO_BATCH or not self.weights.shared:
+            return None
+        batch = self.transfer(batch)
+        module = self.client.module
+        if module is None:
+            x, y = batch
+            if self._accuracy is not None:
+                self._accuracy.update(self.client(x), y)
+            return None
+        if not overridden(module, f"{kind}_step"):
+            return None
+        self.services.begin_batch(batch)
+        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+
+    def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        """The logits of one batch, or what the module's own `predict_step` gives.
+
+        Raises:
+            ValueError: where the clients share no weights.
+        """
+        if not self.weights.shared:
+            raise ValueError(
+                f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
+                f"run test, which gives the mean accuracy of their own"
+            )
+        if batch is NO_BATCH:
+            return None
+        batch, module = self.transfer(batch), self.client.module
+        if module is None:
+            return self.client(batch[0])
+        return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
+
+    def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """A step of the wrapped module with as many of the arguments as it takes, and logging attached."""
+        with attach_services(self.modules, self.services, self.services.names):
+            return step(*arguments[: num_arguments(step)])
+
+    def restore(self) -> None:
+        """The global weights again, after a pass over others (also one that was broken off)."""
+        if self._before is not None:
+            self.weights.load(self._before)
+            self._before = None
+            self.override.clear()
+
+    def end(self, prefix: str) -> dict[str, float]:
+        """After the last batch: the global weights again, and the pass's values by log key."""
+        self.restore()
+        logged = self.services.logged
+        found = Recorder()
+        found.absorb(logged)
+        logged.forget()
+        gathered = self.communicator.gather((found.drain()[1], found.metric_paths(self.client)))
+        values = found.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
+        if self._accuracy is None or not self.weights.shared:
+            return values
+        result = self._accuracy.compute().cpu()
+        self.recorder.evaluated(result[:-2], self.class_names)
+        *by_class, accuracy, loss = result.tolist()
+        own = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
+        own |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.class_names, by_class, strict=True)}
+        return own | values
+
+    @torch.no_grad()
+    def alma(self, round_idx: int, engine: SequentialEngine, records: Callable[[int], Any], mine: list[int]) -> float:
+        """Mean over all clients of the accuracy, on its own test split, of what each would deploy.
+
+        Args:
+            round_idx: of the round.
+            engine: loads a client into the module.
+            records: `client_id -> (memory, personal entries)`.
+            mine: the clients of this process.
+        """
+        accuracies = []
+        with self._everything_restored(engine) as start:
+            for client_id in mine:
+                local = self.data.view(client_id, round_idx)
+                if not local.size("test"):
+                    continue
+                memory, personal = records(client_id)
+                sent = Broadcast(round_idx, "deployed", None)
+                engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
+                self.client.eval()
+                predict = self.client.deployed()
+                batches = map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size))
+                hits: list[Tensor] = [predict(x).argmax(1) == y for x, y in batches]
+                accuracies.append(torch.cat(hits).double().mean())
+        here = [float(accuracy) for accuracy in accuracies]
+        found = [accuracy for part in self.communicator.gather(here) for accuracy in part]
+        return math.fsum(found) / len(found) if found else float("nan")
+
+    @contextmanager
+    def _everything_restored(self, engine: SequentialEngine) -> Iterator[State]:
+        """Yields the shared entries; afterwards all entries and modes are as they were."""
+        before = self.weights.snapshot(list(self.weights.entries))
+        try:
+            yield {name: before[name] for name in self.weights.shared}
+        finally:
+            self.weights.load(before)
+            engine.local.restore_modes()
+
+
+def class_names(data: FederatedDataModule) -> list[str]:
+    """Names of the classes as log keys carry them: the data's, else their numbers."""
+    names = getattr(data.source, "class_names", None)
+    count = data.num_classes or 0
+    width = max(2, len(str(count - 1)))
+    return [str(name).replace("/", "-") for name in names or [f"{c:0{width}d}" for c in range(count)]]

@@ -1,0 +1,133 @@
+"""The one owner of logged values: clients, server, evaluation and callbacks write here, everything else reads here."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client.services import MetricAccumulator, Rows, reduced
+from fl_lightning.federation.history import History
+from fl_lightning.functional.forgetting import forgetting
+
+
+class Recorder:
+    """One row of values a round, and what it takes to make it.
+
+    Attributes:
+        round_metrics: the row of the last round, by log key.
+        pending_round: the round whose row no logger has yet, or None.
+        class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None.
+        class_names: as log keys carry them.
+        peak: each class's best accuracy over the rounds so far, (C,), or None.
+        history: the rows of all rounds.
+    """
+
+    def __init__(self) -> None:
+        self.round_metrics: dict[str, float] = {}
+        self.pending_round: int | None = None
+        self.class_accuracy: Tensor | None = None
+        self.class_names: list[str] = []
+        self.peak: Tensor | None = None
+        self.history = History()
+        self._logged = MetricAccumulator(most_rows=None)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def log(self, key: str, value: Any, weight: float = 1, reduce: Any = "mean") -> None:
+        """Take one value of the round under way: a number, a 0-d tensor (it stays on its device) or a metric object.
+
+        Args:
+            key: under which it is reported.
+            value: of this client, batch or moment.
+            weight: of the value in the round's mean.
+            reduce: `mean`, `sum`, `max` or `min` over the round.
+        """
+        self._logged.log(key, value, weight, reduce)
+
+    def absorb(self, logged: MetricAccumulator) -> None:
+        """Take what one client logged."""
+        self._logged.absorb(logged)
+
+    def discard_round(self) -> None:
+        """Forget the round under way and the row before it (the round failed)."""
+        self._logged.clear()
+        self.round_metrics, self.pending_round = {}, None
+
+    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
+        """What was logged, and `more` 0-d tensors, on the host in one transfer."""
+        return self._logged.drain(more)
+
+    def metric_paths(self, root: nn.Module) -> dict[str, str]:
+        """Where in `root` the logged metric objects are, so that ranks on which none was logged find them."""
+        if not self._logged.metrics:
+            return {}
+        where = {id(module): path for path, module in root.named_modules()}
+        return {name: where[id(metric)] for name, metric in self._logged.metrics.items() if id(metric) in where}
+
+    def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
+        """The values of all processes' rows, and of the metric objects, which are reset.
+
+        Args:
+            rows: of every rank.
+            paths: `metric_paths` of every rank; the metrics are computed in one order, since each is a collective.
+            root: the module that the metric objects are part of.
+        """
+        metrics = self._logged.metrics
+        for name, path in {name: path for found in paths for name, path in found.items()}.items():
+            metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
+        values = reduced(rows)
+        for name in sorted(metrics):
+            metric = metrics.pop(name)
+            values[name] = float(metric.compute())
+            metric.reset()
+        return values
+
+    # --- rounds ------------------------------------------------------------------------------------------------
+
+    def end_training(self, round_idx: int, values: dict[str, float]) -> None:
+        """Begin the row of a round with what its training brought."""
+        self.round_metrics, self.pending_round = values, round_idx
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add values to the row of the round."""
+        self.round_metrics |= values
+
+    def evaluated(self, class_accuracy: Tensor | None, class_names: Sequence[str]) -> None:
+        """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
+        self.class_accuracy, self.class_names = class_accuracy, list(class_names)
+
+    def forgetting(self) -> float | None:
+        """F of FedNTD after this round: mean over classes of peak − present accuracy; None without classes.
+
+        Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
+        """
+        now = self.class_accuracy
+        if now is None:
+            return None
+        self.peak = now if self.peak is None else torch.fmax(self.peak, now)
+        return float(forgetting(torch.stack([self.peak, now])))
+
+    def keep_round(self, round_idx: int) -> None:
+        """Add the row, as it is now, to the history; again where it has grown."""
+        self.history.record(round_idx, self.round_metrics)
+
+    def take_pending(self) -> int | None:
+        """The round whose row is to be written now, or None; once only."""
+        round_idx, self.pending_round = self.pending_round, None
+        return round_idx
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "round_metrics": dict(self.round_metrics),
+            "pending_round": self.pending_round,
+            "peak": self.peak,
+            "history": self.history.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.round_metrics, self.pending_round = dict(state["round_metrics"]), state["pending_round"]
+        self.peak = state["peak"]
+        self.history.load_state_dict(state["history"])

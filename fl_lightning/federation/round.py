@@ -1,0 +1,232 @@
+"""One communication round: every exchange with every client of the cohort, then what is made of it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.aggregation import (
+    Aggregator,
+    GatheringAggregator,
+    NonFiniteGuard,
+    PartialAggregate,
+    ServerModule,
+    UpdateTransform,
+)
+from fl_lightning.aggregation.transforms import replace_nonfinite
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import Rows
+from fl_lightning.client.store import ClientStore
+from fl_lightning.distributed import Communicator
+from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.server import Server
+from fl_lightning.federation.traffic import TrafficCounter, per_exchange
+from fl_lightning.functional.state import mean_of
+from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
+
+Record = tuple[dict[str, Any], State | None]
+"""What a client keeps: memory and personal entries."""
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """A client, or the rule, returned NaN or infinite weights; the global model is that of the round before."""
+
+
+@dataclass
+class RoundResult:
+    """What a round leaves behind before anything is kept.
+
+    Args:
+        weights: the new shared weights, or None: unchanged.
+        personal: mean of the participants' personal entries, or None where there is none: no client had data, or
+            nothing is shared, so that there is no global model.
+        records: memory and personal entries by client id.
+        metrics: what is logged.
+    """
+
+    weights: State | None = None
+    personal: State | None = None
+    records: dict[int, Record] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def exchanged(self, weights: State | None, personal: PartialAggregate) -> None:
+        """Take what an exchange brought."""
+        self.weights = self.weights if weights is None else weights
+        if "entries" in personal.sums and bool(personal.weight):
+            self.personal = mean_of(personal.sums["entries"], personal.weight)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Runs rounds; nothing is kept yet when one ends.
+
+    Args:
+        client: the module whose exchanges these are.
+        engine: trains clients.
+        server: the global weights.
+        server_module: the method's server side.
+        aggregator: the rule.
+        guard: the first transform between client and sum.
+        transforms: the further ones, in order.
+        communicator: tells the processes of each other.
+        store: of what the clients keep.
+        recorder: of what is logged.
+        traffic: counts bytes.
+        initial_personal: `client_id -> ` its personal entries before its first training, or None.
+        view: `(client_id, round_idx) -> ` the client's data.
+        notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
+    """
+
+    client: ClientModule
+    engine: Engine
+    server: Server
+    server_module: ServerModule
+    aggregator: Aggregator
+    guard: NonFiniteGuard
+    transforms: Sequence[UpdateTransform]
+    communicator: Communicator
+    store: ClientStore
+    recorder: Recorder
+    traffic: TrafficCounter
+    initial_personal: Callable[[int], State | None]
+    view: Callable[[int, int], ClientData]
+    notify: Callable[..., None]
+
+    def run(self, round_idx: int, cohort: list[int], weights: State) -> RoundResult:
+        """All exchanges of a round.
+
+        Args:
+            round_idx: from 0.
+            cohort: client ids.
+            weights: the shared entries that the round starts from.
+
+        Raises:
+            NonFiniteUpdateError: naming client and round.
+        """
+        server, server_module, rule, communicator = self.server, self.server_module, self.aggregator, self.communicator
+        gathers, result = isinstance(rule, GatheringAggregator), RoundResult()
+        server.begin_round(round_idx, weights)
+        server_module.begin_round(cohort)
+        rule.begin_round(cohort)
+        mine = communicator.assign_clients(cohort, server.size, self.store.owners)
+        for exchange in self.client.exchanges:
+            personal, sent = PartialAggregate(), dict[int, Broadcast]()
+            partials = {"rule": rule.begin_exchange(), "server": server_module.begin_exchange(), "personal": personal}
+            error: Exception | None = None
+            try:
+                with closing(self.engine.run(exchange, self._jobs(exchange, mine, sent, result))) as trained:
+                    for one in trained:
+                        self._take(one, sent[one.update.client_id], personal, result)
+            except Exception as problem:
+                error = problem
+            communicator.merge(partials, error, to_root="rule" if gathers else "")
+            aggregate = communicator.from_root(rule.finish) if gathers else rule.finish()
+            new = server_module.finish(exchange, aggregate)
+            result.exchanged(None if new is None else server.advance(new), personal)
+            self.notify("on_exchange_end", exchange)
+        return self._close(result)
+
+    def _jobs(
+        self, exchange: str, clients: Iterable[int], sent: dict[int, Broadcast], result: RoundResult
+    ) -> Iterator[ClientJob]:
+        """What every client is given, made when the engine draws it."""
+        for client_id in clients:
+            broadcast = sent[client_id] = self.server_module.broadcast(exchange, client_id)
+            self.traffic.down(broadcast)
+            memory, personal = result.records.get(client_id) or self.store.record(client_id)
+            if personal is None:
+                personal = self.initial_personal(client_id)
+            data = self.view(client_id, self.server.round_idx)
+            yield ClientJob(client_id, broadcast, data, memory, personal, self._start(broadcast))
+
+    def _start(self, broadcast: Broadcast) -> State:
+        """What a client trains from: what it is sent, and the global entries in place of what it is not."""
+        weights = self.server.weights
+        if broadcast.weights is None or broadcast.weights is weights:
+            return weights
+        return broadcast.weights if len(broadcast.weights) == len(weights) else {**weights, **broadcast.weights}
+
+    def _take(
+        self, one: ClientResult, broadcast: Broadcast, personal: PartialAggregate, result: RoundResult
+    ) -> None:
+        """Take in one client's result."""
+        update, own = one.update, one.personal
+        if statistics := self.aggregator.client_statistics(update):
+            update = replace(update, extras={**update.extras, **statistics})
+        for transform in self.transforms:
+            update = transform.on_client(update, broadcast)
+        self.traffic.up(broadcast.exchange, update)
+        update = self.guard.with_personal(update, own or {})
+        for transform in self.transforms:
+            update = transform.on_server(update, broadcast)
+        if own is not None and self.server.weights:
+            if isinstance(update.included, Tensor):
+                own = replace_nonfinite(own, update.included, self.initial_personal(update.client_id) or own)
+            personal.add("entries", own, update.num_samples)
+            personal.count(update.num_samples)
+        self.aggregator.add(update)
+        self.server_module.add(update)
+        result.records[update.client_id] = (one.memory, one.personal)
+        self.recorder.absorb(one.logged)
+        self.notify("on_client_end", update)
+
+    def _close(self, result: RoundResult) -> RoundResult:
+        """The round's one transfer to the host: is everything finite, and what was logged.
+
+        Raises:
+            NonFiniteUpdateError: naming client and round.
+        """
+        flags = self.guard.take_totals()
+        totals = [total for _, total in flags] + ([] if result.weights is None else self.guard.finite_sums(result.weights))
+        host, rows = self.recorder.drain(totals)
+        broken = {c for (c, _), value in zip(flags, host, strict=False) if not math.isfinite(value)}
+        aggregate_is_finite = all(map(math.isfinite, host[len(flags) :]))
+        keepers = [c for c, (memory, own) in result.records.items() if memory or own is not None]
+        here = (broken, rows, self.traffic.take(), keepers, self.recorder.metric_paths(self.client))
+        gathered = self.communicator.all_gather_or_raise(here, None)
+        broken = set().union(*(part[0] for part in gathered))
+        self._check_finite(broken, aggregate_is_finite)
+        for client_id in broken & result.records.keys():
+            del result.records[client_id]
+        logged = [finite_rows(part[1]) if broken else part[1] for part in gathered]
+        result.metrics = self.recorder.reduce(logged, [part[4] for part in gathered], self.client)
+        if self.guard.skips:
+            result.metrics["train/skipped"] = float(len(broken))
+        result.metrics |= per_exchange([part[2] for part in gathered])
+        for rank, part in enumerate(gathered if self.communicator.world > 1 else ()):
+            self.store.own({c: rank for c in part[3] if c not in broken})
+        return result
+
+    def abandon(self) -> None:
+        """Forget what a round that failed has brought."""
+        self.guard.take_totals()
+        self.traffic.take()
+        self.recorder.discard_round()
+
+    def release(self) -> None:
+        """Let go of sums and rows; from now on the global weights are those in the module."""
+        self.aggregator.begin_exchange()
+        self.server_module.begin_exchange()
+        self.server.end_round()
+
+    def _check_finite(self, broken: set[int], aggregate_is_finite: bool) -> None:
+        if broken and not self.guard.skips:
+            raise NonFiniteUpdateError(
+                f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
+                f"round {self.server.round_idx}; {self.client.nonfinite_hint()}"
+            )
+        if not aggregate_is_finite:
+            raise NonFiniteUpdateError(
+                f"the new global weights must be finite, but {type(self.aggregator).__name__} and "
+                f"{type(self.server_module).__name__} made NaN or infinite values of finite updates in round "
+                f"{self.server.round_idx}; lower the rule's step, or take another aggregator"
+            )
+
+
+def finite_rows(rows: Rows) -> Rows:
+    """What was logged without NaN and infinities: those of clients that are left out."""
+    finite = {name: (kind, [row for row in pairs if math.isfinite(row[0])]) for name, (kind, pairs) in rows.items()}
+    return {name: (kind, pairs) for name, (kind, pairs) in finite.items() if pairs}
