@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
@@ -75,7 +75,7 @@ class Evaluation:
         """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         client, weights = self.loop.client, self.loop.weights
         assert weights is not None
-        if batch is NO_BATCH or not weights.shared:
+        if batch is EMPTY_BATCH or not weights.shared:
             return None
         batch = self._placed(batch)
         if client.module is None:
@@ -101,7 +101,7 @@ class Evaluation:
                 f"predict needs a global model, but the clients of this {type(client).__name__} share no weights; run "
                 f"test, which gives the mean accuracy of their own"
             )
-        if batch is NO_BATCH:
+        if batch is EMPTY_BATCH:
             return None
         batch = self.loop.placement()(batch)
         if client.module is None:

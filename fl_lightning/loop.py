@@ -157,7 +157,7 @@ class FederatedLoop(Checkpoints):
                 data.split(name)
             except ValueError as error:
                 raise ValueError(f"{type(self.client).__name__} needs the split {name!r}: {error}") from None
-        data.seed_of_batches = self.seed
+        data.key_batches(self.seed)
         self.client.forward_context = self._forward_context()
         if self.weights is not None:
             self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fl_lightning.aggregation.aggregator import Tally
 from fl_lightning.client import ClientContext, ClientModule
-from fl_lightning.data.client_data import ClientView
 from fl_lightning.functional.state import StateSum, flatten, mean_of
 from fl_lightning.local import LocalTrainer
 from fl_lightning.local.lending import finite_rows, lend, reduced
@@ -218,7 +217,7 @@ class RoundRunner:
         client, weights, loop = self.client, self.weights, self.loop
         context = self.load(client_id, broadcast, records)
         client.switch(context)
-        local = ClientView(self.data, client_id, round_idx)
+        local = self.data.view(client_id, round_idx)
         loop.desk.note_batch(None)
         self.book.next_client()
         self.notify("on_client_start", client_id)

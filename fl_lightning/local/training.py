@@ -157,7 +157,7 @@ class LocalTrainer:
         context.exposure += optimizers.exposure.value  # NaN where it is not defined, whatever the number of steps
         desk.optimizers_now = optimizers.wrapped
         desk.schedulers_now = [entry.scheduler for entry in optimizers.schedulers]
-        batch_size = data.batch_size(phase.split, phase.batch_size)
+        batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         batches = data.num_batches(phase.split, batch_size) - self._single_sample(
             data, phase.split, batch_size, phase.batch_size
         )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fl_lightning.data.held_back import SERVER_ONLY
+from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.types import State
 
 if TYPE_CHECKING:
