@@ -7,9 +7,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.functional.state import State
-
 __all__ = ["Batch", "Broadcast", "ClientData", "ClientUpdate", "NetFactory", "Phase", "ServerView", "State"]
+
+State = dict[str, Tensor]
+"""Entries of a model, or of anything kept like one, by name."""
 
 Batch = Any
 """What a dataloader yields: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
@@ -85,6 +86,14 @@ class ClientData(Protocol):
     round_idx: int
 
     @property
+    def num_clients(self) -> int:
+        """N."""
+
+    @property
+    def batch_size(self) -> int | Literal["full"]:
+        """Samples per local step, as the data module says; `full`: all of a client's."""
+
+    @property
     def label_counts(self) -> Tensor:
         """Training samples of each class, (C,) int64."""
 
@@ -107,8 +116,17 @@ class ClientData(Protocol):
         With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
         """
 
-    def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator keyed by (seed, purpose, round, client)."""
+    def restricted(self, split: str, positions: Tensor) -> "ClientData":
+        """The same client with only some samples of a split.
+
+        Args:
+            split: name of the split; the others stay as they are.
+            positions: of the samples that stay, (k,) int64 within the client's split. They are numbered 0 ... k-1 in
+                this order from then on.
+        """
+
+    def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
+        """A CPU generator keyed by (seed, purpose, round, client); not `per_round`: the same one in every round."""
 
 
 class ServerView(Protocol):
