@@ -71,8 +71,8 @@ def federation(work: Workload) -> tuple[FederatedLoop, FederatedDataModule]:
     return loop, clients_data(work)
 
 
-def clients_data(work: Workload, **sets: TensorSource) -> FederatedDataModule:
-    """The workload's clients, each with its own samples in their order; `sets` by name, for methods that need them."""
+def clients_data(work: Workload, **extra_splits: TensorSource) -> FederatedDataModule:
+    """The workload's clients, each with its own samples in their order, and the `extra_splits` that a method needs."""
     samples, test = work.samples()
     return FederatedDataModule(
         TensorSource(samples, test, num_classes=CLASSES),
@@ -81,7 +81,7 @@ def clients_data(work: Workload, **sets: TensorSource) -> FederatedDataModule:
         batch_size=work.batch_size,
         shuffle=False,
         schedule=work.cohorts(work.rounds),
-        sets=dict(sets),
+        extra_splits=dict(extra_splits),
     )
 
 

@@ -125,8 +125,8 @@ class ClientData(Protocol):
     def size(self, split: str = "train") -> int:
         """Number of samples of a split."""
 
-    def samples_per_batch(self, split: str, batch_size: int | Literal["full"] | None = None) -> int:
-        """`batch_size` as a number; None: the data module's, `full`: the whole split."""
+    def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
+        """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
 
     def augments(self, split: str = "train") -> bool:
         """Whether a sample differs from one local epoch to the next."""
@@ -148,7 +148,13 @@ class ClientData(Protocol):
         """
 
     def restricted(self, split: str, positions: Tensor) -> "ClientData":
-        """The same client with only the samples at `positions` (k,) int64 of that split."""
+        """The same client with only some samples of a split.
+
+        Args:
+            split: name of the split; the others stay as they are.
+            positions: of the samples that stay, (k,) int64 within the client's split. They are numbered 0 ... k-1 in
+                this order from then on.
+        """
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """A CPU generator keyed by (seed, purpose, round, client); without `per_round` the same in every round."""

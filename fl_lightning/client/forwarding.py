@@ -8,14 +8,14 @@ from pytorch_lightning import LightningModule
 
 from fl_lightning.client.hooks import hooks
 from fl_lightning.client.services import ClientServices, attach_services
-from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.data.loaders import EMPTY_BATCH
 
 
 def forwards(name: str) -> Callable[..., None]:
     """A hook that calls the clients' hooks of the same name, with logging lent."""
 
     def hook(self: "Forwarding", *args: Any, **kwargs: Any) -> None:
-        if not any(argument is NO_BATCH for argument in args):
+        if not any(argument is EMPTY_BATCH for argument in args):
             self.forward_hook(name, *args, **kwargs)
 
     hook.__name__ = name

@@ -9,8 +9,8 @@ from fl_lightning.data.partitions import (
     FixedPartition,
     IIDPartition,
     Partition,
+    PartitionInput,
     QuantityPartition,
-    Samples,
     ShardPartition,
 )
 from fl_lightning.data.sources import Digits, Source, TensorSource
@@ -32,8 +32,8 @@ __all__ = [
     "FixedPartition",
     "IIDPartition",
     "Partition",
+    "PartitionInput",
     "QuantityPartition",
-    "Samples",
     "ShardPartition",
     "Source",
     "Split",

@@ -1,4 +1,4 @@
-"""Data of one's own: map-style datasets and LightningDataModules, as they would be read outside a federation."""
+"""The user's own data: map-style datasets and LightningDataModules, read as they would be outside a federation."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +20,14 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.sources import Source, check_labels
-from fl_lightning.data.splits import Reading, Split, TensorSplit
+from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.types import Batch
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
-"""Where a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
+"""Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
 
 
 class DatasetSplit(Split):
@@ -34,7 +35,7 @@ class DatasetSplit(Split):
 
     Args:
         dataset: with `__len__` and `__getitem__`.
-        reading: how its items become batches.
+        loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
         indices: the samples that belong to the split, (k,); None: all.
 
@@ -47,7 +48,7 @@ class DatasetSplit(Split):
     def __init__(
         self,
         dataset: Dataset[Any],
-        reading: Reading | None = None,
+        loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
         indices: Array | None = None,
     ) -> None:
@@ -57,7 +58,7 @@ class DatasetSplit(Split):
                 f"{type(dataset).__name__}; give a map-style dataset"
             )
         self.dataset: Any = dataset
-        self.reading, self.columns = reading or Reading(), dict(columns or {})
+        self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
         self.indices = np.arange(len(dataset)) if indices is None else indices
         self._labels: Tensor | None = None
         self._searched = False
@@ -74,6 +75,10 @@ class DatasetSplit(Split):
             if found is not None:
                 self._labels = torch.from_numpy(found[self.indices].astype(np.int64))
         return self._labels
+
+    def drop_labels(self) -> None:
+        """Forget the labels, which are no classes."""
+        self._labels, self._searched = None, True
 
     def column(self, name: str) -> Array:
         found = self.columns.get(name)
@@ -94,19 +99,22 @@ class DatasetSplit(Split):
         return tuple(x.shape) if isinstance(x, Tensor) else None
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
-        return DatasetSplit(self.dataset, self.reading, self.columns, self.indices[indices.numpy()])
+        part = DatasetSplit(self.dataset, self.loader_spec, self.columns, self.indices[indices.numpy()])
+        if self._searched and self._labels is None:
+            part.drop_labels()
+        return part
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (self.indices[index.cpu().numpy()].tolist() for index in indices)
-        told = self.reading
-        if told.num_workers:
+        spec = self.loader_spec
+        if spec.num_workers:
             return iter(
                 DataLoader(
                     self.dataset,
                     batch_sampler=list(chosen),
-                    collate_fn=told.collate_fn,
-                    num_workers=told.num_workers,
-                    worker_init_fn=told.worker_init_fn,
+                    collate_fn=spec.collate_fn,
+                    num_workers=spec.num_workers,
+                    worker_init_fn=spec.worker_init_fn,
                     generator=generator,
                 )
             )
@@ -114,7 +122,7 @@ class DatasetSplit(Split):
             seed = int(torch.randint(2**31, (), generator=generator))
             random.seed(seed)
             np.random.seed(seed)
-        return (told.collate_fn(self._items(index)) for index in chosen)
+        return (spec.collate_fn(self._items(index)) for index in chosen)
 
     def _items(self, indices: list[int]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
@@ -161,7 +169,7 @@ def labels_of(dataset: Any) -> Array | None:
 
 
 def _label_key(item: Any) -> Any:
-    """Where in an item its label is, or None."""
+    """Index or key of the label in an item, or None."""
     if isinstance(item, Mapping):
         return next((name for name in LABELS if name in item), None)
     return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
@@ -180,7 +188,7 @@ class DatasetSource(Source):
         test: the test samples; None: there are none.
         val: what the server evaluates every round; None: the test samples, or a part of the training samples.
         num_classes: C; None: the largest label + 1 where there are labels.
-        reading: how items become batches.
+        loader_spec: makes batches of the items; None: the defaults.
         columns: values (n,) of the training samples by name, to divide them by.
     """
 
@@ -190,49 +198,69 @@ class DatasetSource(Source):
         test: Dataset[Any] | None = None,
         val: Dataset[Any] | None = None,
         num_classes: int | None = None,
-        reading: Reading | None = None,
+        loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
     ) -> None:
-        self.datasets = {"train": train, "val": val, "test": test}
+        self.train, self.val, self.test = train, val, test
         self.num_classes, self.columns = num_classes, columns
-        self.readings = dict.fromkeys(self.datasets, reading or Reading())
+        self.loader_spec = loader_spec or LoaderSpec()
+        self.validation: Split | None = None
 
     @property
     def validates(self) -> bool:
-        return self.datasets["val"] is not None
+        return self.val is not None
 
     def load(self) -> tuple[Split, Split | None]:
-        found: dict[str, Split | None] = {}
-        for name, dataset in self.datasets.items():
-            columns = self.columns if name == "train" else None
-            found[name] = None if dataset is None else make_split(dataset, self.readings[name], columns)
-        train = found["train"]
-        assert train is not None
-        given = [split for split in found.values() if split is not None]
-        labels = [split.labels for split in given if split.labels is not None and len(split.labels)]
-        if self.num_classes is not None:
-            for name, split in found.items():
-                if split is not None and split.labels is not None:
-                    check_labels(split.labels, self.num_classes, name)
-        elif any(bool((y < 0).any()) for y in labels):  # whole numbers that are no classes
-            for split in given:
-                split.labels = None
-        elif train.labels is not None and labels:
-            self.num_classes = max(int(y.max()) for y in labels) + 1
-        self.validation = found["val"]
-        return train, found["test"]
+        splits = {"train": make_split(self.train, self.loader_spec, self.columns)}
+        for name, dataset in (("val", self.val), ("test", self.test)):
+            if dataset is not None:
+                splits[name] = make_split(dataset, self.loader_spec)
+        self.num_classes = count_classes(splits, self.num_classes)
+        self.validation = splits.get("val")
+        return splits["train"], splits.get("test")
 
 
-def make_split(dataset: Dataset[Any], reading: Reading, columns: Mapping[str, Array] | None = None) -> Split:
-    """Two plain tensors are kept as such, on the device; anything else is read item by item."""
+def make_split(
+    dataset: Dataset[Any], loader_spec: LoaderSpec, columns: Mapping[str, Array] | None = None
+) -> TensorSplit | DatasetSplit:
+    """Make a split of a dataset: two plain tensors are kept on the device, anything else is read item by item."""
     pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
-    if pair and reading.collate_fn is default_collate and not columns:
+    if pair and loader_spec.collate_fn is default_collate and not columns:
         return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
-    return DatasetSplit(dataset, reading, columns)
+    return DatasetSplit(dataset, loader_spec, columns)
 
 
-class DataModuleSource(DatasetSource):
-    """A LightningDataModule of one's own: its datasets, and how its loaders read them.
+def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None) -> int | None:
+    """Number of classes of these splits; whole numbers that are no classes, since some are below 0, are dropped.
+
+    Args:
+        splits: by name, `train` among them.
+        num_classes: C where it is known, else None.
+
+    Returns:
+        C, the largest label + 1 where it was not known; None: the training samples have no classes.
+
+    Raises:
+        ValueError: a label outside [0, C).
+
+    >>> count_classes({"train": TensorSplit(torch.zeros(3, 1), torch.tensor([2, 0, 1]))}, None)
+    3
+    """
+    labels = {name: split.labels for name, split in splits.items()}
+    found = {name: y for name, y in labels.items() if y is not None and len(y)}
+    if num_classes is not None:
+        for name, y in found.items():
+            check_labels(y, num_classes, name)
+        return num_classes
+    if any(bool((y < 0).any()) for y in found.values()):
+        for split in splits.values():
+            split.drop_labels()
+        return None
+    return None if labels["train"] is None or not found else max(int(y.max()) for y in found.values()) + 1
+
+
+class DataModuleSource(Source):
+    """A LightningDataModule of one's own: its datasets, read as its loaders read them.
 
     `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
     `predict_dataloader`.
@@ -247,6 +275,10 @@ class DataModuleSource(DatasetSource):
                 f"a data module must be a pytorch_lightning.LightningDataModule, got {type(datamodule).__name__}"
             )
         self.datamodule = datamodule
+        self.num_classes: int | None = None
+        self.class_names: tuple[str, ...] | None = None
+        self.validation: Split | None = None
+        self.loader_spec = LoaderSpec()
 
     @property
     def validates(self) -> bool:
@@ -265,17 +297,18 @@ class DataModuleSource(DatasetSource):
         if self._has("test_dataloader"):
             module.setup("test")
         loaders["test"] = self._loader("test_dataloader")
-        train = loaders["train"]
-        if train is None:
+        specs = {name: read_loader(loader) for name, loader in loaders.items() if loader is not None}
+        if "train" not in specs:
             raise ValueError(
                 f"{type(module).__name__} must define train_dataloader, whose samples are divided among the clients"
             )
-        sets = {name: None if loader is None else loader.dataset for name, loader in loaders.items()}
-        super().__init__(train.dataset, sets["test"], sets["val"], getattr(module, "num_classes", None))
-        self.readings = {name: read_loader(loader) for name, loader in loaders.items() if loader is not None}
+        splits = {
+            name: make_split(loader.dataset, specs[name]) for name, loader in loaders.items() if loader is not None
+        }
+        self.num_classes = count_classes(splits, getattr(module, "num_classes", None))
         self.class_names = getattr(module, "class_names", None)
-        self.reading = self.readings["train"]
-        return super().load()
+        self.loader_spec, self.validation = specs["train"], splits.get("val")
+        return splits["train"], splits.get("test")
 
     def predicted(self) -> Split | None:
         if not self._has("predict_dataloader"):
@@ -308,8 +341,8 @@ class DataModuleSource(DatasetSource):
         return loader
 
 
-def read_loader(loader: DataLoader[Any]) -> Reading:
-    """What a DataLoader was told.
+def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
+    """What a DataLoader was spec.
 
     Raises:
         ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
@@ -326,4 +359,4 @@ def read_loader(loader: DataLoader[Any]) -> Reading:
             f"from their own samples only: leave the sampler out and set data.shuffle"
         )
     shuffle = isinstance(loader.sampler, RandomSampler)
-    return Reading(loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size, shuffle)
+    return LoaderSpec(loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size, shuffle)

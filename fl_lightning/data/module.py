@@ -1,7 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -9,15 +9,17 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.client_data import ClientView, CohortPlaces, EvaluationBatches, check_cohort
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
-from fl_lightning.data.held_back import SERVER_ONLY, SETTINGS, check_size, hold_back, one_per_class
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, Samples
+from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
+from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, check_cohort
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.sources import Source
-from fl_lightning.data.splits import Reading, Split
+from fl_lightning.data.splits import ClientView, Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_at_least
+
+Value = TypeVar("Value")
 
 
 class FederatedDataModule(LightningDataModule):
@@ -44,8 +46,8 @@ class FederatedDataModule(LightningDataModule):
             share. No client has them among its own.
         shared_per_class: training samples of each class that everyone holds (FedKA); drawn only where a method needs
             the `shared` set, and their owners keep them.
-        sets: sources whose training split is the set of that name (`proxy`, `transfer`, `shared`, or a name of one's
-            own) in place of samples taken from the training split.
+        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or a name
+            of one's own) in place of samples taken from the training split.
         client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
             same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
         eval_batch_size: samples per batch in evaluation.
@@ -72,7 +74,7 @@ class FederatedDataModule(LightningDataModule):
         proxy_overlap: bool = False,
         transfer_size: int | float = 0,
         shared_per_class: int = 1,
-        sets: dict[str, Source] | None = None,
+        extra_splits: dict[str, Source] | None = None,
         client_test_size: int | None = None,
         eval_batch_size: int = 1000,
         num_classes: int | None = None,
@@ -85,30 +87,22 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
         if batch_size != "full":
             check_at_least(1, "'full' is the whole split", batch_size=batch_size)
-        if not 0 <= val_fraction < 1:
-            raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
-        check_size("proxy_size", proxy_size)
-        check_size("transfer_size", transfer_size)
-        for name in sets or {}:
-            if name in ("train", "test", "val"):
-                raise ValueError(f"data.sets cannot replace the {name} split; give it by data.source")
-        for name, size in (("proxy", proxy_size), ("transfer", transfer_size)):
-            if size and name in (sets or {}):
-                raise ValueError(f"data.{name}_size and data.sets.{name} both give the {name} set; leave one unset")
         for cohort in schedule or []:
             check_cohort(cohort, num_clients)
         self.source = DataModuleSource(source) if isinstance(source, LightningDataModule) else source
         self.partition = partition or IIDPartition()
-        self.num_clients, self.participation = num_clients, participation
-        self._batch_size, self._shuffle, self.schedule = batch_size, shuffle, schedule
+        self.num_clients, self.schedule = num_clients, schedule
+        self.cohort_size = max(1, int(participation * num_clients + 1e-9))
+        self._batch_size, self._shuffle = batch_size, shuffle
         self.seed, self.sampling_seed = seed, seed if sampling_seed is None else sampling_seed
-        self.val_fraction, self.eval_batch_size = val_fraction, eval_batch_size
-        self.proxy_size, self.proxy_overlap, self.transfer_size = proxy_size, proxy_overlap, transfer_size
-        self.shared_per_class, self.sets = shared_per_class, dict(sets or {})
-        self.client_test_size = client_test_size
+        self.extra_splits = dict(extra_splits or {})
+        self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
+        self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
+        self.client_test_size, self.eval_batch_size = client_test_size, eval_batch_size
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
-        self.seed_of_batches = 0
-        """Keys batch order and augmentation; the loop sets it to its own seed."""
+        self.batch_size: int | Literal["full"] = batch_size or 32
+        self.shuffle = shuffle is not False
+        self.batch_seed = 0
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
         self._counts: Tensor | None = None
@@ -154,27 +148,27 @@ class FederatedDataModule(LightningDataModule):
             ValueError: `by` together with a `partition`, or a column that the samples do not have.
         """
         columns = None if by is None or isinstance(by, str) else {"by": np.asarray(by)}
-        reading = Reading(collate_fn, num_workers)
-        source = DatasetSource(train, test, val, settings.get("num_classes"), reading, columns)
+        spec = LoaderSpec(collate_fn, num_workers)
+        source = DatasetSource(train, test, val, settings.get("num_classes"), spec, columns)
         if by is not None:
             if settings.get("partition") is not None:
                 raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
             partition = ColumnPartition(by if isinstance(by, str) else "by")
-            users = np.unique(DatasetSplit(train, reading, columns).column(partition.column))
+            users = np.unique(DatasetSplit(train, spec, columns).column(partition.column))
             settings = {"num_clients": len(users), **settings, "partition": partition}
         return cls(source, **settings)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What a user's module asks of its own data module (`self.trainer.datamodule.vocabulary`)."""
+            """Look up what a user's module asks of its own data module (`self.trainer.datamodule.vocabulary`)."""
             own = getattr(vars(self).get("source"), "datamodule", None)
             if own is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return getattr(own, name)
 
     def prepare_data(self) -> None:
-        for source in (self.source, *self.sets.values()):
+        for source in (self.source, *self.extra_splits.values()):
             source.prepare()
 
     def setup(self, stage: str | None = None) -> None:
@@ -184,54 +178,54 @@ class FederatedDataModule(LightningDataModule):
             ValueError: if the source's classes or shape are not those given here, or the partition is impossible.
         """
         if not self._splits:
-            self.source.attach(self.trainer)
-            train, test = self.source.load()
-            found = {"train": train, "test": test, "val": self.source.validation}
-            if found["val"] is not None and self.val_fraction:
-                raise ValueError(
-                    f"data.val_fraction must be 0 where the source has validation samples of its own, got "
-                    f"{self.val_fraction}"
-                )
-            self._splits = {name: split for name, split in found.items() if split is not None}
-            for name, known in (("num_classes", self.source.num_classes), ("input_shape", train.input_shape)):
-                own = getattr(self, name)
-                if own is not None and known is not None and own != known:
-                    raise ValueError(f"data.{name} must be that of the source ({known}), got {own}; leave it unset")
-                setattr(self, name, known if own is None else own)
-            for name, source in self.sets.items():
-                self._splits[name] = source.load()[0].plain()
-                if (shape := self._splits[name].input_shape) != train.input_shape:
-                    raise ValueError(
-                        f"samples of data.sets.{name} must have the shape of data.source's ({train.input_shape}), got "
-                        f"{shape}"
-                    )
+            self._splits = self._load()
         if stage in ("fit", None):
             self.client_indices("train", 0)
 
+    def _load(self) -> dict[str, Split]:
+        """Load all sources: the splits by name, before anything is taken from the training samples."""
+        source = self.source
+        source.attach(self.trainer)
+        train, test = source.load()
+        if source.validation is not None and self.holdout_sizes["val"]:
+            raise ValueError(
+                f"data.val_fraction must be 0 where the source has validation samples of its own, got "
+                f"{self.holdout_sizes['val']}"
+            )
+        self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
+        self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
+        spec = source.loader_spec
+        self.batch_size = self._batch_size or spec.batch_size or self.batch_size
+        if self._shuffle is None and spec.shuffle is not None:
+            self.shuffle = spec.shuffle
+        found = {"train": train, "test": test, "val": source.validation}
+        splits = {name: split for name, split in found.items() if split is not None}
+        for name, extra in self.extra_splits.items():
+            splits[name] = extra.load()[0]
+            if (shape := splits[name].input_shape) != train.input_shape:
+                raise ValueError(
+                    f"samples of data.extra_splits.{name} must have the shape of data.source's ({train.input_shape}), "
+                    f"got {shape}"
+                )
+        return splits
+
     def to(self, device: torch.device) -> None:
-        """Move what lies in memory to `device`."""
-        for name, split in self._splits.items():
-            self._splits[name] = split.to(device)
+        """Move the samples in memory to `device`."""
+        for split in self._splits.values():
+            split.to(device)
+
+    def key_batches(self, seed: int) -> None:
+        """Key batch order, augmentation and the clients' other draws by the run's seed."""
+        self.batch_seed = seed
 
     def teardown(self, stage: str) -> None:
         self.source.teardown(stage)
 
     @property
-    def batch_size(self) -> int | Literal["full"]:
-        """Samples per local step."""
-        return self._batch_size or self.source.reading.batch_size or 32
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether a client's samples are shuffled before every local epoch."""
-        told = self.source.reading.shuffle if self._shuffle is None else self._shuffle
-        return True if told is None else told
-
-    @property
     def evaluated(self) -> str | None:
         """The split of every round's evaluation: the server's `val`, else `test`; None where there is neither."""
         validates = self.source.validation is not None if self._splits else self.source.validates
-        if self.val_fraction or validates:
+        if self.holdout_sizes["val"] or validates:
             return "val"
         return None if self._splits and "test" not in self._splits else "test"
 
@@ -240,7 +234,8 @@ class FederatedDataModule(LightningDataModule):
     def split(self, name: str) -> Split:
         """The samples that a split's indices point into.
 
-        `train`, `test`; held by the server: `val`, `proxy`; by everyone: `transfer`, `shared`; and those of `sets`.
+        `train`, `test`; held by the server: `val`, `proxy`; by everyone: `transfer`, `shared`; and those of
+        `extra_splits`.
 
         Raises:
             ValueError: naming the setting that would give the split.
@@ -252,7 +247,7 @@ class FederatedDataModule(LightningDataModule):
         if name not in self._splits:
             raise ValueError(
                 f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set "
-                f"{SETTINGS.get(name, f'data.sets.{name} (a source)')}"
+                f"{SETTINGS.get(name, f'data.extra_splits.{name} (a source)')}"
             )
         return self._splits[name]
 
@@ -279,12 +274,11 @@ class FederatedDataModule(LightningDataModule):
     def _divide(self) -> list[Tensor]:
         """Take out what is held back, then deal the rest to the clients."""
         train = self._splits["train"]
-        sizes = {"val": self.val_fraction, "transfer": self.transfer_size, "proxy": self.proxy_size}
-        held = hold_back(len(train), sizes, self.proxy_overlap, self.seed)
+        held = draw_holdout(len(train), self.holdout_sizes, self.proxy_overlap, self.seed)
         pool = held.pop("clients")
-        self._splits |= {name: train.subset(torch.from_numpy(indices)).plain() for name, indices in held.items()}
+        self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         values = self._values("train")
-        samples = Samples(len(pool), None if values is None else values[pool], self.num_classes)
+        samples = PartitionInput(len(pool), None if values is None else values[pool], self.num_classes)
         parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
         self._pool = pool
         return [torch.from_numpy(pool[part]) for part in parts]
@@ -292,16 +286,18 @@ class FederatedDataModule(LightningDataModule):
     def _draw_shared(self) -> Split:
         """The one-per-class set, from the clients' samples."""
         train = self._splits["train"]
-        if train.labels is None or self.num_classes is None:
-            raise ValueError("the shared set needs samples with classes, and these have none; set data.sets.shared")
+        labels = train.labels
+        if labels is None or self.num_classes is None:
+            raise ValueError(
+                "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
+            )
         if not self.shared_per_class:
             raise ValueError(f"the data have no split 'shared'; set {SETTINGS['shared']}")
-        labels = train.labels.numpy()
-        drawn = one_per_class(labels, self._pool, self.shared_per_class, self.num_classes, self.seed)
-        return train.subset(torch.from_numpy(drawn)).plain()
+        drawn = one_per_class(labels.numpy(), self._pool, self.shared_per_class, self.num_classes, self.seed)
+        return train.subset(torch.from_numpy(drawn))
 
     def _values(self, split: str) -> np.ndarray[Any, Any] | None:
-        """What the partition goes by, (n,): the labels, or the column that it names."""
+        """Values that the partition goes by, (n,): the labels, or the column that it names."""
         samples, column = self._splits[split], self.partition.column
         if column is not None:
             return samples.column(column) if split == "train" or samples.has_column(column) else None
@@ -313,10 +309,10 @@ class FederatedDataModule(LightningDataModule):
             return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in self._clients["train"]]
         samples, test = (
-            Samples(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
+            PartitionInput(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
         )
         generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition.deal_test(train, samples, test, generator, self.client_test_size)
+        parts = self.partition.partition_test(train, samples, test, generator, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]
 
     @property
@@ -328,22 +324,29 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._counts is None:
             self.client_indices("train", 0)
-            labels = self._splits["train"].labels
-            if labels is None or self.num_classes is None:
-                raise ValueError("label_counts needs samples with integer labels, and these have none")
-            self._counts = label_counts(labels, self._clients["train"], self.num_classes)
+            self._counts = self.count_labels(self._clients["train"])
         return self._counts
+
+    def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
+        """Training samples of each part and class, (len(parts), C) int64.
+
+        Args:
+            parts: int64 indices (n,) into the training split.
+
+        Raises:
+            ValueError: if the samples have no classes.
+        """
+        labels = self._splits["train"].labels
+        if labels is None or self.num_classes is None:
+            raise ValueError("label_counts needs samples with integer labels, and these have none")
+        return label_counts(labels, parts, self.num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """One client's data in one round."""
-        return ClientView(self, client_id, round_idx)
+        own = self.client_indices("train", client_id)
+        return ClientView(self, client_id, round_idx, self._splits["train"], {"train": own})
 
     # --- rounds --------------------------------------------------------------------------------------------------
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients in a drawn cohort: max(1, floor(participation · N))."""
-        return max(1, int(self.participation * self.num_clients + 1e-9))
 
     def cohort(self, round_idx: int) -> list[int]:
         """The client ids of a round; they depend on (`sampling_seed`, round) only.
@@ -366,15 +369,31 @@ class FederatedDataModule(LightningDataModule):
     # --- Lightning -----------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> Any:
-        return CohortPlaces(self.cohort_size)
+        return RoundLoader(self.cohort_size)
 
     def val_dataloader(self) -> Any:
-        return [] if self.evaluated is None else EvaluationBatches(self, self.evaluated, self.eval_batch_size)
+        return [] if self.evaluated is None else self._batches_of(self.evaluated)
 
     def test_dataloader(self) -> Any:
-        return EvaluationBatches(self, "test", self.eval_batch_size)
+        return self._batches_of("test")
 
     def predict_dataloader(self) -> Any:
         own = self.source.predicted()
         self._splits |= {} if own is None else {"predict": own}
-        return EvaluationBatches(self, "test" if own is None else "predict", self.eval_batch_size)
+        return self._batches_of("test" if own is None else "predict")
+
+    def _batches_of(self, split: str) -> EvaluationBatches:
+        """This process's evaluation batches of a split."""
+        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)
+
+
+def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
+    """The value of a setting that the user gave or the source knows; where both do, it must be the same.
+
+    >>> agreed("num_classes", None, 10)
+    10
+    """
+    if given is not None and known is not None and given != known:
+        raise ValueError(f"data.{name} must be that of the source ({known}), got {given}; leave it unset")
+    return known if given is None else given

@@ -1,4 +1,4 @@
-"""Partitions: which client owns which training samples."""
+"""Partitions: the division of the training samples among the clients."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What is dealt.
+class PartitionInput:
+    """The samples that a partition divides.
 
     Args:
         size: number of samples n.
@@ -42,7 +42,7 @@ class Partition(ABC):
     """The column whose values are handed over as labels; None: the samples' classes."""
 
     @abstractmethod
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         """Deal samples 0 ... n-1.
 
         Args:
@@ -57,11 +57,11 @@ class Partition(ABC):
             ValueError: the partition cannot be made with these settings.
         """
 
-    def deal_test(
+    def partition_test(
         self,
         train: list[Array],
-        samples: Samples,
-        test: Samples,
+        samples: PartitionInput,
+        test: PartitionInput,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
@@ -90,18 +90,22 @@ class Partition(ABC):
     def _test_size(self, num_test: int, num_clients: int) -> int:
         return max(1, num_test // num_clients)
 
-    def _labelled(self, samples: Samples) -> tuple[Array, int]:
-        """Labels and the number of classes, or an error that says what to use instead."""
-        labels, num_classes = samples.labels, samples.num_classes
-        if labels is None:
+    def _labels(self, samples: PartitionInput) -> Array:
+        """The labels, or an error that says what to use instead."""
+        if samples.labels is None:
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
+        return samples.labels
+
+    def _labelled(self, samples: PartitionInput) -> tuple[Array, int]:
+        """Labels and the number of classes, or an error that says what to use instead."""
+        labels, num_classes = self._labels(samples), samples.num_classes
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
 class IIDPartition(Partition):
     """Shuffled and cut into equal parts; needs no labels."""
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         return list(P.iid(samples.size, num_clients, generator))
 
 
@@ -117,7 +121,7 @@ class DirichletPartition(Partition):
         P.check_dirichlet(alpha, min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
         return list(P.dirichlet(labels, num_clients, num_classes, self.alpha, generator, self.min_samples))
 
@@ -134,21 +138,21 @@ class ShardPartition(Partition):
         check_at_least(1, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
         return list(P.shards(labels, num_clients, num_classes, self.shards_per_client, generator).indices)
 
-    def deal_test(
+    def partition_test(
         self,
         train: list[Array],
-        samples: Samples,
-        test: Samples,
+        samples: PartitionInput,
+        test: PartitionInput,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """Where no size is asked, the test split is dealt by the same classes of shards, each sample once."""
         if size is not None or test.labels is None or test.num_classes is None:
-            return super().deal_test(train, samples, test, generator, size)
+            return super().partition_test(train, samples, test, generator, size)
         classes = P.shard_classes(len(train), test.num_classes, self.shards_per_client, generator)
         return list(P.deal_shards(test.labels, classes, generator))
 
@@ -169,22 +173,22 @@ class ClientDirichletPartition(Partition):
         check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
         size = self.samples_per_client
         return list(PC.client_dirichlet(labels, num_clients, num_classes, self.alpha, generator, size, self.overlap))
 
-    def deal_test(
+    def partition_test(
         self,
         train: list[Array],
-        samples: Samples,
-        test: Samples,
+        samples: PartitionInput,
+        test: PartitionInput,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """By the drawn proportions where the size of a client is not set, else by those of its samples."""
         if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
-            return super().deal_test(train, samples, test, generator, size)
+            return super().partition_test(train, samples, test, generator, size)
         q = PC.client_proportions(len(train), test.num_classes, self.alpha, generator)
         return list(PC.draw_by_proportions(test.labels, q, size or self._test_size(test.size, len(train)), generator))
 
@@ -208,7 +212,7 @@ class QuantityPartition(Partition):
         check_choice(("mean", "class"), upper=upper)
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
         classes, upper, shuffle = self.classes_per_client, self.upper, self.shuffle_clients
         return list(PC.quantity(labels, num_clients, num_classes, classes, generator, upper, shuffle))
@@ -226,32 +230,35 @@ class ColumnPartition(Partition):
     def __init__(self, column: str) -> None:
         self.column: str = column
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        assert samples.labels is not None
-        self.values = np.unique(samples.labels)
-        if len(self.values) < num_clients:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels = self._labels(samples)
+        values = np.unique(labels)
+        if len(values) < num_clients:
             raise ValueError(
-                f"num_clients must be at most the number of values in column {self.column!r} ({len(self.values)}), got "
+                f"num_clients must be at most the number of values in column {self.column!r} ({len(values)}), got "
                 f"{num_clients}"
             )
-        return self._deal(samples.labels, num_clients)
+        return self._deal(values, labels, num_clients)
 
-    def deal_test(
+    def partition_test(
         self,
         train: list[Array],
-        samples: Samples,
-        test: Samples,
+        samples: PartitionInput,
+        test: PartitionInput,
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
         """By the same values where the test samples have the column, else uniformly."""
         if test.labels is None or size is not None:
-            return super().deal_test(train, samples, Samples(test.size), generator, size)
-        return self._deal(test.labels, len(train))
+            return super().partition_test(train, samples, PartitionInput(test.size), generator, size)
+        values = np.unique(self._labels(samples)[np.concatenate(train)])
+        return self._deal(values, test.labels, len(train))
 
-    def _deal(self, found: Array, num_clients: int) -> list[Array]:
-        owner = np.searchsorted(self.values, found) % num_clients
-        known = np.isin(found, self.values)
+    @staticmethod
+    def _deal(values: Array, found: Array, num_clients: int) -> list[Array]:
+        """Samples of each client, where the sorted `values` are dealt in turn; those of another value go to nobody."""
+        owner = np.searchsorted(values, found) % num_clients
+        known = np.isin(found, values)
         return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 
@@ -275,7 +282,7 @@ class FixedPartition(Partition):
             )
         return array.astype(np.int64)
 
-    def __call__(self, samples: Samples, num_clients: int, generator: np.random.Generator) -> list[Array]:
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if len(self.indices) != num_clients:
             raise ValueError(
                 f"FixedPartition needs one index list per client, got {len(self.indices)} lists for "

@@ -1,4 +1,4 @@
-"""Where samples come from: the base class, scikit-learn's digits, tensors of one's own."""
+"""Sources of samples: the base class, scikit-learn's digits, tensors of one's own."""
 
 from abc import ABC, abstractmethod
 
@@ -6,12 +6,13 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from fl_lightning.data.splits import Reading, Split, TensorSplit, Transform
+from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 
 
 class Source(ABC):
-    """Where samples come from."""
+    """A source of samples: a training split, and where there are any a test and a validation split."""
 
     class_names: tuple[str, ...] | None = None
     """Known after `load`; None: classes are printed as numbers."""
@@ -22,8 +23,8 @@ class Source(ABC):
     validation: Split | None = None
     """The source's own validation samples, known after `load`."""
 
-    reading = Reading()
-    """How its own loader makes batches, known after `load`; nothing is told where it has none."""
+    loader_spec = LoaderSpec()
+    """The settings of its own loader, known after `load`; the defaults where it has none."""
 
     @property
     def validates(self) -> bool:

@@ -18,7 +18,7 @@ Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
 
 
 class _VisionSource(Source):
-    """A data set of torchvision: where its files lie, what is wrong with them, how they are normalised."""
+    """A data set of torchvision: finds its files, checks them and normalises the images."""
 
     dataset: ClassVar[str]
     """Name of the class in `torchvision.datasets`."""
@@ -28,6 +28,7 @@ class _VisionSource(Source):
     def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
         self.root, self.download, self.augmentation = root, download, augmentation
+        self.class_names: tuple[str, ...] | None = None
 
     def prepare(self) -> None:
         if self.download:
@@ -48,7 +49,7 @@ class _VisionSource(Source):
 
     @abstractmethod
     def _images(self, opened: Any) -> Tensor:
-        """What torchvision holds as (n, C, H, W), without a copy."""
+        """The images that torchvision holds, (n, C, H, W) uint8, without a copy."""
 
     def _names(self, opened: Any) -> tuple[str, ...] | None:
         return tuple(opened.classes)
@@ -179,7 +180,7 @@ def _line(error: Exception) -> str:
 
 
 def _fault(path: Path, md5: str | None) -> str | None:
-    """What is wrong with a file: its md5 where one is given, else its length against its idx header."""
+    """The fault of a file, or None: its md5 where one is given, else its length against its idx header."""
     with path.open("rb") as file:
         if md5 is not None:
             found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -12,7 +12,7 @@ from fl_lightning.client.checks import num_arguments
 from fl_lightning.client.hooks import BatchTransfer, overridden
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.checkpoint import CheckpointOverride
 from fl_lightning.federation.engine import SequentialEngine
@@ -77,7 +77,7 @@ class Evaluation:
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
-        if batch is NO_BATCH or not self.weights.shared:
+        if batch is EMPTY_BATCH or not self.weights.shared:
             return None
         batch = self.transfer(batch)
         module = self.client.module
@@ -102,7 +102,7 @@ class Evaluation:
                 f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
                 f"run test, which gives the mean accuracy of their own"
             )
-        if batch is NO_BATCH:
+        if batch is EMPTY_BATCH:
             return None
         batch, module = self.transfer(batch), self.client.module
         if module is None:

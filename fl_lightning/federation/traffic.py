@@ -7,7 +7,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.held_back import SERVER_ONLY
+from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 

@@ -185,3 +185,18 @@ def test_a_dataset_without_a_length_is_refused():
 def test_a_label_outside_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
         ready(FederatedDataModule.from_datasets(Items(), num_classes=2))
+
+
+class Grades(Items):
+    def __init__(self):
+        super().__init__()
+        self.hidden = [label - 1 for label in self.hidden]
+
+
+@pytest.mark.parametrize("dataset", [Grades(), TensorDataset(torch.zeros(12, 4), torch.arange(12) - 3)])
+def test_whole_numbers_below_zero_are_no_classes(dataset):
+    data = ready(FederatedDataModule.from_datasets(dataset, num_clients=2, transfer_size=3))
+    assert data.num_classes is None
+    assert data.split("train").labels is data.split("transfer").labels is None
+    with pytest.raises(ValueError, match="label_counts needs samples with integer labels"):
+        _ = data.view(0, 0).label_counts

@@ -8,14 +8,14 @@ from fl_lightning.data.partitions import (
     DirichletPartition,
     FixedPartition,
     IIDPartition,
+    PartitionInput,
     QuantityPartition,
-    Samples,
     ShardPartition,
 )
 from tests.toys import samples, toy_data
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
-DEALT = Samples(600, LABELS, 10)
+DEALT = PartitionInput(600, LABELS, 10)
 PARTITIONS = [
     IIDPartition(),
     DirichletPartition(0.3),
@@ -32,7 +32,7 @@ def rng(seed=0):
 @pytest.mark.parametrize("num_classes", [None, 10])
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: type(p).__name__)
 def test_partitions_deal_every_sample_once_and_follow_the_generator(partition, num_classes):
-    parts, again, other = (partition(Samples(600, LABELS, num_classes), 10, rng(s)) for s in (1, 1, 2))
+    parts, again, other = (partition(PartitionInput(600, LABELS, num_classes), 10, rng(s)) for s in (1, 1, 2))
     assert len(parts) == 10
     assert all(p.dtype == np.int64 for p in parts)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
@@ -43,19 +43,19 @@ def test_partitions_deal_every_sample_once_and_follow_the_generator(partition, n
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: type(p).__name__)
 def test_more_clients_than_samples_are_refused(partition):
     with pytest.raises(ValueError, match="number of samples, got 11 clients for 10 samples"):
-        partition(Samples(10, np.arange(10), 10), 11, rng())
+        partition(PartitionInput(10, np.arange(10), 10), 11, rng())
 
 
 @pytest.mark.parametrize("partition", PARTITIONS[1:], ids=lambda p: type(p).__name__)
 def test_label_skew_needs_labels(partition):
     with pytest.raises(ValueError, match=f"{type(partition).__name__} needs the labels .* use IIDPartition"):
-        partition(Samples(600), 10, rng())
+        partition(PartitionInput(600), 10, rng())
     with pytest.raises(ValueError, match="one label per sample, got 600 labels for 599"):
-        Samples(599, LABELS)
+        PartitionInput(599, LABELS)
 
 
 def test_iid_needs_no_labels():
-    assert [len(p) for p in IIDPartition()(Samples(7), 2, rng())] == [4, 3]
+    assert [len(p) for p in IIDPartition()(PartitionInput(7), 2, rng())] == [4, 3]
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, float("nan")])
@@ -79,26 +79,26 @@ def test_dirichlet_says_what_it_reached_and_what_to_change():
 
 def test_dirichlet_is_fast_for_many_clients():
     start = time.perf_counter()
-    parts = DirichletPartition(0.1)(Samples(60_000, np.arange(60_000) % 10, 10), 100, rng())
+    parts = DirichletPartition(0.1)(PartitionInput(60_000, np.arange(60_000) % 10, 10), 100, rng())
     assert time.perf_counter() - start < 2
     assert min(map(len, parts)) >= 10
 
 
 def test_shards_bound_the_classes_of_a_client():
-    parts = ShardPartition(2)(Samples(600, LABELS, None), 10, rng())
+    parts = ShardPartition(2)(PartitionInput(600, LABELS, None), 10, rng())
     assert {len(p) for p in parts} == {60}
     assert max(len(set(LABELS[p])) for p in parts) == 2
     with pytest.raises(ValueError, match="shards_per_client must be at least 1, got 0"):
         ShardPartition(0)
     with pytest.raises(ValueError, match=r"got 2 · 7 = 14 for 10 classes"):
-        ShardPartition(2)(Samples(600, LABELS, None), 7, rng())
+        ShardPartition(2)(PartitionInput(600, LABELS, None), 7, rng())
 
 
 def test_shards_deal_the_test_split_by_the_same_classes():
     test_labels = rng(4).permutation(np.repeat(np.arange(10), 10))
     partition = ShardPartition(2)
     train = partition(DEALT, 10, rng(3))
-    test = partition.deal_test(train, DEALT, Samples(100, test_labels, 10), rng(3))
+    test = partition.partition_test(train, DEALT, PartitionInput(100, test_labels, 10), rng(3))
     assert np.array_equal(np.sort(np.concatenate(test)), np.arange(100))
     for a, b in zip(train, test, strict=True):
         assert set(LABELS[a]) == set(test_labels[b])
@@ -113,7 +113,7 @@ def test_a_test_set_has_the_class_proportions_of_its_client(partition):
     test_labels = np.repeat(np.arange(10), 100)
     train = partition(DEALT, 10, rng())
     for size, expected in ((None, 100), (50, 50)):
-        test = partition.deal_test(train, DEALT, Samples(1000, test_labels, 10), rng(), size)
+        test = partition.partition_test(train, DEALT, PartitionInput(1000, test_labels, 10), rng(), size)
         for a, b in zip(train, test, strict=True):
             assert len(set(b.tolist())) == len(b) == expected
             assert abs(shares(LABELS, a) - shares(test_labels, b)).max() <= 1 / expected
@@ -121,9 +121,11 @@ def test_a_test_set_has_the_class_proportions_of_its_client(partition):
 
 def test_a_client_is_not_tested_on_classes_that_it_lacks():
     test_labels = np.repeat(np.arange(10), 5)
-    (test,) = IIDPartition().deal_test([np.flatnonzero(LABELS == 3)], DEALT, Samples(50, test_labels, 10), rng())
+    (test,) = IIDPartition().partition_test(
+        [np.flatnonzero(LABELS == 3)], DEALT, PartitionInput(50, test_labels, 10), rng()
+    )
     assert test_labels[test].tolist() == [3] * 5
-    (test,) = IIDPartition().deal_test([np.arange(0)], DEALT, Samples(50, test_labels, 10), rng())
+    (test,) = IIDPartition().partition_test([np.arange(0)], DEALT, PartitionInput(50, test_labels, 10), rng())
     assert len(test) == 50
 
 
@@ -132,16 +134,18 @@ def test_client_dirichlet_tests_by_the_drawn_proportions_or_by_the_samples():
     drawn = ClientDirichletPartition(0.5, overlap=True)
     train = drawn(DEALT, 2, rng(1))
     q = rng(1).dirichlet(np.full(10, 0.5), size=2)
-    test = drawn.deal_test(train, DEALT, Samples(10_000, test_labels, 10), rng(1), size=1000)
+    test = drawn.partition_test(train, DEALT, PartitionInput(10_000, test_labels, 10), rng(1), size=1000)
     assert abs(np.stack([shares(test_labels, part) for part in test]) - q).max() <= 1e-3
     equal = ClientDirichletPartition(float("inf"), overlap=True)
-    few = equal.deal_test(train, DEALT, Samples(100, test_labels[::100], 10), rng(1))
+    few = equal.partition_test(train, DEALT, PartitionInput(100, test_labels[::100], 10), rng(1))
     assert [len(part) for part in few] == [50, 50]
 
     fixed = ClientDirichletPartition(0.1, samples_per_client=40)
     train = fixed(DEALT, 10, rng(2))
     assert {len(part) for part in train} == {40}
-    for a, b in zip(train, fixed.deal_test(train, DEALT, Samples(10_000, test_labels, 10), rng(2)), strict=True):
+    for a, b in zip(
+        train, fixed.partition_test(train, DEALT, PartitionInput(10_000, test_labels, 10), rng(2)), strict=True
+    ):
         assert np.array_equal(shares(LABELS, a), shares(test_labels, b))
 
 
@@ -181,11 +185,11 @@ def test_the_data_module_deals_test_sets_by_the_partition():
 
 def test_fixed_returns_its_lists_as_copies():
     partition = FixedPartition([[3, 1], [], [1, 2]])
-    parts = partition(Samples(4), 3, rng())
+    parts = partition(PartitionInput(4), 3, rng())
     assert [p.tolist() for p in parts] == [[3, 1], [], [1, 2]]
     assert all(p.dtype == np.int64 for p in parts)
     parts[0][0] = 99
-    assert partition(Samples(4), 3, rng())[0].tolist() == [3, 1]
+    assert partition(PartitionInput(4), 3, rng())[0].tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -200,4 +204,4 @@ def test_fixed_returns_its_lists_as_copies():
 )
 def test_fixed_refuses_what_it_cannot_deal(indices, num_clients, sentence):
     with pytest.raises(ValueError, match=sentence):
-        FixedPartition(indices)(Samples(4), num_clients, rng())
+        FixedPartition(indices)(PartitionInput(4), num_clients, rng())

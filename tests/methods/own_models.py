@@ -20,7 +20,7 @@ TRANSFER = 11
 def transfer_data(dtype=torch.float32, number=TRANSFER, **settings):
     """The toy clients, and a transfer set that everyone holds."""
     source = TensorSource(samples(number, seed=5, dtype=dtype), samples(2, dtype=dtype), num_classes=3)
-    return toy_data(dtype=dtype, sets={"transfer": source}, **settings)
+    return toy_data(dtype=dtype, extra_splits={"transfer": source}, **settings)
 
 
 def model_of(loop, client_id):

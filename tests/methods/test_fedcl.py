@@ -20,7 +20,7 @@ PROXY = samples(11, seed=5)
 
 def data(proxy=PROXY, **settings):
     """The toy clients, and a proxy set of the server's own."""
-    return toy_data(sets={"proxy": TensorSource(proxy, samples(2), num_classes=3)}, **settings)
+    return toy_data(extra_splits={"proxy": TensorSource(proxy, samples(2), num_classes=3)}, **settings)
 
 
 def fedcl(**settings):

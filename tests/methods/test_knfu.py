@@ -343,7 +343,7 @@ def test_fedavg_with_every_entry_personal_may_have_different_nets():
 def test_it_needs_transfer_samples_and_clients_that_send_knowledge():
     empty = TensorSource(tuple(t[:0] for t in samples(2)), samples(2), num_classes=3)
     with pytest.raises(ValueError, match=r"KnFu needs a transfer set with samples, got an empty one"):
-        fit(knfu(), 1, toy_data(sets={"transfer": empty}))
+        fit(knfu(), 1, toy_data(extra_splits={"transfer": empty}))
     with pytest.raises(
         ValueError, match="KnFuAggregator needs a client that sends knowledge, such as KnFu, got FedAvg"
     ):

@@ -1,6 +1,6 @@
-"""Samples that are no client's alone: server validation, proxy data, transfer set, one-per-class set."""
+"""Holdout: the samples that are no client's alone (server validation, proxy data, transfer set, one-per-class set)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ Array = np.ndarray[Any, Any]
 SETTINGS = {
     "test": "test samples in data.source (a test_dataloader, or its argument test)",
     "val": "data.val_fraction (0.1: a tenth of the training samples)",
-    "proxy": "data.proxy_size (0.01: one per cent of the training samples) or data.sets.proxy",
-    "transfer": "data.transfer_size (200: that many training samples) or data.sets.transfer",
-    "shared": "data.shared_per_class (1: one training sample of each class) or data.sets.shared",
+    "proxy": "data.proxy_size (0.01: one per cent of the training samples) or data.extra_splits.proxy",
+    "transfer": "data.transfer_size (200: that many training samples) or data.extra_splits.transfer",
+    "shared": "data.shared_per_class (1: one training sample of each class) or data.extra_splits.shared",
 }
-"""What to set to have a split, for errors."""
+"""The setting that gives a split, for errors."""
 
 SERVER_ONLY = ("val", "proxy")
 """Splits that no client sees."""
@@ -37,7 +37,40 @@ def check_size(name: str, size: float) -> None:
         )
 
 
-def hold_back(num_samples: int, sizes: Mapping[str, float], overlapping: bool, seed: int) -> dict[str, Array]:
+def holdout_sizes(
+    val_fraction: float, transfer_size: float, proxy_size: float, extra_splits: Iterable[str] = ()
+) -> dict[str, float]:
+    """Sizes of the sets that are taken from the training samples, by split.
+
+    Args:
+        val_fraction: share of the training samples in [0, 1).
+        transfer_size: number of samples (whole), or below 1 their share; 0: none.
+        proxy_size: the same for the proxy set.
+        extra_splits: names of the splits that come from sources of their own.
+
+    Returns:
+        Sizes of `val`, `transfer` and `proxy`.
+
+    Raises:
+        ValueError: a size out of its range, or a split that is given twice.
+
+    >>> holdout_sizes(0.1, 20, 0)
+    {'val': 0.1, 'transfer': 20, 'proxy': 0}
+    """
+    if not 0 <= val_fraction < 1:
+        raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
+    check_size("proxy_size", proxy_size)
+    check_size("transfer_size", transfer_size)
+    sizes = {"val": val_fraction, "transfer": transfer_size, "proxy": proxy_size}
+    for name in extra_splits:
+        if name in ("train", "test", "val"):
+            raise ValueError(f"data.extra_splits cannot replace the {name} split; give it by data.source")
+        if sizes.get(name):
+            raise ValueError(f"data.{name}_size and data.extra_splits.{name} both give the {name} set; leave one unset")
+    return sizes
+
+
+def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool, seed: int) -> dict[str, Array]:
     """Draw the sets that are taken from the training samples, uniformly without replacement.
 
     Each set has a generator of its own; they are drawn in the order val, transfer, proxy, so a set does not change
@@ -55,7 +88,7 @@ def hold_back(num_samples: int, sizes: Mapping[str, float], overlapping: bool, s
     Raises:
         ValueError: if nothing would be left to the clients.
 
-    >>> held = hold_back(100, {"proxy": 0.01, "transfer": 20}, overlapping=False, seed=0)
+    >>> held = draw_holdout(100, {"proxy": 0.01, "transfer": 20}, overlapping=False, seed=0)
     >>> {name: len(indices) for name, indices in held.items()}
     {'transfer': 20, 'proxy': 1, 'clients': 79}
     """

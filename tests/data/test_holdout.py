@@ -85,7 +85,7 @@ def test_sets_are_never_augmented():
         return x if generator is None else x + 1
 
     source = TensorSource(TRAIN, TEST, transform=noisy)
-    data = FederatedDataModule(source, num_clients=2, transfer_size=8, sets={"public": source})
+    data = FederatedDataModule(source, num_clients=2, transfer_size=8, extra_splits={"public": source})
     data.setup()
     local = data.view(0, 0)
     for name in ("transfer", "shared", "public"):
@@ -97,13 +97,15 @@ def test_sets_are_never_augmented():
 
 def test_sets_may_come_from_other_sources():
     other = TensorSource(samples(9, seed=5), samples(1))
-    data = toy_data(sets={"transfer": other, "public": other})
+    data = toy_data(extra_splits={"transfer": other, "public": other})
     data.setup()
     for name in ("transfer", "public"):
         assert torch.equal(data.split(name).all()[0], other.train[0])
         assert data.view(1, 0).size(name) == 9
-    with pytest.raises(ValueError, match=r"data.sets.transfer must have the shape of data.source's \(\(4,\)\), got"):
-        toy_data(sets={"transfer": TensorSource(samples(9, dim=3), samples(1, dim=3))}).setup()
+    with pytest.raises(
+        ValueError, match=r"data.extra_splits.transfer must have the shape of data.source's \(\(4,\)\), got"
+    ):
+        toy_data(extra_splits={"transfer": TensorSource(samples(9, dim=3), samples(1, dim=3))}).setup()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +120,8 @@ def test_sets_may_come_from_other_sources():
         ({"proxy_size": 180, "transfer_size": 30}, "got 180 of the 170 that were left; lower data.proxy_size"),
         ({"shared_per_class": -1}, "shared_per_class must be at least 0, got -1"),
         ({"client_test_size": 0}, "client_test_size must be at least 1, got 0"),
-        ({"sets": {"test": TensorSource(TRAIN, TEST)}}, "data.sets cannot replace the test split"),
-        ({"sets": {"proxy": TensorSource(TRAIN, TEST)}, "proxy_size": 3}, "both give the proxy set"),
+        ({"extra_splits": {"test": TensorSource(TRAIN, TEST)}}, "data.extra_splits cannot replace the test split"),
+        ({"extra_splits": {"proxy": TensorSource(TRAIN, TEST)}, "proxy_size": 3}, "both give the proxy set"),
     ],
 )
 def test_impossible_settings_are_refused(settings, sentence):
@@ -134,7 +136,7 @@ def test_impossible_settings_are_refused(settings, sentence):
         ("transfer", {}, "set data.transfer_size"),
         ("val", {}, "set data.val_fraction"),
         ("shared", {"shared_per_class": 0}, "set data.shared_per_class"),
-        ("public", {}, "set data.sets.public"),
+        ("public", {}, "set data.extra_splits.public"),
     ],
 )
 def test_a_split_that_a_method_needs_and_the_data_lack_is_refused_at_start(split, settings, setting):
@@ -149,5 +151,5 @@ def test_shared_needs_classes():
     x = torch.randn(20, 4)
     data = FederatedDataModule(TensorSource((x, x), (x, x)), num_clients=2)
     data.setup()
-    with pytest.raises(ValueError, match=r"needs samples with classes, .* data.sets.shared"):
+    with pytest.raises(ValueError, match=r"needs samples with classes, .* data.extra_splits.shared"):
         data.split("shared")
