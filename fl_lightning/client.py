@@ -15,7 +15,7 @@ from fl_lightning.aggregation import Aggregator
 from fl_lightning.alone import Alone
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.modules import check_module, num_arguments
-from fl_lightning.nets import Backbone, Perceptron, PerClient
+from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
 from fl_lightning.teacher import Repeats, Teacher
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 
@@ -221,20 +221,20 @@ class ClientModule(LightningModule):
     def switch(self, context: ClientContext) -> None:
         """Make this module stand for another client (not through `nn.Module.__setattr__`, which costs 5 µs)."""
         self.__dict__["context"] = context
-        if isinstance(self.net, PerClient):
+        if isinstance(self.net, HeterogeneousNets):
             self.net.choose(context.client_id)
 
     def has(self, client_id: int, name: str) -> bool:
         """Whether the entry (or module) `name` is this client's: not one of another client's net."""
         net = self.net
-        return not isinstance(net, PerClient) or net.has(client_id, name.removeprefix("net."))
+        return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
 
     def params(self) -> State:
         """The trainable parameters as they are now, by the names fixed at setup."""
         if not self._owners:
             self.fix_trainable()
         owners = self._owners
-        if isinstance(self.net, PerClient):
+        if isinstance(self.net, HeterogeneousNets):
             owners = [entry for entry in owners if self.has(self.context.client_id, entry[0])]
         return {name: getattr(owner, attribute) for name, owner, attribute in owners}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.keyed import keyed_generator
 from fl_lightning.functional.state import FlatState
-from fl_lightning.nets import PerClient
+from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GlobalWeights:
         """Whether the clients are classifiers that share nothing, so that there is no global model."""
         self.trainable = client.fix_trainable()
         self.client = client
-        if self.shared and isinstance(client.net, PerClient):
+        if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
@@ -85,7 +85,7 @@ class GlobalWeights:
 
     def personal_of(self, client_id: int) -> list[str]:
         """The personal entries of one client: with nets of different clients, those of its own."""
-        if not isinstance(self.client.net, PerClient):
+        if not isinstance(self.client.net, HeterogeneousNets):
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
