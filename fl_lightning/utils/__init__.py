@@ -1,0 +1,1 @@
+"""Keyed randomness and checks of settings: what every other room may use."""
