@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.client_data import NO_BATCH
+from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.state import StateSum
 from fl_lightning.local.hooks import overridden
 from fl_lightning.local.lending import Desk, LogBook, lend, reduced
@@ -143,14 +144,11 @@ class Evaluation:
         return values | logged
 
     def forgetting(self) -> float:
-        """F of FedNTD after this round: the mean over classes of peak − present accuracy.
-
-        Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
-        """
+        """F of FedNTD after this round."""
         assert self.class_accuracy is not None
         now = self.class_accuracy
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
-        return float((self.peak - now).nanmean())
+        return float(forgetting(torch.stack([self.peak, now])))
 
     @torch.no_grad()
     def alma(self, round_idx: int) -> float:

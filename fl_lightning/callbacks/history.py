@@ -1,4 +1,4 @@
-"""Values by round that a callback keeps, and the folder of the run."""
+"""Table of values by round that a callback keeps, and the folder of the run."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class History:
 
 
 def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
-    """Where a callback writes: `dirpath`, else the folder of the Trainer's first logger; None: nowhere.
+    """Folder that a callback writes to: `dirpath`, else that of the Trainer's first logger; None: nowhere.
 
     To be called on all ranks.
     """
@@ -65,5 +65,5 @@ def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
     logger = trainer.loggers[0]
     if getattr(logger, "log_dir", None) is not None:
         return Path(folder)
-    # such a logger's folder is shared by its runs
+    # a logger without one shares its folder among its runs
     return Path(folder, *(str(part) for part in (logger.name, logger.version) if part is not None))
