@@ -10,7 +10,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg
-from fl_lightning.store import REGISTRY, ClientStore
+from fl_lightning.store import ClientStore
+from fl_lightning.client.tracked_checkpoint_io import REGISTRY
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 6
@@ -310,3 +311,43 @@ def test_two_processes_write_the_files_that_one_does(tmp_path):
             assert names(path / "clients") == needed(path / "ckpt" / "last.ckpt")
     assert names(tmp_path / "one" / "clients") == names(tmp_path / "two" / "clients")
     assert_same(loop, run(tmp_path / "whole", memory_budget_mb=0))
+
+
+@pytest.mark.parametrize("budget", [0, 3 * KB, None])
+def test_clients_are_those_with_a_record_wherever_it_lies(tmp_path, budget):
+    store = ClientStore(memory_budget_mb=budget, folder=tmp_path)
+    assert store.clients == set()
+    store.put({c: record(c) for c in range(5)} | {7: ({}, None)}, 0)
+    assert store.clients == {0, 1, 2, 3, 4}
+    store.put({1: ({}, None), 8: ({}, {"own": torch.zeros(1)})}, 1)
+    assert store.clients == {0, 2, 3, 4, 8} == set(store.state_dict())
+    store.memory(0)
+    assert store.memory(9) == {}
+    assert store.personal(9) is None
+    assert store.clients == {0, 2, 3, 4, 8}
+    other = ClientStore(memory_budget_mb=budget, folder=tmp_path)
+    other.load_state_dict(store.state_dict(), rank=0, world=2)
+    assert other.clients == {0, 2, 4, 8}
+
+
+def test_clients_that_keep_nothing_cost_nothing(tmp_path):
+    store = ClientStore(memory_budget_mb=0, folder=tmp_path / "clients")
+    store.put({client_id: ({}, None) for client_id in range(5)}, 0)
+    assert store.state_dict() == {}
+    assert not (tmp_path / "clients").exists()
+
+
+def test_a_record_without_a_file_is_never_released(tmp_path):
+    """A checkpoint of two processes, of which one had its records in files and the other in memory."""
+    in_files = ClientStore(memory_budget_mb=0, folder=tmp_path)
+    in_files.put({c: record(c) for c in (0, 2, 4)}, 0)
+    in_memory = ClientStore()
+    in_memory.put({c: record(c) for c in (1, 3)}, 0)
+    store = ClientStore(memory_budget_mb=2 * KB, folder=tmp_path)
+    store.load_state_dict(in_files.state_dict() | in_memory.state_dict())
+    for client_id in (0, 2, 1, 4, 3, 1):
+        assert store.memory(client_id)["x"][0] == client_id
+    store.put({2: record(5)}, 1)
+    assert store._bytes <= 2 * 1024
+    assert [store.memory(c)["x"][0] for c in range(5)] == [0, 1, 5, 3, 4]
+    assert all("file" in entry for entry in store.state_dict().values())

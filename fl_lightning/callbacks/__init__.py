@@ -1,4 +1,4 @@
-"""What the user sees of a run: the bar, the class-wise report, the pictures."""
+"""Callbacks that show a run: progress bar, class-wise report, pictures, files of results."""
 
 from fl_lightning.callbacks.bar import RoundProgressBar
 from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint

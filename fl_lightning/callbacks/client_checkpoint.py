@@ -1,7 +1,6 @@
-"""The trained model without the federation around it."""
+"""Callback that saves the trained model without the federation around it."""
 
 import inspect
-import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.client import ClientModule
+from fl_lightning.utils.files import write_atomically
 
 
 class ClientCheckpoint(Callback):
@@ -46,15 +46,12 @@ class ClientCheckpoint(Callback):
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
         }
-        folder = Path(self.dirpath or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{self.filename}.part"
-        torch.save(checkpoint, partial)
-        os.replace(partial, folder / self.filename)
+        path = Path(self.dirpath or trainer.default_root_dir, self.filename)
+        write_atomically(path, lambda part: torch.save(checkpoint, part))
 
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """What `module` saved itself, or where it saved nothing its arguments, of both only plain values."""
+    """Hyper-parameters that `module` saved itself, else its arguments; of both only plain values."""
     found: Mapping[str, Any] = module.hparams
     if not found:
         names = [name for kind in reversed(type(module).__mro__) for name in own_arguments(kind)]
@@ -71,7 +68,7 @@ def own_arguments(kind: type) -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """True for numbers, strings, None, and lists, tuples and dicts of them: what loads with `weights_only`."""
+    """Whether a value loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     if isinstance(value, list | tuple):

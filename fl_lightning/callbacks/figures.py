@@ -1,4 +1,4 @@
-"""Pictures of a federation and of its runs, as pure functions; nothing here touches pyplot or its backend."""
+"""Figures of a federation and of its runs, as pure functions; nothing here touches pyplot or its backend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     """
     from matplotlib import colormaps  # noqa: PLC0415 - slow to import
     from matplotlib.colors import ListedColormap, PowerNorm  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     table = np.asarray(counts, dtype=np.float64)
     num_clients, num_classes = table.shape
@@ -52,20 +51,8 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
         write_cells(axes, table.T, dark=0.3 * float(table.max(initial=1)))
-    above = figure.add_subplot(grid[0, 0], sharex=axes)
-    above.bar(np.arange(num_clients), table.sum(1), width=0.8 if num_clients <= 50 else 1.0, color="#4d4d4d")
-    above.set_ylabel("samples")
-    above.tick_params(labelbottom=False, bottom=False)
-    above.margins(x=0)
-    beside = figure.add_subplot(grid[1, 1], sharey=axes)
-    beside.barh(np.arange(num_classes), table.sum(0), height=0.8 if num_classes <= 50 else 1.0, color="#4d4d4d")
-    beside.set_xlabel("samples")
-    beside.tick_params(labelleft=False, left=False)
-    for bars, axis in ((above, above.yaxis), (beside, beside.xaxis)):
-        axis.set_major_locator(MaxNLocator(3))
-        bars.tick_params(which="minor", length=0)
-        for side in ("top", "right"):
-            bars.spines[side].set_visible(False)
+    draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
+    draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
     sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
     figure.suptitle(title or f"{int(table.sum()):,} training samples, {sizes}", fontsize="large")
@@ -98,8 +85,7 @@ def plot_accuracy(
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
         axes.grid(True, color=GREY, linewidth=0.6)
         axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
         figure.suptitle(title, fontsize="large")
@@ -141,21 +127,7 @@ def plot_classwise(
     label_rounds(axes, x)
     label_places(axes, "y", class_names, MOST_LABELS)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
-    beside = figure.add_subplot(grid[0, 2], sharey=axes)
-    places, last = np.arange(num_classes), table[-1]
-    known = ~np.isnan(table).all(0)
-    best = np.full(num_classes, np.nan)
-    best[known] = np.nanmax(table[:, known], axis=0)
-    size = 5.0 if num_classes <= MOST_LABELS else 2.5
-    beside.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
-    beside.plot(best, places, "o", color=COLOURS[1], markersize=size, markerfacecolor="white", label="best")
-    beside.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
-    beside.set_xlim(-5, 105)
-    beside.set_xlabel("accuracy (%)")
-    beside.tick_params(labelleft=False, left=False)
-    beside.grid(True, axis="x", color=GREY, linewidth=0.6)
-    beside.set_axisbelow(True)
-    beside.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
+    draw_best_and_last(figure.add_subplot(grid[0, 2], sharey=axes), np.fmax.reduce(table), table[-1])
     figure.suptitle(title, fontsize="large")
     return figure
 
@@ -164,7 +136,7 @@ def plot_classwise(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of its own, drawn by Agg, that pyplot knows nothing of (inches)."""
+    """Create a figure that is drawn by Agg and unknown to pyplot; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -189,7 +161,7 @@ def label_places(axes: Axes, which: str, names: Sequence[str], most: int) -> Non
 
 
 def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
-    """Whole numbers on the axis of rounds."""
+    """Put whole numbers on the axis of rounds."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
 
     axes.set_xlabel("round")
@@ -200,7 +172,7 @@ def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
 
 
 def separate(axes: Axes, columns: int, rows: int) -> None:
-    """Hair lines between cells that are large enough for them."""
+    """Draw hair lines between cells that are large enough for them."""
     if max(columns, rows) <= 50:
         axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
@@ -209,7 +181,7 @@ def separate(axes: Axes, columns: int, rows: int) -> None:
 
 
 def write_cells(axes: Axes, table: Numbers, dark: float) -> None:
-    """The numbers in the cells, except zeros; white from `dark` on."""
+    """Write the numbers into the cells, except zeros; white from `dark` on."""
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
@@ -217,8 +189,41 @@ def write_cells(axes: Axes, table: Numbers, dark: float) -> None:
         axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
 
 
+def draw_totals(axes: Axes, totals: Numbers, along: str) -> None:
+    """Draw bars with the samples of each place along the x or y axis."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
+
+    places, size = np.arange(len(totals)), 0.8 if len(totals) <= 50 else 1.0
+    if along == "x":
+        axes.bar(places, totals, width=size, color="#4d4d4d")
+        axes.set_ylabel("samples")
+        axes.tick_params(labelbottom=False, bottom=False)
+        axes.margins(x=0)
+    else:
+        axes.barh(places, totals, height=size, color="#4d4d4d")
+        axes.set_xlabel("samples")
+        axes.tick_params(labelleft=False, left=False)
+    (axes.yaxis if along == "x" else axes.xaxis).set_major_locator(MaxNLocator(3))
+    axes.tick_params(which="minor", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
+    """Draw each class's best and last accuracy in %, with a line between them."""
+    places, size = np.arange(len(last)), 5.0 if len(last) <= MOST_LABELS else 2.5
+    axes.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
+    axes.plot(best, places, "o", color=COLOURS[1], markersize=size, markerfacecolor="white", label="best")
+    axes.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
+    axes.set_xlim(-5, 105)
+    axes.set_xlabel("accuracy (%)")
+    axes.tick_params(labelleft=False, left=False)
+    axes.grid(True, axis="x", color=GREY, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
+
+
 def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, scale: float) -> None:
-    """One curve through its known values, with the last one in the legend."""
+    """Draw a curve through its known values, with the last one in the legend."""
     rounds = rounds[: len(values)]
     known = ~np.isnan(values)
     if not known.any():

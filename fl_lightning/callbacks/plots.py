@@ -1,8 +1,7 @@
-"""Draws the run into its folder: partition, accuracy and class-wise accuracy over the rounds."""
+"""Callback that draws a run: its partition, accuracy and class-wise accuracy over the rounds."""
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -13,8 +12,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.report import ClasswiseReport
-from fl_lightning.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.loop import FederatedLoop
+from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,18 +132,15 @@ class RunPlots(Callback):
 
 
 def is_accuracy(name: str) -> bool:
-    """True for a key whose values are accuracies in [0, 1], `global/acc` or a user's `val_acc`."""
+    """Whether a key's values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
     return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
 
 
 def is_loss(name: str) -> bool:
-    """True for a key whose values are losses."""
+    """Whether a key's values are losses."""
     return name.endswith("loss")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in one move: a viewer finds the old picture or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    """Write a figure as PNG: a viewer finds the old picture or the new one."""
+    write_atomically(path, lambda part: figure.savefig(part, format="png"))

@@ -1,4 +1,4 @@
-"""What a checkpoint's model predicts, in a file."""
+"""Callback that saves predictions to a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from fl_lightning.strategy import Ranks
+from fl_lightning.utils.files import write_atomically
 
 
 class SavePredictions(BasePredictionWriter):
@@ -35,6 +36,6 @@ class SavePredictions(BasePredictionWriter):
         count = sum(map(len, parts))
         outputs = [parts[i % ranks.world][i // ranks.world] for i in range(count)]  # batches are dealt in turn
         tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs, self.path)
+        found = torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs
+        write_atomically(self.path, lambda part: torch.save(found, part))
         rank_zero_info(f"Predictions: {self.path}")

@@ -1,8 +1,7 @@
-"""Accuracy and forgetting class by class: kept every round, printed at the end."""
+"""Callback that keeps class-wise accuracies every round, and prints them with forgetting at the end."""
 
 import csv
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.tables import print_classes, print_metrics
-from fl_lightning.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.loop import FederatedLoop
+from fl_lightning.utils.files import write_atomically
 
 
 class ClasswiseReport(Callback):
@@ -68,33 +68,34 @@ class ClasswiseReport(Callback):
             self._print(trainer, pl_module, pl_module.evaluation.class_accuracy)
 
     def _rewrite(self, path: Path) -> None:
-        """Write all rows anew, in one move: a reader finds the old file or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.part")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["round", *self.history.names])
-            for round_idx, row in zip(self.history.rounds, self.history.table, strict=True):
-                writer.writerow(csv_row(round_idx, row))
-        os.replace(partial, path)
+        """Write all rows anew: a reader finds the old file or the new one."""
+
+        def write(part: Path) -> None:
+            with part.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(["round", *self.history.names])
+                writer.writerows(map(csv_row, self.history.rounds, self.history.table))
+
+        write_atomically(path, write)
 
     # --- printing ---------------------------------------------------------------------------------
 
     def _print(self, trainer: Trainer, loop: FederatedLoop, accuracy: Tensor | None) -> None:
         if not trainer.is_global_zero:
             return
-        if accuracy is None:
+        trained_on = loop.data.evaluated
+        split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
+        labels = None if accuracy is None else loop.data.split(split).labels
+        if accuracy is None or labels is None:
             metrics = loop.row if trainer.state.fn == "fit" else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return
-        trained_on = loop.data.evaluated
-        split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
         peak = loop.evaluation.peak if split == trained_on else None
         title = "Class-wise accuracy of the global model"
         if len(self.history):
             rounds = self.history.rounds[-1] + 1
             title += f" after {rounds} round{'s' * (rounds != 1)}"
-        samples = class_samples(trainer, loop, split)
+        samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
         print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -107,16 +108,12 @@ class ClasswiseReport(Callback):
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:
-    """A line of `classwise.csv`; NaN is left empty."""
+    """Line of `classwise.csv`; NaN is left empty."""
     return [round_idx, *("" if math.isnan(value) else value for value in accuracy.tolist())]
 
 
-def class_samples(trainer: Trainer, loop: FederatedLoop, split: str) -> Tensor:
-    """Evaluated samples of each class, (C,) int64: those of the batches that the Trainer's limits leave."""
-    data = loop.data
-    labels = data.split(split).labels
-    assert labels is not None
-    assert data.num_classes is not None
+def evaluated_samples(trainer: Trainer, loop: FederatedLoop) -> int | None:
+    """Number of samples in the batches that the Trainer's limits leave; None: all."""
     batches = trainer.num_test_batches if trainer.state.fn == "test" else trainer.num_val_batches
-    seen = sum(batches or [math.inf]) * data.eval_batch_size * trainer.world_size
-    return torch.bincount(labels if math.isinf(seen) else labels[: int(seen)], minlength=data.num_classes)
+    seen = sum(batches or [math.inf]) * loop.data.eval_batch_size * trainer.world_size
+    return None if math.isinf(seen) else int(seen)

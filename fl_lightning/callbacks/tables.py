@@ -1,8 +1,11 @@
 """Tables for the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 
 
 def print_classes(
@@ -23,53 +26,53 @@ def print_classes(
         peak: best A_c over the rounds, (C,); None: not known, then nothing is said of forgetting.
         max_rows: of more classes only so many are shown, the worst.
     """
-    from rich import box  # noqa: PLC0415 - slow to import
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("class")
-    for column in ("samples", "accuracy", *(("best", "forgetting") if peak is not None else ())):
-        table.add_column(column, justify="right")
-    lost = None if peak is None else peak - accuracy
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
-    shown = range(len(names)) if len(names) <= max_rows else order[:max_rows]
-    for c in shown:
-        cells = [str(int(samples[c])), percent(accuracy[c])]
-        if peak is not None and lost is not None:
-            cells += [percent(peak[c]), percent(lost[c])]
-        table.add_row(names[c], *cells, style="bold" if c == order[0] else None)
+    worst, shown = order[0], list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
     overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
+    columns = {"samples": [str(int(n)) for n in samples], "accuracy": percents(accuracy)}
     below = [f"accuracy {percent(overall)}"]
-    if lost is not None:
-        below.append(f"forgetting F {percent(lost.nanmean())}")
-    below.append(f"worst class {names[order[0]]}: {percent(accuracy[order[0]])}")
+    if peak is not None:
+        rounds = torch.stack([peak, accuracy])
+        columns |= {"best": percents(peak), "forgetting": percents(forgetting_per_class(rounds))}
+        below.append(f"forgetting F {percent(forgetting(rounds))}")
+    below.append(f"worst class {names[worst]}: {percent(accuracy[worst])}")
     if len(shown) < len(names):
         below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
-    console = Console(highlight=False, markup=False)
-    console.print(f"\n{title}", style="bold")
-    console.print(table)
-    console.print("   ".join(below))
+    rows = [[names[c], *(column[c] for column in columns.values())] for c in shown]
+    print_table(title, ["class", *columns], rows, shown.index(worst), "   ".join(below))
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print values by name."""
+    if metrics:
+        print_table("Last values", ["name", "value"], ([name, f"{value:.6g}"] for name, value in metrics.items()))
+
+
+def print_table(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
+) -> None:
+    """Print a table whose first column holds names and the others numbers; the row `bold` stands out."""
     from rich import box  # noqa: PLC0415 - slow to import
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    if not metrics:
-        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.6g}")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i else "left")
+    for i, row in enumerate(rows):
+        table.add_row(*row, style="bold" if i == bold else None)
     console = Console(highlight=False, markup=False)
-    console.print("\nLast values", style="bold")
+    console.print(f"\n{title}", style="bold")
     console.print(table)
+    if below:
+        console.print(below)
 
 
 def percent(value: Tensor) -> str:
     """A fraction as printed; a dash for NaN."""
     return "-" if value.isnan() else f"{100 * float(value):.1f} %"
+
+
+def percents(values: Tensor) -> list[str]:
+    """Fractions as printed."""
+    return [percent(value) for value in values]

@@ -70,7 +70,8 @@ class KnowledgeAggregator(Aggregator):
 class KnowledgeClient(ClientModule):
     """Trains a model of its own, exchanges knowledge, fine-tunes: CE + lam² · `digest` on the transfer set.
 
-    Models may differ in architecture (`fl_lightning.nets.PerClient`). A client without data skips the training only.
+    Models may differ in architecture (`fl_lightning.nets.HeterogeneousNets`). A client without data skips the training
+    only.
 
     Args:
         finetune_epochs: passes over the transfer set in a round, ≥ 0.

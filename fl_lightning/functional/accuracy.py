@@ -1,11 +1,11 @@
-"""What a vector of class-wise accuracies says: its shape, its change, and how it fits a class distribution."""
+"""Measures of class-wise accuracies: their shape, their change, and how they fit a class distribution."""
 
 import torch
 from torch import Tensor
 
 
 def _over_defined(weights: Tensor, accuracy: Tensor) -> Tensor:
-    """Weights that sum to 1 over the classes whose accuracy is defined, 0 at the others: (..., C)."""
+    """Scale weights to sum 1 over the classes whose accuracy is defined, 0 at the others: (..., C)."""
     weights = weights.masked_fill(accuracy.isnan(), 0.0)
     return weights / weights.sum(-1, keepdim=True)
 
@@ -51,7 +51,7 @@ def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
 
 
 def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
-    """How far what a model recognises lies from a class distribution, ‖Ã − p‖₁.
+    """L1 distance between normalised class accuracies and a class distribution, ‖Ã − p‖₁.
 
     Args:
         accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN and left out of both.

@@ -1,4 +1,4 @@
-"""What a client's labels say: counts, dominant and missing classes, in- and out-local distributions."""
+"""Class counts of clients: dominant and missing classes, in- and out-local distributions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

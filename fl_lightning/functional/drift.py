@@ -1,4 +1,4 @@
-"""How far clients pull apart: diversity of gradients, distance of weights, disagreement of neurons."""
+"""Measures of client drift: diversity of gradients, distance of weights, disagreement of neurons."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fl_lightning.functional.state import StateLike, raised
 
 
 def gradient_diversity(gradients: Tensor) -> Tensor:
-    """Λ = (1/K) Σ_k ‖∇f^k‖² / ‖∇f‖², with ∇f = (1/K) Σ_k ∇f^k.
+    """Gradient diversity Λ = (1/K) Σ_k ‖∇f^k‖² / ‖∇f‖², with ∇f = (1/K) Σ_k ∇f^k.
 
     Args:
         gradients: one row per client, each laid end to end, (K, D).
@@ -82,7 +82,7 @@ def class_gradient_diversity(distributions: Tensor, beta: float = 0.0) -> Tensor
 
 
 def weight_divergence(weights: StateLike, other: StateLike, order: float = 1) -> Tensor:
-    """‖w − w_k‖ over all entries of `weights`.
+    """Distance ‖w − w_k‖ between two states, over all entries of `weights`.
 
     Args:
         weights: w, tensors by name, any shapes; not empty.
@@ -108,7 +108,7 @@ def weight_divergence(weights: StateLike, other: StateLike, order: float = 1) ->
 
 
 def preferred_classes(activations: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """The class on whose samples a neuron is most active on average, argmax_c h_c.
+    """Class on whose samples each neuron is most active on average, argmax_c h_c.
 
     Args:
         activations: outputs of a layer after its ReLU, (B, n).
@@ -131,7 +131,13 @@ def preferred_classes(activations: Tensor, target: Tensor, num_classes: int) -> 
 
 
 def dead_neurons(activations: Tensor) -> Tensor:
-    """True for each neuron that no sample activates: (B, n) after a ReLU -> (n,) bool. They agree in any two models.
+    """Neurons that no sample activates: they prefer the same class in any two models.
+
+    Args:
+        activations: outputs of a layer after its ReLU, (B, n).
+
+    Returns:
+        (n,) bool, True for a dead neuron.
 
     >>> dead_neurons(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
     tensor([False,  True])

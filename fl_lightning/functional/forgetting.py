@@ -9,7 +9,8 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
 
     Args:
         accuracy: A, (T, C), fractions in [0, 1], one row per round 1 ... T (not the one before training); a
-            class without test samples is NaN in every row.
+            class without test samples is NaN in every row. The rounds before the last may be given as one row, the
+            best accuracy of each class.
         exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
 
     Returns:
@@ -52,7 +53,7 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
 
 
 def forgetting_degree(global_accuracy: Tensor, local_accuracy: Tensor, xi: float = 1e-8) -> Tensor:
-    """What local training forgets of each class, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
+    """Share of each class's accuracy that local training loses, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
 
     Args:
         global_accuracy: A(w_g), (..., C), fractions in [0, 1], of the model that the client received.

@@ -1,4 +1,4 @@
-"""How much a loss depends on each parameter: sums of per-sample gradients, by `torch.func`."""
+"""Importance of each parameter to a loss: sums of per-sample gradients, by `torch.func`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Importance = Literal["abs", "square", "tensor"]
 def importance(
     loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[Any], kind: Importance = "abs"
 ) -> State:
-    """Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
+    """Importance Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch (a nest of tensors, samples along the first dimension).
@@ -71,7 +71,7 @@ def importance(
 
 
 def first_length(batch: Any) -> int:
-    """Samples in a batch: the length of the first tensor in it."""
+    """Number of samples in a batch, the length of the first tensor in it."""
     found: list[int] = []
     apply_to_collection(batch, Tensor, lambda t: found.append(len(t)))
     return found[0]
@@ -104,7 +104,7 @@ def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike) -> Tensor:
-    """Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor); no factor ½.
+    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor); no factor ½.
 
     Args:
         params: w, by name.

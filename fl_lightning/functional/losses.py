@@ -6,10 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def _full(x: Tensor) -> Tensor:
-    """bfloat16 and float16 as float32 (the CPU's autocast leaves softmax in bfloat16); else unchanged."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+from fl_lightning.functional.state import raised
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -28,7 +25,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
-    return F.cross_entropy(_full(logits), target)
+    return F.cross_entropy(raised(logits), target)
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
@@ -52,12 +49,12 @@ def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> T
     tensor(0.6931)
     """
     left_out = shift == -torch.inf
-    logits = _full(logits) + shift.masked_fill(left_out, 0.0)
+    logits = raised(logits) + shift.masked_fill(left_out, 0.0)
     return F.cross_entropy(logits.masked_fill(left_out, -torch.inf), target)
 
 
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:
-    """τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes that are left in.
+    """Distillation loss τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes left in.
 
     Shapes stay fixed whatever is excluded, so the term runs under `torch.func.vmap`. A row with fewer than
     two classes left gives 0 and no gradient. The gradient in an excluded logit is exactly 0.
@@ -85,7 +82,7 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    local, teacher = _full(local) / temperature, _full(teacher.detach()) / temperature
+    local, teacher = raised(local) / temperature, raised(teacher.detach()) / temperature
     drop = torch.zeros_like(local, dtype=torch.bool) if exclude is None else exclude.expand_as(local)
     few = (~drop).sum(-1, keepdim=True) < 2
     drop = drop & ~few  # a softmax over nothing would be NaN: such rows keep all classes here, and are zeroed below
@@ -98,7 +95,7 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
 
 
 def true_class(target: Tensor, num_classes: int) -> Tensor:
-    """True at each sample's own class; unlike `one_hot` it runs under `torch.func.vmap`.
+    """Mask of each sample's own class; unlike `one_hot` it runs under `torch.func.vmap`.
 
     Args:
         target: classes, (B,) integers; one outside 0 ... C-1 is nowhere true.
@@ -115,7 +112,7 @@ def true_class(target: Tensor, num_classes: int) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """½ Σ ‖θ − x‖², summed over all tensors of `params`; its gradient is θ − x.
+    """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`; its gradient is θ − x.
 
     Args:
         params: trainable parameters θ, by name, any shapes; not empty.
@@ -134,5 +131,5 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     tensor(4.5000)
     """
     # mse_loss goes over θ three times in both directions, the terms of (θ − x).square().sum() seven times
-    terms = [F.mse_loss(_full(p), _full(reference[name].detach()), reduction="sum") for name, p in params.items()]
+    terms = [F.mse_loss(raised(p), raised(reference[name].detach()), reduction="sum") for name, p in params.items()]
     return torch.stack(terms).sum() / 2

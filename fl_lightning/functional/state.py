@@ -1,6 +1,7 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
-    """A + alpha · b, entry by entry.
+    """Sum a + alpha · b, entry by entry.
 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
     {'w': tensor([2.])}
@@ -21,7 +22,7 @@ def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
 
 
 def sub(a: StateLike, b: StateLike) -> State:
-    """A − b, entry by entry.
+    """Difference a − b, entry by entry.
 
     >>> sub({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([-1.])}
@@ -30,7 +31,7 @@ def sub(a: StateLike, b: StateLike) -> State:
 
 
 def scale(a: StateLike, factor: float) -> State:
-    """Factor · a.
+    """Multiple factor · a.
 
     >>> scale({"w": torch.tensor([1.0])}, 3)
     {'w': tensor([3.])}
@@ -57,7 +58,7 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Σ a·b over all entries, a 0-d tensor in float32 or better.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
@@ -67,7 +68,7 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """A += alpha · b in place, for the server's own buffers; types of `a` are kept.
+    """Add alpha · b to a in place, for the server's own buffers; types of `a` are kept.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -89,17 +90,13 @@ def raised(x: Tensor) -> Tensor:
 class FlatState(dict[str, Tensor]):
     """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile)."""
 
-    _vectors: dict[torch.dtype, Tensor] | None = None
-
-    @property
+    @cached_property
     def vectors(self) -> dict[torch.dtype, Tensor]:
-        """What `flatten` gives."""
-        if self._vectors is None:
-            groups: dict[torch.dtype, list[Tensor]] = {}
-            for tensor in self.values():
-                groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-            self._vectors = {dtype: torch.cat(tensors).detach() for dtype, tensors in groups.items()}
-        return self._vectors
+        """All entries of one type laid end to end, by type."""
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in self.values():
+            groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+        return {dtype: torch.cat(tensors).detach() for dtype, tensors in groups.items()}
 
 
 class StateSum:
@@ -114,9 +111,9 @@ class StateSum:
     {'w': tensor([3., 7.], dtype=torch.float64)}
     """
 
-    def __init__(self) -> None:
-        self.layout: Layout = {}
-        self.flat: dict[torch.dtype, Tensor] = {}
+    def __init__(self, layout: Layout | None = None, flat: Mapping[torch.dtype, Tensor] | None = None) -> None:
+        self.layout: Layout = dict(layout or {})
+        self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
 
     def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
         """Add weight · state.
@@ -146,13 +143,11 @@ class StateSum:
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
         """An empty sum of a known layout, to be added to those of other processes."""
-        total = cls()
-        total.layout = layout
         sizes: dict[torch.dtype, int] = {}
         for shape, dtype in layout.values():
             sizes[dtype] = sizes.get(dtype, 0) + shape.numel()
-        total.flat = {dtype: torch.zeros(n, dtype=torch.float64, device=device) for dtype, n in sizes.items()}
-        return total
+        flat = {dtype: torch.zeros(n, dtype=torch.float64, device=device) for dtype, n in sizes.items()}
+        return cls(layout, flat)
 
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
@@ -181,7 +176,7 @@ def unflatten(vectors: Mapping[torch.dtype, Tensor], layout: Layout) -> State:
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
-    """(Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
+    """Weighted mean (Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
 
     Integer entries are rounded half to even, boolean entries must be equal.
 
@@ -196,7 +191,7 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
 
 
 def mean_of(total: StateSum, n: float | Tensor) -> State:
-    """`total` / n in the entries' own types: integers rounded half to even.
+    """Mean `total` / n in the entries' own types: integers rounded half to even.
 
     Raises:
         ValueError: if a boolean entry is not the same everywhere.

@@ -1,4 +1,4 @@
-"""A run, or many runs or clients, in one number."""
+"""Summaries of runs and clients: mean and deviation, rounds to a target value, speed-up."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
 
 
 def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
-    """How many times fewer rounds than the baseline's: baseline_rounds / rounds; None if never reached.
+    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds; None if the target is never reached.
 
     Args:
         rounds: as `rounds_to_target` gives it.

@@ -4,9 +4,9 @@ from fl_lightning.nets.backbone import Backbone
 from fl_lightning.nets.fedcl_cnn import FedCLCIFARCNN, FedCLMNISTCNN
 from fl_lightning.nets.fedka_tcnn import FedKATCNN
 from fl_lightning.nets.fedntd_cnn import FedNTDCNN, FedNTDHypersphere
+from fl_lightning.nets.heterogeneous import HeterogeneousNets
 from fl_lightning.nets.knfu_cnn import KnFuM1, KnFuM2
 from fl_lightning.nets.mobilenet import CIFARMobileNetV2
-from fl_lightning.nets.per_client import PerClient
 from fl_lightning.nets.perceptron import Perceptron
 from fl_lightning.nets.resnet import CIFARResNet, ResNet
 
@@ -19,9 +19,9 @@ __all__ = [
     "FedKATCNN",
     "FedNTDCNN",
     "FedNTDHypersphere",
+    "HeterogeneousNets",
     "KnFuM1",
     "KnFuM2",
-    "PerClient",
     "Perceptron",
     "ResNet",
 ]

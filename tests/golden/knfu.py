@@ -14,7 +14,7 @@ from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.methods import FedMD, KnFu, Local
 from fl_lightning.methods.fedmd import consensus, mean_absolute_error
 from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
-from fl_lightning.nets import PerClient
+from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.server import traffic
 from fl_lightning.types import ClientUpdate
 
@@ -101,7 +101,7 @@ def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dic
     settings |= {"finetune_epochs": cfg["finetune_epochs"]}
 
     def client(optimizer: Any, **_: Any) -> Any:
-        return kind(net=partial(PerClient, nets=nets), optimizer=optimizer, **settings)
+        return kind(net=partial(HeterogeneousNets, nets=nets), optimizer=optimizer, **settings)
 
     run(client, inputs, sets=("transfer",) if "transfer" in inputs else (), recorder=recorder)
     rounds = []

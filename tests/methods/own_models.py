@@ -5,14 +5,14 @@ from functools import partial
 import torch
 
 from fl_lightning.data import TensorSource
-from fl_lightning.nets import Perceptron, PerClient
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from tests.toys import BatchNormNet, samples, toy_data
 
 Deep = partial(Perceptron, hidden=(6, 5))
 Flat = partial(Perceptron, hidden=())
 Wide = partial(Perceptron, hidden=(9,))
-THREE = partial(PerClient, nets=[Deep, Flat, Wide])
-WITH_NORM = partial(PerClient, nets=[Deep, Flat, partial(BatchNormNet, dropout=0.0)])
+THREE = partial(HeterogeneousNets, nets=[Deep, Flat, Wide])
+WITH_NORM = partial(HeterogeneousNets, nets=[Deep, Flat, partial(BatchNormNet, dropout=0.0)])
 TRANSFER = 11
 """Samples of the transfer set."""
 
@@ -27,7 +27,7 @@ def model_of(loop, client_id):
     """A client's own net as it lies in the store, or as it begins."""
     net = loop.client.net
     state = loop.store.personal(client_id) or loop.initial_personal
-    place = f"net.nets.{client_id % len(net.nets)}." if isinstance(net, PerClient) else "net."
+    place = f"net.nets.{client_id % len(net.nets)}." if isinstance(net, HeterogeneousNets) else "net."
     return {name.removeprefix(place): value for name, value in state.items() if name.startswith(place)}
 
 

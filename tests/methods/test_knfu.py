@@ -20,7 +20,7 @@ from fl_lightning.methods.knfu import (
     fused_knowledge,
     fusion_weights,
 )
-from fl_lightning.nets import PerClient
+from fl_lightning.nets import HeterogeneousNets
 from tests.methods.own_models import (
     THREE,
     TRANSFER,
@@ -245,7 +245,7 @@ def test_only_a_net_with_batch_norm_leaves_out_a_last_batch_of_one_sample():
 def test_one_net_for_all_clients_is_as_many_of_it():
     one = fit(knfu(net=Wide), 2, transfer_data())
     torch.manual_seed(0)
-    many = knfu(net=partial(PerClient, nets=[Wide, Wide]), num_classes=3, input_shape=(4,))
+    many = knfu(net=partial(HeterogeneousNets, nets=[Wide, Wide]), num_classes=3, input_shape=(4,))
     for net in many.net.nets:
         net.load_state_dict({name.removeprefix("net."): value for name, value in one.initial_personal.items()})
     start = many.state_dict()
@@ -328,8 +328,8 @@ def test_what_does_not_go_together():
         fit(knfu(), 1, toy_data())
     with pytest.raises(ValueError, match=r"different nets can share no entry, but FedAvg shares 12.*model.personal"):
         fit(FedAvg(net=THREE), 1, transfer_data())
-    with pytest.raises(ValueError, match="PerClient needs at least one net, got none"):
-        knfu(net=partial(PerClient, nets=[]), num_classes=3, input_shape=(4,))
+    with pytest.raises(ValueError, match="HeterogeneousNets needs at least one net, got none"):
+        knfu(net=partial(HeterogeneousNets, nets=[]), num_classes=3, input_shape=(4,))
     with pytest.raises(ValueError, match="FedMD needs a FedMDAggregator, got KnFuAggregator"):
         FederatedLoop(FedMD(net=THREE), aggregator=KnFuAggregator())
 

@@ -1,14 +1,15 @@
-"""Different architectures for different clients, for methods that share no weights."""
+"""Nets of different architectures for different clients, for methods that share no weights."""
 
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor, nn
 
 from fl_lightning.nets.backbone import Backbone
 
 
-class PerClient(Backbone):
-    """Client i has net i mod len(nets): a few nets go round, as many as clients give each its own.
+class HeterogeneousNets(Backbone):
+    """Several nets, of which client i uses net i mod len(nets); as many nets as clients give each its own.
 
     Args:
         num_classes: C ≥ 1.
@@ -19,9 +20,6 @@ class PerClient(Backbone):
         ValueError: without a net.
     """
 
-    chosen: Backbone
-    """The net of the client that is being trained."""
-
     def __init__(
         self,
         num_classes: int,
@@ -30,13 +28,18 @@ class PerClient(Backbone):
     ) -> None:
         super().__init__()
         if not nets:
-            raise ValueError("PerClient needs at least one net, got none; list them under nets")
+            raise ValueError("HeterogeneousNets needs at least one net, got none; list them under nets")
         self.nets = nn.ModuleList(net(num_classes, input_shape) for net in nets)
-        self.choose(0)
+        self.client_id = 0
+
+    @property
+    def chosen(self) -> Backbone:
+        """The net of the client that is being trained."""
+        return cast("Backbone", self.nets[self.client_id % len(self.nets)])
 
     def choose(self, client_id: int) -> None:
-        """Stand for the net of one client; the loop calls it."""
-        self.__dict__["chosen"] = self.nets[client_id % len(self.nets)]  # not a submodule a second time
+        """Use the net of this client from now on."""
+        self.client_id = client_id
 
     def has(self, client_id: int, name: str) -> bool:
         """Whether the entry (or module) `name` of this net's state dict is the client's."""
@@ -44,9 +47,7 @@ class PerClient(Backbone):
         return place[0] != "nets" or len(place) == 1 or place[1] == str(client_id % len(self.nets))
 
     def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.chosen.features(x)
-        return out
+        return self.chosen.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.chosen(x)
-        return out
+        return cast("Tensor", self.chosen(x))

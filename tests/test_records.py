@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fl_lightning.functional.records import decode, encode, kept, num_bytes
+from fl_lightning.client.records import decode, encode, kept, num_bytes
 
 NEST = {
     "memory": {

@@ -1,0 +1,92 @@
+"""Codec of the client store: a nest of plain values is copied, measured, written to bytes and read back."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from safetensors.torch import load, save
+from torch import Tensor
+
+TREE = "tree"
+"""Name of the tensor that holds the nest itself, as the bytes of its JSON text."""
+
+
+def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
+    """Copy a nest; only what `torch.load(weights_only=True)` reads is allowed.
+
+    Args:
+        value: tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of them; keys are strings
+            or whole numbers. Tuples become lists.
+        where: name of the value, for the error.
+        device: of the copied tensors; None: that of each tensor.
+
+    Raises:
+        TypeError: naming what cannot be kept.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to(device or value.device, copy=True)
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str | int):
+                raise TypeError(
+                    f"keys in {where} must be strings or whole numbers, got {key!r} of {type(key).__name__}; name it "
+                    f"by a string"
+                )
+        return {key: kept(item, f"{where}[{key!r}]", device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [kept(item, where, device) for item in value]
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    raise TypeError(
+        f"{where} must consist of tensors, numbers, strings, lists and dicts, got {type(value).__name__}; convert it "
+        f"before it is kept (checkpoints load with weights_only=True)"
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """Count the bytes of all tensors in a nest."""
+    sizes: list[int] = []
+    apply_to_collection(value, Tensor, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
+
+
+def encode(value: Any) -> bytes:
+    """Write a nest that `kept` allows as the content of a safetensors file: equal nests give equal bytes.
+
+    The file holds the nest's tensors, numbered, and one more of bytes (`TREE`): the nest as JSON text, in which every
+    dict, tensor and dtype is an object with its kind as the only key.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def pairs(items: Mapping[Any, Any]) -> dict[str, Any]:
+        """A dict as a list of pairs, which keeps keys that are numbers."""
+        return {"dict": [[key, apply_to_collection(item, dict, pairs)] for key, item in items.items()]}
+
+    def leaf(value: Any) -> dict[str, str]:
+        """A tensor or dtype as JSON; tensors are set aside, each contiguous and apart from the others."""
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+
+    tree = json.dumps(apply_to_collection(value, dict, pairs), default=leaf)  # floats are written exactly
+    return save({**tensors, TREE: torch.frombuffer(bytearray(tree.encode()), dtype=torch.uint8)})
+
+
+def decode(content: bytes) -> Any:
+    """Read back the nest that `encode` was given."""
+    tensors = load(content)
+    read: dict[str, Callable[[Any], Any]] = {
+        "dict": dict,
+        "tensor": tensors.__getitem__,
+        "dtype": lambda name: getattr(torch, name),
+    }
+
+    def nested(tagged: dict[str, Any]) -> Any:
+        ((kind, inner),) = tagged.items()
+        return read[kind](inner)
+
+    return json.loads(tensors[TREE].numpy().tobytes(), object_hook=nested)
