@@ -16,9 +16,9 @@ from bench.workloads import CLASSES, Reading, Result, Workload, now
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.data import FixedPartition, TensorSource
-from fl_lightning.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron
+from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 
 BARE = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 NETS: dict[str, type[Backbone]] = {"tiny": Perceptron, "cnn": FedNTDCNN}

@@ -63,16 +63,16 @@ def main(args: list[str] | None = None) -> None:
     handler = signal.getsignal(signal.SIGINT)
     try:
         from fl_lightning.cli import FederatedCLI  # noqa: PLC0415 - slow to import
-        from fl_lightning.terminal import tidy  # noqa: PLC0415
+        from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
 
-        with tidy():
+        with quiet_lightning():
             FederatedCLI(args)
     except KeyboardInterrupt as stop:
         fail(str(stop) or "interrupted", 130)
     except Exception as error:
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
-        from fl_lightning.parsing import sentence  # noqa: PLC0415
+        from fl_lightning.cli.parser import sentence  # noqa: PLC0415
 
         fail(sentence(str(error)), 1)
     finally:

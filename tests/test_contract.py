@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
-import fl_lightning.cli
+import fl_lightning.cli.main
 from fl_lightning import Aggregator, ClientModule, methods
 from fl_lightning.__main__ import main
 from tests.toys import BatchNormNet, EdgePartition, samples, sgd, trainer
@@ -81,7 +81,7 @@ class Run:
     def fit(self, *more: str) -> "Run":
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
-            patch.setattr(fl_lightning.cli, "RunPlots", lambda folder: pl.Callback())  # slow, and tried elsewhere
+            patch.setattr(fl_lightning.cli.main, "RunPlots", lambda folder: pl.Callback())  # slow, and tried elsewhere
             main(["fit", *self.files, *more])
         return self
 

@@ -2,7 +2,7 @@
 
 import csv
 
-from fl_lightning.loggers import RoundCSVLogger
+from fl_lightning.runs.loggers import RoundCSVLogger
 
 
 def rows(folder):

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from fl_lightning.run_folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of
+from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of
 
 
 def checkpoint(run, name="last.ckpt", **federated):
@@ -24,7 +24,7 @@ def test_every_run_gets_the_next_number(tmp_path):
 
 
 def test_two_runs_at_a_time_get_two_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr("fl_lightning.run_folder.runs", lambda parent: {})  # both looked before either made its own
+    monkeypatch.setattr("fl_lightning.runs.folder.runs", lambda parent: {})  # both looked before either made its own
     assert {new_run(tmp_path).name, new_run(tmp_path).name} == {"0", "1"}
 
 

@@ -13,11 +13,10 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
+from fl_lightning.cli.parser import PROG, FederatedParser
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.loop import FederatedLoop
-from fl_lightning.parsing import PROG, FederatedParser
-from fl_lightning.run_folder import (
+from fl_lightning.runs.folder import (
     CHECKPOINTS,
     DEFAULT_ROOT,
     LAST,
@@ -31,6 +30,7 @@ from fl_lightning.run_folder import (
     run_of,
     stem_of,
 )
+from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.server import check_trainer
 
 DEFAULTS = {

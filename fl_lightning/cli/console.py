@@ -35,7 +35,7 @@ def worth_showing(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def tidy() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Within it, warnings and notes that nobody can act on are not shown."""
     loggers = [
         logging.getLogger(f"{package}.utilities.{name}")

@@ -1,0 +1,33 @@
+"""Arguments that have a new name: the old one is refused with the new one in the sentence."""
+
+from collections.abc import Iterable
+
+RENAMED: dict[str, dict[str, str]] = {
+    "FedKA": {"mu": "max_anchors"},
+    "FedCL": {"kind": "importance", "scale": "normalization"},
+    "FederatedDataModule": {"sets": "extra_splits"},
+}
+"""By the name of a class: its arguments' old names and their new ones. Subclasses inherit them."""
+
+
+def new_name(kind: type, argument: str) -> str | None:
+    """The name that an argument of a class has now, or None if it was not renamed.
+
+    >>> class FedKA: ...
+    >>> class MyFedKA(FedKA): ...
+    >>> new_name(MyFedKA, "mu"), new_name(MyFedKA, "beta")
+    ('max_anchors', None)
+    """
+    names = (RENAMED.get(base.__name__, {}).get(argument) for base in kind.__mro__)
+    return next(filter(None, names), None)
+
+
+def refuse_renamed(kind: type, arguments: Iterable[str]) -> None:
+    """Refuse arguments under an old name; for constructors that pass arguments on as `**base`.
+
+    Raises:
+        TypeError: naming the argument's new name.
+    """
+    for argument in arguments:
+        if new := new_name(kind, argument):
+            raise TypeError(f"{kind.__name__}: the argument {argument!r} was renamed to {new!r}")
