@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from fl_lightning.aggregation import Aggregator
     from fl_lightning.client import ClientModule
     from fl_lightning.data import FederatedDataModule
-    from fl_lightning.loop import FederatedLoop, NonFiniteUpdateError
+    from fl_lightning.federation.loop import FederatedLoop
+    from fl_lightning.federation.round import NonFiniteUpdateError
 
 __version__ = "0.1.0"
 
@@ -17,8 +18,8 @@ _HOMES = {
     "Aggregator": "aggregation",
     "ClientModule": "client",
     "FederatedDataModule": "data",
-    "FederatedLoop": "loop",
-    "NonFiniteUpdateError": "loop",
+    "FederatedLoop": "federation.loop",
+    "NonFiniteUpdateError": "federation.round",
 }
 
 

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from fl_lightning.callbacks.status_line import StatusLine
-from fl_lightning.loop import FederatedLoop
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
 
 LONGEST_BAR = 30
@@ -55,7 +55,7 @@ class RoundProgressBar(ProgressBar):
         self.first = self.rounds = trainer.current_epoch
         limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
         self.total = min((limit for limit in limits if limit >= 0), default=None)
-        self.values = headline(pl_module.row)
+        self.values = headline(pl_module.round_metrics)
         self.line = StatusLine(1 / self.refresh_rate, self.log_every)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,7 +83,7 @@ class RoundProgressBar(ProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.line is not None and isinstance(pl_module, FederatedLoop):
-            self.values = headline(pl_module.row) or self.values
+            self.values = headline(pl_module.round_metrics) or self.values
             self.rounds, self.clients, self.phase = trainer.current_epoch + 1, 0, ""
             self.line.update(self.text)
 

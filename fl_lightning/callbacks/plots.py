@@ -5,15 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
-from fl_lightning.callbacks.history import History, run_folder
-from fl_lightning.callbacks.report import ClasswiseReport
+from fl_lightning.callbacks.report import BY_CLASS
 from fl_lightning.utils.settings import check_at_least
-from fl_lightning.loop import FederatedLoop
+from fl_lightning.federation.history import History
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -36,51 +37,27 @@ class RunPlots(Callback):
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0) -> None:
         check_at_least(0, "it is in seconds", every=every)
         self.dirpath, self.every = dirpath, every
-        self.curves: dict[str, dict[int, float]] = {}
-        self.history = History()
-        self._shared: History | None = None
+        self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
         self._stale = False
 
-    @property
-    def classwise(self) -> History:
-        """Class accuracies by round: those of the run's ClasswiseReport, where there is one."""
-        return self.history if self._shared is None else self._shared
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        reports = [callback for callback in callbacks if isinstance(callback, ClasswiseReport)]
-        self._shared = reports[0].history if reports else None
-
     # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        first = trainer.current_epoch
-        self.history.drop(first)
-        self.curves = {
-            name: {r: value for r, value in curve.items() if r < first} for name, curve in self.curves.items()
-        }
         folder = run_folder(trainer, self.dirpath)
-        self._folder = folder if trainer.is_global_zero and isinstance(pl_module, FederatedLoop) else None
-        self._due = monotonic() + self.every
-        if self._folder is not None and isinstance(pl_module, FederatedLoop):
+        self._folder, self._due = None, monotonic() + self.every
+        if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero and folder is not None:
+            self._folder, self._history = folder, pl_module.recorder.history
             with suppress(ValueError):  # the samples have no classes
                 counts = pl_module.data.label_counts
-                save(plot_partition(counts, pl_module.evaluation.class_names), self._folder / "partition.png")
+                save(plot_partition(counts, pl_module.evaluation.class_names), folder / "partition.png")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FederatedLoop):
-            return
-        evaluation = pl_module.evaluation
-        if self._shared is None and evaluation.class_accuracy is not None:
-            self.history.record(trainer.current_epoch, evaluation.class_accuracy, evaluation.class_names)
-        self._record(trainer.current_epoch, pl_module.row)
+        self._stale = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not isinstance(pl_module, FederatedLoop):
-            return
-        self._record(trainer.current_epoch, pl_module.row)
+        self._stale = True
         now = monotonic()
         if now >= self._due:
             self._draw()
@@ -94,41 +71,22 @@ class RunPlots(Callback):
         with suppress(Exception):  # the one under way is to be seen
             self._draw()
 
-    def _record(self, round_idx: int, row: dict[str, float]) -> None:
-        self._stale = True
-        for name, value in row.items():
-            if is_accuracy(name) or is_loss(name):
-                self.curves.setdefault(name, {})[round_idx] = value
-
     def _draw(self) -> None:
         """Write the pictures, if anything has happened since they were written."""
         if self._folder is None or not self._stale:
             return
         self._stale = False
-        rounds = sorted({round_idx for curve in self.curves.values() for round_idx in curve})
+        curves = {n: self._history.curve(n) for n in self._history.names if is_accuracy(n) or is_loss(n)}
+        rounds = sorted({round_idx for curve in curves.values() for round_idx in curve})
         nan = float("nan")
-        values = {name: [curve.get(r, nan) for r in rounds] for name, curve in self.curves.items()}
+        values = {name: [curve.get(r, nan) for r in rounds] for name, curve in curves.items()}
         accuracies = {name: curve for name, curve in values.items() if is_accuracy(name)}
         losses = {name: curve for name, curve in values.items() if is_loss(name)}
         if accuracies or losses:
             save(plot_accuracy(rounds, accuracies, losses), self._folder / "accuracy.png")
-        history = self.classwise
-        if len(history):
-            figure = plot_classwise(history.table.numpy(), history.names, history.rounds)
-            save(figure, self._folder / "classwise.png")
-
-    # --- checkpoints ------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "curves": {name: dict(curve) for name, curve in self.curves.items()},
-            "history": None if self._shared is not None else self.history.state_dict(),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.curves = state_dict["curves"]
-        if state_dict["history"] is not None:
-            self.history.load_state_dict(state_dict["history"])
+        evaluated, names, table = self._history.columns(BY_CLASS)
+        if evaluated:
+            save(plot_classwise(table.numpy(), names, evaluated), self._folder / "classwise.png")
 
 
 def is_accuracy(name: str) -> bool:

@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from fl_lightning.strategy import Ranks
+from fl_lightning.distributed import Communicator
 from fl_lightning.utils.files import write_atomically
 
 
@@ -29,8 +29,8 @@ class SavePredictions(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
-        ranks = Ranks(pl_module.device)
-        parts = ranks.to_zero([output for output in predictions if output is not None])
+        ranks = Communicator(pl_module.device)
+        parts = ranks.gather_to_root([output for output in predictions if output is not None])
         if not trainer.is_global_zero:
             return
         count = sum(map(len, parts))

@@ -1,4 +1,4 @@
-"""Callback that keeps class-wise accuracies every round, and prints them with forgetting at the end."""
+"""Callback that writes class-wise accuracies every round, and prints them with forgetting at the end."""
 
 import csv
 import math
@@ -9,11 +9,15 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.history import History, run_folder
 from fl_lightning.callbacks.tables import print_classes, print_metrics
-from fl_lightning.utils.settings import check_at_least
-from fl_lightning.loop import FederatedLoop
+from fl_lightning.federation.history import History
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.settings import check_at_least
+
+BY_CLASS = "/acc_class/"
+"""In the key of the accuracy of one class."""
 
 
 class ClasswiseReport(Callback):
@@ -29,54 +33,51 @@ class ClasswiseReport(Callback):
     def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
         check_at_least(1, max_rows=max_rows)
         self.dirpath, self.max_rows = dirpath, max_rows
-        self.history = History()
         self._file: Path | None = None
 
     # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.history.drop(trainer.current_epoch)
         folder = run_folder(trainer, self.dirpath)
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
-        if self._file is not None and len(self.history):
-            self._rewrite(self._file)
+        if isinstance(pl_module, FederatedLoop):
+            self._rewrite(pl_module.recorder.history)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not isinstance(pl_module, FederatedLoop):
             return
+        accuracy = pl_module.recorder.class_accuracy
         if trainer.state.fn != "fit":
-            self._print(trainer, pl_module, pl_module.evaluation.class_accuracy)
-            return
-        accuracy = pl_module.evaluation.class_accuracy
-        if accuracy is None:
-            return
-        self.history.record(trainer.current_epoch, accuracy, pl_module.evaluation.class_names)
-        if self._file is None:
-            return
-        if len(self.history) == 1:
-            self._rewrite(self._file)
-        else:
+            self._print(trainer, pl_module, accuracy)
+        elif self._file is not None and accuracy is not None:
+            if not self._file.is_file():
+                self._rewrite(pl_module.recorder.history)
+                return
             with self._file.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
-            self._print(trainer, pl_module, self.history.table[-1] if len(self.history) else None)
+            _, _, table = pl_module.recorder.history.columns(BY_CLASS)
+            self._print(trainer, pl_module, table[-1] if len(table) else None)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
-            self._print(trainer, pl_module, pl_module.evaluation.class_accuracy)
+            self._print(trainer, pl_module, pl_module.recorder.class_accuracy)
 
-    def _rewrite(self, path: Path) -> None:
+    def _rewrite(self, history: History) -> None:
         """Write all rows anew: a reader finds the old file or the new one."""
+        rounds, names, table = history.columns(BY_CLASS)
+        if self._file is None or not rounds:
+            return
 
         def write(part: Path) -> None:
             with part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
-                writer.writerow(["round", *self.history.names])
-                writer.writerows(map(csv_row, self.history.rounds, self.history.table))
+                writer.writerow(["round", *names])
+                writer.writerows(map(csv_row, rounds, table))
 
-        write_atomically(path, write)
+        write_atomically(self._file, write)
 
     # --- printing ---------------------------------------------------------------------------------
 
@@ -87,24 +88,16 @@ class ClasswiseReport(Callback):
         split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
         labels = None if accuracy is None else loop.data.split(split).labels
         if accuracy is None or labels is None:
-            metrics = loop.row if trainer.state.fn == "fit" else trainer.callback_metrics
+            metrics = loop.round_metrics if trainer.state.fn == "fit" else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return
-        peak = loop.evaluation.peak if split == trained_on else None
+        peak = loop.recorder.peak if split == trained_on else None
         title = "Class-wise accuracy of the global model"
-        if len(self.history):
-            rounds = self.history.rounds[-1] + 1
+        if evaluated := loop.recorder.history.columns(BY_CLASS)[0]:
+            rounds = evaluated[-1] + 1
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
-        print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)
-
-    # --- checkpoints ------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.history.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history.load_state_dict(state_dict)
+        print_classes(f"{title} ({split} split)", loop.recorder.class_names, samples, accuracy, peak, self.max_rows)
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
 from fl_lightning.cli.parser import PROG, FederatedParser
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.loop import FederatedLoop
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import (
     CHECKPOINTS,
     DEFAULT_ROOT,
@@ -31,7 +31,7 @@ from fl_lightning.runs.folder import (
     stem_of,
 )
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
-from fl_lightning.server import check_trainer
+from fl_lightning.federation.checks import check_trainer
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},

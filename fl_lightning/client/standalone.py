@@ -84,8 +84,9 @@ def refuse_alone(client: Any) -> None:
         ValueError: naming what the method needs.
     """
     name, server = type(client).__name__, client.server_class
-    lacks = [f"the split {split!r}" for split in sorted(client.needs - {"logits", "exposure"})]
-    lacks += ["the exposure of its optimizer"] if "exposure" in client.needs else []
+    needs = client.needs | server.needs
+    lacks = [f"the split {split!r}" for split in sorted(needs - {"logits", "exposure"})]
+    lacks += ["the exposure of its optimizer"] if "exposure" in needs else []
     lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
     lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []
     lacks += ["training in phases"] if list(client.phases(client.exchanges[0])) != [Phase()] else []

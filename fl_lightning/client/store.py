@@ -88,6 +88,14 @@ class ClientStore:
         personal: State | None = self._record(client_id).get("personal") if client_id in self.clients else None
         return personal if personal is None else on_device(personal, self.device)
 
+    def record(self, client_id: int) -> tuple[dict[str, Any], State | None]:
+        """A copy of the client's memory, and its own entries, as `memory` and `personal` give them."""
+        return (self.memory(client_id), self.personal(client_id)) if client_id in self.clients else ({}, None)
+
+    def own(self, owners: Mapping[int, int]) -> None:
+        """Note which process keeps the record of a client, by client id."""
+        self.owners |= owners
+
     def put(self, records: Mapping[int, tuple[Mapping[str, Any], State | None]], round_idx: int) -> None:
         """Keep the memory and the personal entries of a round's clients: all of them, or after an error none.
 

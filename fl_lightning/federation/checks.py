@@ -151,8 +151,10 @@ def check_needs(
     Raises:
         ValueError: naming who needs what.
     """
-    for part in (client, *parts):
-        name, needs = type(part).__name__, part.needs
+    server_module, rule = parts
+    sides = ((client, client.needs | server_module.needs), (rule, rule.needs))
+    for side, needs in sides:
+        name = type(side).__name__
         for split in sorted(needs - {"logits", "exposure"}):
             try:
                 data.split(split)
@@ -176,14 +178,18 @@ def check_exposure(client: ClientModule, parts: tuple[ServerModule, Aggregator])
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    needing = [part for part in (client, *parts) if "exposure" in part.needs]
-    if not needing:
+    server_module, rule = parts
+    if "exposure" in client.needs | server_module.needs:
+        name = type(client).__name__
+    elif "exposure" in rule.needs:
+        name = type(rule).__name__
+    else:
         return
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not Exposure(optimizers, None).defined:
         raise ValueError(
-            f"{type(needing[0]).__name__} needs to know how far the local optimizer travels, which is defined for one "
+            f"{name} needs to know how far the local optimizer travels, which is defined for one "
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
             f"optimizer"
         )

@@ -12,33 +12,36 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import Aggregator
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
-from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
+from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 ROWS_AT_ONCE = 1000
 """Transfer samples per forward pass when knowledge is made."""
 
 
-class KnowledgeAggregator(Aggregator):
+class KnowledgeServer(ServerModule):
     """Fuses the participants' knowledge; the weights stay where they are.
 
     Attributes:
         fused: what each participant is sent, by client id.
     """
 
-    gathers = True
+    needs = frozenset({"logits", "transfer"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused: dict[int, Tensor] = {}
 
     def setup(self) -> None:
-        self.fused: dict[int, Tensor] = {}
         client = self.server.module
         if not isinstance(client, KnowledgeClient):
             raise ValueError(
                 f"a {type(self).__name__} needs a client that sends knowledge, such as KnFu, got "
-                f"{type(client).__name__}; leave model.aggregator unset"
+                f"{type(client).__name__}; leave model.server_module unset"
             )
         if not len(self.server.data("transfer")):
             raise ValueError(
@@ -54,21 +57,24 @@ class KnowledgeAggregator(Aggregator):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         extras = {"knowledge": self.fused[client_id]} if exchange == "distill" else {}
-        return Broadcast(self.server.round_idx, exchange, None, extras)
+        return Broadcast(self.server.round_idx, exchange, None, extras, uploads=False)
 
-    def finish(self, exchange: str) -> State | None:
+    def add(self, update: ClientUpdate) -> None:
+        self.gather(update, weights=False)
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
         if exchange == "train":
             self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
             # one that is not finite says so itself, and must not spread; one that is skipped has zeros for it
-            valid = {c: k for c, k in self.fused.items() if bool(self.rows[c].finite) and bool(k.isfinite().all())}
+            valid = {c: k for c, k in self.fused.items() if bool(self.rows[c].included) and bool(k.isfinite().all())}
             if valid:
                 fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
                 self.fused |= {c: new.to(valid[c].dtype) for c, new in zip(valid, fused, strict=True)}
-        return None
+        return aggregate
 
 
 class KnowledgeClient(ClientModule):
-    """Trains a model of its own, exchanges knowledge, fine-tunes: CE + lam² · `digest` on the transfer set.
+    """Trains a model of its own, exchanges knowledge, fine-tunes: CE + lam² · `distillation_loss` on the transfer set.
 
     Models may differ in architecture (`fl_lightning.nets.HeterogeneousNets`). A client without data skips the training
     only.
@@ -85,7 +91,7 @@ class KnowledgeClient(ClientModule):
 
     exchanges = ("train", "distill")
     needs = frozenset({"logits", "transfer"})
-    aggregator_class = KnowledgeAggregator
+    server_class = KnowledgeServer
 
     def __init__(
         self,
@@ -107,11 +113,11 @@ class KnowledgeClient(ClientModule):
         self.lam, self.temperature, self.ce_on = lam, temperature, ce_on
 
     @abstractmethod
-    def knowledge_of(self, logits: Tensor) -> Tensor:
+    def predictions(self, logits: Tensor) -> Tensor:
         """What is sent up: logits (K, C) -> (K, C), float32 or better."""
 
     @abstractmethod
-    def digest(self, logits: Tensor, knowledge: Tensor) -> Tensor:
+    def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         """Distance of the client's logits from the fused knowledge, both (B, C): ()."""
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
@@ -122,7 +128,7 @@ class KnowledgeClient(ClientModule):
             return
         self.round_buffer("knowledge", broadcast.extras["knowledge"])
         if self.ce_on == "local" and local.size():
-            x, y = self.placed(local.all())
+            x, y = self.transferred(local.all())
             pairs = torch.arange(local.size("transfer")) % local.size()  # a sample of its own for each transfer sample
             order = torch.randperm(local.size(), generator=local.generator("pairs"))[pairs].to(y.device)
             self.round_buffer("x", x[order])
@@ -138,7 +144,7 @@ class KnowledgeClient(ClientModule):
             return self.local_loss(batch, batch_idx)
         (x, y), rows = batch
         logits = self(x)
-        distance = self.digest(logits, self.round["knowledge"][rows])
+        distance = self.distillation_loss(logits, self.round["knowledge"][rows])
         loss = self.lam**2 * distance
         self.log("train/distance", distance)
         if self.ce_on == "transfer":
@@ -153,9 +159,9 @@ class KnowledgeClient(ClientModule):
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if exchange != "train":
             return {}
-        with torch.no_grad(), self.looking():
-            batches = local.batches("transfer", batch_size=ROWS_AT_ONCE)
-            return {"knowledge": self.knowledge_of(torch.cat([raised(self(self.placed(x))) for x, _ in batches]))}
+        with torch.no_grad():
+            logits = self.over(local, lambda batch: raised(self(batch[0])), "transfer", ROWS_AT_ONCE)
+            return {"knowledge": self.predictions(torch.cat(logits))}
 
 
 def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:

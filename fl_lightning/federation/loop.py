@@ -182,7 +182,7 @@ class FederatedLoop(Forwarding):
         if self._evaluation is None:
             self._evaluation = Evaluation(
                 self.weights,
-                self._evaluated_weights,
+                self.evaluated_weights,
                 self.data,
                 self.engine.local.transfer,
                 self._evaluation_services,
@@ -192,8 +192,8 @@ class FederatedLoop(Forwarding):
             )
         return self._evaluation
 
-    def _evaluated_weights(self, weights: State) -> State:
-        """Those that are evaluated in place of the global ones: as the rule, then the server module says."""
+    def evaluated_weights(self, weights: State) -> State:
+        """The shared entries that are evaluated in place of the global ones, as rule and server module say."""
         return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
     def client_modules(self) -> list[LightningModule]:

@@ -128,4 +128,4 @@ def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike
             terms.append(torch.dot(weight.to(w.dtype).flatten(), squares.flatten()))
         else:
             terms.append(weight * F.mse_loss(w, there, reduction="sum"))
-    return torch.stack(terms).sum()
+    return torch.stack(terms).sum() if terms else torch.zeros(())

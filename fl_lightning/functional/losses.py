@@ -115,7 +115,7 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`; its gradient is θ − x.
 
     Args:
-        params: trainable parameters θ, by name, any shapes; not empty.
+        params: trainable parameters θ, by name, any shapes; of none the result is 0.
         reference: x, the same names and shapes (further entries are ignored); taken as constants.
 
     Returns:
@@ -132,4 +132,4 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     """
     # mse_loss goes over θ three times in both directions, the terms of (θ − x).square().sum() seven times
     terms = [F.mse_loss(raised(p), raised(reference[name].detach()), reduction="sum") for name, p in params.items()]
-    return torch.stack(terms).sum() / 2
+    return torch.stack(terms).sum() / 2 if terms else torch.zeros(())

@@ -1,6 +1,6 @@
 """FedAvg: train locally with the loss as it is; the server takes the mean weighted by samples.
 
-Source: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1. Server: `Aggregator`.
+Source: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1. Rule: `Aggregator`.
 """
 
 from fl_lightning.client import ClientModule
@@ -8,3 +8,5 @@ from fl_lightning.client import ClientModule
 
 class FedAvg(ClientModule):
     """Local loss: cross-entropy, or the wrapped module's own."""
+
+    stackable = True

@@ -1,7 +1,7 @@
 """FedCL: while training locally, hold on to the weights that matter on the server's proxy data.
 
 Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedAvg, and Ω every `interval` rounds.
-Note: the released code squares gradients of batch means and keeps one number for each tensor (`kind: tensor`), and has
+Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`), and has
 the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the paper's.
 """
 
@@ -12,10 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation import Aggregator
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.importance import Importance, as_function, importance, importance_penalty
+from fl_lightning.functional.importance import Importance, importance_penalty
+from fl_lightning.functional.importance import importance as estimated
 from fl_lightning.types import Batch, Broadcast, ClientData, State
+from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 GRADIENT_FLOATS = 2**24
@@ -31,12 +33,17 @@ def extra_communication(rounds: int, interval: int) -> float:
     return ceil(rounds / interval) / (2 * rounds)
 
 
-class FedCLAggregator(Aggregator):
-    """The mean of the weights; sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+class FedCLServer(ServerModule):
+    """Sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+
+    needs = frozenset({"proxy"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.importance: State = {}
 
     def setup(self) -> None:
-        self.importance: State = {}
-        if self.client.strength and not len(self.server.data("proxy")):
+        if not self.client.is_neutral and not len(self.server.data("proxy")):
             raise ValueError("FedCL needs a proxy set with samples, got an empty one; raise data.proxy_size")
 
     @property
@@ -45,15 +52,15 @@ class FedCLAggregator(Aggregator):
         client = self.server.module
         if not isinstance(client, FedCL):
             raise ValueError(
-                f"a FedCLAggregator needs a FedCL client, got {type(client).__name__}; leave model.aggregator unset"
+                f"a FedCLServer needs a FedCL client, got {type(client).__name__}; leave model.server_module unset"
             )
         return client
 
     def begin_round(self, cohort: list[int]) -> None:
         client, proxy = self.client, self.server.data("proxy")
         self.importance = {}
-        if client.strength and self.server.round_idx % client.interval == 0:
-            weights = {name: self.server.weights[name] for name in self.server.trainable}
+        weights = {name: self.server.weights[name] for name in self.server.trainable}
+        if weights and not client.is_neutral and self.server.round_idx % client.interval == 0:
             indices = torch.split(torch.arange(len(proxy)), client.samples_at_once(weights))
             self.importance = client.importance_of(weights, proxy.batches(indices, None))
 
@@ -67,49 +74,49 @@ class FedCL(ClientModule):
     Args:
         strength: λ ≥ 0; 0 is FedAvg, and nothing is estimated or sent.
         interval: Ω is estimated and sent every so many rounds, from round 0 on.
-        kind: of Ω: `abs` or `square` of per-sample gradients, or `tensor`, one number for each tensor.
+        importance: Ω as `abs` or `square` of per-sample gradients, or `tensor`, one number for each tensor.
         when_missing: the client's Ω in rounds without one: `identity`: all ones (FedProx with μ = 2λ); `cached`: the
             last that it got, ones if none; `local`: estimated on its own data with the received weights.
-        scale: `none`, or `mean_one`: Ω is divided by its mean over all parameters.
-        importance_batch: samples per batch with `kind: tensor`.
+        normalization: `none`, or `mean_one`: Ω is divided by its mean over all parameters.
+        importance_batch: samples per batch with `importance: tensor`.
         base: of `ClientModule`.
     """
 
-    aggregator_class = FedCLAggregator
-    needs = frozenset({"proxy"})
+    server_class = FedCLServer
+    neutral = {"strength": 0}
 
     def __init__(
         self,
         strength: float = 0.5,
         interval: int = 1,
-        kind: Importance = "abs",
+        importance: Importance = "abs",
         when_missing: Literal["identity", "cached", "local"] = "identity",
-        scale: Literal["none", "mean_one"] = "none",
+        normalization: Literal["none", "mean_one"] = "none",
         importance_batch: int = 64,
         **base: Any,
     ) -> None:
+        refuse_renamed(type(self), base)
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", strength=strength)
         check_at_least(1, interval=interval, importance_batch=importance_batch)
-        check_choice(("abs", "square", "tensor"), kind=kind)
+        check_choice(("abs", "square", "tensor"), importance=importance)
         check_choice(("identity", "cached", "local"), when_missing=when_missing)
-        check_choice(("none", "mean_one"), scale=scale)
-        self.strength, self.interval, self.kind = strength, interval, kind
-        self.when_missing, self.scale, self.importance_batch = when_missing, scale, importance_batch
+        check_choice(("none", "mean_one"), normalization=normalization)
+        self.strength, self.interval, self.importance = strength, interval, importance
+        self.when_missing, self.normalization = when_missing, normalization
+        self.importance_batch = importance_batch
 
     def samples_at_once(self, weights: State) -> int:
         """Samples whose gradients are taken together."""
-        if self.kind == "tensor":
+        if self.importance == "tensor":
             return self.importance_batch
         return max(1, GRADIENT_FLOATS // sum(value.numel() for value in weights.values()))
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Ω of the shared trainable `weights`, the net in eval mode."""
-        with self.looking():
-            loss = as_function(self, "local_loss")
-            batches = map(self.placed, batches)
-            omega = importance(lambda params, batch: loss(params, batch, 0), weights, batches, self.kind)
-        if self.scale == "none":
+        with self.evaluation_mode():
+            omega = estimated(self.loss_at, weights, map(self.transferred, batches), self.importance)
+        if self.normalization == "none":
             return omega
         sizes = {name: weights[name].numel() / value.numel() for name, value in omega.items()}
         total = torch.stack([value.sum(dtype=torch.float64) * sizes[name] for name, value in omega.items()]).sum()
@@ -118,10 +125,7 @@ class FedCL(ClientModule):
         return {name: (value / mean).to(value.dtype) for name, value in omega.items()}
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if not self.strength:
-            return
-        assert broadcast.weights is not None
-        weights = {name: value for name, value in self.received.items() if name in broadcast.weights}
+        weights = self.received
         omega = broadcast.extras.get("importance")
         if omega is not None:
             if self.when_missing == "cached":
@@ -140,8 +144,6 @@ class FedCL(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
-        if not self.strength:
-            return loss
         penalty = importance_penalty(self.params(), self.received, self.round["importance"])
         self.log("train/penalty", penalty)
         return loss + self.strength * penalty

@@ -68,6 +68,8 @@ class FedED(ClientModule):
     """
 
     needs = frozenset({"logits"})
+    neutral = {"calibrated": False, "lam": 0, "omega": 0}
+    stackable = True
 
     def __init__(
         self,
@@ -87,34 +89,29 @@ class FedED(ClientModule):
         self.calibrated, self.prior_eps, self.teacher_mode = calibrated, prior_eps, teacher_mode
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if not (self.calibrated or self.lam or self.omega):
-            return  # FedAvg, which needs no classes
-        weight = next(self.parameters())
         prior = in_local(local.label_counts).nan_to_num()  # of a client without data, which takes no step
-        self.round_buffer("prior", prior.to(weight.device, raised(weight).dtype))
+        self.round_buffer("prior", prior)
         if self.lam:
-            self.frozen("teacher", self.teacher_mode)
+            self.load_teacher("global", mode=self.teacher_mode)
             if local.size():
                 empty = (prior == 0).sum()  # |𝕆|; the only empty class has no other to be told from
                 self.log("train/empty_classes", empty, batch_size=1)
 
-    def remedy(self) -> str:
+    def nonfinite_hint(self) -> str:
         if not self.omega or self.logit_form == "official":
-            return super().remedy()
+            return super().nonfinite_hint()
         return (
             f"FedED's logit suppression as printed has no lower bound, and with omega={self.omega} training runs away "
-            f"along it: set omega to 0.005 or logit_form to official; else {super().remedy()}"
+            f"along it: set omega to 0.005 or logit_form to official; else {super().nonfinite_hint()}"
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if not (self.calibrated or self.lam or self.omega):
-            return self.local_loss(batch, batch_idx)
         x, y = batch
         logits, prior = self(x), self.round["prior"]
         loss = calibrated_softmax(logits, y, prior, self.prior_eps) if self.calibrated else cross_entropy(logits, y)
         self.log("train/ce", loss)
         if self.lam:
-            kept = empty_class_distillation(logits, self.frozen("teacher", self.teacher_mode)(x), prior)
+            kept = empty_class_distillation(logits, self.teacher("global")(x), prior)
             self.log("train/distillation", kept)
             loss = loss + self.lam * kept
         if self.omega:

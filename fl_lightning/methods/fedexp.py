@@ -6,10 +6,9 @@ Source: Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604, Algorithm 1 and Eq. 8.
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fl_lightning.aggregation import Aggregator
-from fl_lightning.aggregation.aggregator import StateBuffers
+from fl_lightning.aggregation import Aggregator, StateBuffers
 from fl_lightning.functional import state as S
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_choice
@@ -36,10 +35,9 @@ class FedEXPAggregator(Aggregator):
         check_above(0, "the paper takes 0.001 for images", eps=eps)
         check_choice(("paper", "code"), eps_scale=eps_scale)
         self.eps, self.eps_scale, self.average_last = eps, eps_scale, average_last
-        self.eta_g: Tensor
-        self.register_buffer("eta_g", torch.ones((), dtype=torch.float64))
-        self.num_rounds: Tensor
-        self.register_buffer("num_rounds", torch.zeros((), dtype=torch.int64))
+        self.eta_g = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.num_rounds = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.previous = StateBuffers({})
 
     def setup(self) -> None:
         self.previous = StateBuffers(S.clone(self.server.weights))
@@ -49,7 +47,7 @@ class FedEXPAggregator(Aggregator):
             self.previous[name].copy_(value)
         self.num_rounds += 1
 
-    def asks(self, update: ClientUpdate) -> dict[str, Any]:
+    def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
         if update.weights is None:
             return {}
         moved = [(update.weights[name] - self.server.weights[name]).double() for name in self.server.trainable]
@@ -62,18 +60,17 @@ class FedEXPAggregator(Aggregator):
             self.sum("squares", {"square": square}, weight)
             self.sum("clients", {"count": torch.ones_like(square)}, 1.0 * (weight > 0))
 
-    def finish(self, exchange: str) -> State | None:
-        mean = super().finish(exchange)
+    def finish(self) -> State | None:
+        mean = super().finish()
         if mean is None:
             return None
-        n, total, start = self.tally.weight, self.summed("weights"), self.server.weights
+        n, total, start = self.partial.weight, self.summed("weights"), self.server.weights
         means = {name: total[name] / n for name in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
         self.eta_g.copy_(step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps))
         # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
-        moved = {name: (means[name] + (self.eta_g - 1) * delta[name]).to(start[name].dtype) for name in means}
-        return {**mean, **moved}
+        return self.moved(mean, {name: means[name] + (self.eta_g - 1) * delta[name] for name in means})
 
     def evaluation_weights(self, weights: State) -> State:
         if not self.average_last or self.num_rounds < 2:

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
-from fl_lightning.teacher import mixes_samples
+from fl_lightning.client.teacher import mixes_samples
 from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Source = Literal["shared", "local"]
@@ -83,7 +84,7 @@ class FedKA(ClientModule):
     Args:
         beta: β, weight of the anchors, >= 0; 0 is FedAvg.
         gamma: γ, least share of a dominant class, >= 0; None: 0.5 / C.
-        mu: μ, most anchors of a client and round, >= 0; 0 is FedAvg.
+        max_anchors: μ, most anchors of a client and round, >= 0; 0 is FedAvg.
         strategy: anchor of a non-dominant class: a `random` sample, or the one with the largest (`hard`) or smallest
             (`proficient`) cross-entropy under the received model.
         use_missing: whether missing classes have anchors.
@@ -92,25 +93,27 @@ class FedKA(ClientModule):
     """
 
     needs = frozenset({"logits", "shared"})
+    neutral = {"beta": 0}
 
     def __init__(
         self,
         beta: float = 0.1,
         gamma: float | None = None,
-        mu: int = 10,
+        max_anchors: int = 10,
         strategy: Literal["random", "hard", "proficient"] = "random",
         use_missing: bool = True,
         use_non_dominant: bool = True,
         **base: Any,
     ) -> None:
+        refuse_renamed(type(self), base)
         super().__init__(**base)
-        check_at_least(0, beta=beta, gamma=gamma, mu=mu)
+        check_at_least(0, beta=beta, gamma=gamma, max_anchors=max_anchors)
         check_choice(("random", "hard", "proficient"), strategy=strategy)
-        self.beta, self.gamma, self.mu, self.strategy = beta, gamma, mu, strategy
+        self.beta, self.gamma, self.max_anchors, self.strategy = beta, gamma, max_anchors, strategy
         self.use_missing, self.use_non_dominant = use_missing, use_non_dominant
 
     def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
-        """This round's anchors of a client, at most μ; a study may draw its own.
+        """This round's anchors of a client, at most `max_anchors`; a study may draw its own.
 
         Args:
             plan: `shared` or `local` by class, ascending.
@@ -119,7 +122,7 @@ class FedKA(ClientModule):
         """
         generator = local.generator("anchors")
         classes = torch.tensor(list(plan), dtype=torch.int64)
-        classes = classes[torch.randperm(len(plan), generator=generator)[: self.mu].sort().values]
+        classes = classes[torch.randperm(len(plan), generator=generator)[: self.max_anchors].sort().values]
         labels = {source: y.cpu() for source, (_, y) in samples.items()}
         hardness = None
         if self.strategy != "random" and "local" in samples:
@@ -134,7 +137,7 @@ class FedKA(ClientModule):
     @torch.no_grad()
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of each sample under the net as it is: (n, ...), (n,) -> (n,)."""
-        with self.looking():
+        with self.evaluation_mode():
             logits = torch.cat([raised(self(part)) for part in torch.split(x, 1000)])
         return F.cross_entropy(logits, y, reduction="none")
 
@@ -148,14 +151,14 @@ class FedKA(ClientModule):
         return logits
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if not (self.beta and self.mu and local.size()):
+        if not (self.max_anchors and local.size()):
             return
         counts = local.label_counts
         split = class_split(counts, 0.5 / len(counts) if self.gamma is None else self.gamma)
         plan = anchor_plan(split, self.use_missing, self.use_non_dominant)
         if not plan:
             return
-        samples = {source: self.placed(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
+        samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
         found = set(samples["shared"][1].tolist())  # a class that nobody has is not in the shared set
@@ -167,7 +170,7 @@ class FedKA(ClientModule):
         if mixes_samples(self):  # padding would change what the net says of the anchors; one row has no statistics
             x = rows if len(rows) > 1 else torch.cat([rows, rows])
         else:  # of one shape for all clients
-            x = rows.new_zeros(max(len(rows), min(self.mu, len(counts))), *rows.shape[1:])
+            x = rows.new_zeros(max(len(rows), min(self.max_anchors, len(counts))), *rows.shape[1:])
             x[: len(rows)] = rows
         self.round_buffer("anchors", x)
         self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))

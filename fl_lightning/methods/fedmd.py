@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeServer, KnowledgeClient, soft_label_divergence, soft_labels
 from fl_lightning.functional.state import raised
 from fl_lightning.utils.settings import check_choice
 
@@ -24,7 +24,7 @@ def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
     return (logits - target.to(logits.dtype)).abs().mean()
 
 
-class FedMDAggregator(KnowledgeAggregator):
+class FedMDServer(KnowledgeServer):
     """Sends every participant the mean of all, those without data included."""
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
@@ -40,17 +40,17 @@ class FedMD(KnowledgeClient):
         base: of `KnowledgeClient` and `ClientModule`.
     """
 
-    aggregator_class = FedMDAggregator
+    server_class = FedMDServer
 
     def __init__(self, targets: Literal["soft", "logits"] = "soft", **base: Any) -> None:
         super().__init__(**base)
         check_choice(("soft", "logits"), targets=targets)
         self.targets = targets
 
-    def knowledge_of(self, logits: Tensor) -> Tensor:
+    def predictions(self, logits: Tensor) -> Tensor:
         return soft_labels(logits, self.temperature) if self.targets == "soft" else raised(logits)
 
-    def digest(self, logits: Tensor, knowledge: Tensor) -> Tensor:
+    def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         if self.targets == "logits":
             return mean_absolute_error(logits, knowledge)
         return soft_label_divergence(logits, knowledge, self.temperature)

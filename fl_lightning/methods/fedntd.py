@@ -95,6 +95,8 @@ class FedNTD(ClientModule):
     """
 
     needs = frozenset({"logits"})
+    neutral = {"beta": 0}
+    stackable = True
 
     def __init__(
         self,
@@ -119,16 +121,13 @@ class FedNTD(ClientModule):
         self.kd_form, self.distance, self.teacher_mode = kd_form, distance, teacher_mode
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if self.beta:
-            self.frozen("teacher", self.teacher_mode)
+        self.load_teacher("global", mode=self.teacher_mode)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if not self.beta:
-            return self.local_loss(batch, batch_idx)
         x, y = batch
         logits = self(x)
         ce = cross_entropy(logits, y)
-        teacher = self.frozen("teacher", self.teacher_mode)(x)
+        teacher = self.teacher("global")(x)
         ntd = distillation(logits, teacher, y, self.temperature, self.ntd_weight, self.distance)
         self.log_dict({"train/ce": ce, "train/ntd": ntd})
         return (1 - self.beta if self.kd_form == "convex" else 1.0) * ce + self.beta * ntd

@@ -21,6 +21,9 @@ class FedProx(ClientModule):
         base: of `ClientModule`.
     """
 
+    neutral = {"mu": 0}
+    stackable = True
+
     def __init__(self, mu: float = 0.01, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", mu=mu)
@@ -28,8 +31,6 @@ class FedProx(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
-        if not self.mu:
-            return loss
         pull = proximal(self.params(), self.received)
         self.log("train/proximal", pull)
         return loss + self.mu * pull

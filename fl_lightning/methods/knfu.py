@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.codistillation import KnowledgeAggregator, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeServer, KnowledgeClient, soft_label_divergence, soft_labels
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 
@@ -54,20 +54,22 @@ def fused_knowledge(weights: Tensor, knowledge: Tensor) -> Tensor:
     return torch.einsum("nm,mkc->nkc", weights, knowledge.double())
 
 
-class KnFuAggregator(KnowledgeAggregator):
+class KnFuServer(KnowledgeServer):
     """Effective knowledge fusion.
 
     Attributes:
         fusion: of the last round, or None.
     """
 
-    fusion: Fusion | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.fusion: Fusion | None = None
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
         client = self.server.module
         if not isinstance(client, KnFu):
             raise ValueError(
-                f"a KnFuAggregator needs a KnFu client, got {type(client).__name__}; leave model.aggregator unset"
+                f"a KnFuServer needs a KnFu client, got {type(client).__name__}; leave model.server_module unset"
             )
         epd = class_distributions(knowledge)
         distance = distances(epd)
@@ -85,7 +87,7 @@ class KnFu(KnowledgeClient):
         base: of `KnowledgeClient` and `ClientModule`.
     """
 
-    aggregator_class = KnFuAggregator
+    server_class = KnFuServer
 
     def __init__(
         self, beta: float = 10.0, kd_direction: Literal["forward", "reverse"] = "forward", **base: Any
@@ -95,8 +97,8 @@ class KnFu(KnowledgeClient):
         check_choice(("forward", "reverse"), kd_direction=kd_direction)
         self.beta, self.kd_direction = beta, kd_direction
 
-    def knowledge_of(self, logits: Tensor) -> Tensor:
+    def predictions(self, logits: Tensor) -> Tensor:
         return soft_labels(logits, self.temperature)
 
-    def digest(self, logits: Tensor, knowledge: Tensor) -> Tensor:
+    def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         return soft_label_divergence(logits, knowledge, self.temperature, self.kd_direction)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.functional import state as S
-from fl_lightning.teacher import BATCH_NORMS
+from fl_lightning.client.teacher import BATCH_NORMS
 from fl_lightning.types import State
 from fl_lightning.utils.settings import check_at_least
 
@@ -52,6 +52,10 @@ class SAM(Optimizer):
         super().__init__(self.base.param_groups, {})
         self.param_groups = self.base.param_groups  # the same: an lr schedule reaches the step
         self.state = self.base.state
+
+    def attach_module(self, module: nn.Module) -> None:
+        """Leave the BatchNorm layers of this module alone in the second pass, unless one was given."""
+        self.module = module if self.module is None else self.module
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]

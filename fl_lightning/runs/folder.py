@@ -10,8 +10,8 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.checkpoints import read_checkpoint
-from fl_lightning.loop import FederatedLoop
+from fl_lightning.federation.checkpoint import read_checkpoint
+from fl_lightning.federation.loop import FederatedLoop
 
 DEFAULT_ROOT = "runs"
 CHECKPOINTS = "checkpoints"
@@ -108,7 +108,7 @@ def first_round(path: Path) -> int:
             f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "
             f"weights set model.initial_weights"
         )
-    unwritten = checkpoint["federated"]["row_round"]
+    unwritten = checkpoint["federated"]["recorder"]["pending_round"]
     return int(checkpoint["global_step"] if unwritten is None else unwritten)
 
 
@@ -160,5 +160,22 @@ class BestOwnCheckpoint(BestCheckpoint):
         super().__init__(dirpath, "local/alma", "best-on-test")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, FederatedLoop) and pl_module.weights is not None and pl_module.weights.own_models:
+        if isinstance(pl_module, FederatedLoop) and pl_module.weights.own_models:
             super().on_train_epoch_end(trainer, pl_module)
+
+
+def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
+    """The folder that a callback writes to: `dirpath`, else that of the Trainer's first logger; None: nowhere.
+
+    To be called on all ranks.
+    """
+    if dirpath is not None:
+        return Path(dirpath)
+    folder = trainer.log_dir
+    if not trainer.loggers or folder is None:
+        return None
+    logger = trainer.loggers[0]
+    if getattr(logger, "log_dir", None) is not None:
+        return Path(folder)
+    # such a logger's folder is shared by its runs
+    return Path(folder, *(str(part) for part in (logger.name, logger.version) if part is not None))
