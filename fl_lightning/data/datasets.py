@@ -342,7 +342,7 @@ class DataModuleSource(Source):
 
 
 def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
-    """What a DataLoader was spec.
+    """Read the settings of a DataLoader that are kept when its dataset is divided.
 
     Raises:
         ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.

@@ -32,7 +32,7 @@ def largest_remainder(shares: ArrayLike, size: int) -> Indices:
 
 
 def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
-    """How many samples of each class make up `size` with these shares, when some classes run out.
+    """Number of samples of each class that make up `size` with these shares, when some classes run out.
 
     A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
     is missing. Where no class that is left has a share, they are taken by what they have.

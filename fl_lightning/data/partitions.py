@@ -150,7 +150,7 @@ class ShardPartition(Partition):
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
-        """Where no size is asked, the test split is dealt by the same classes of shards, each sample once."""
+        """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
         if size is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(train, samples, test, generator, size)
         classes = P.shard_classes(len(train), test.num_classes, self.shards_per_client, generator)
@@ -186,7 +186,7 @@ class ClientDirichletPartition(Partition):
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
-        """By the drawn proportions where the size of a client is not set, else by those of its samples."""
+        """Draw by the same proportions where the size of a client is not set, else by those of its samples."""
         if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(train, samples, test, generator, size)
         q = PC.client_proportions(len(train), test.num_classes, self.alpha, generator)
@@ -248,7 +248,7 @@ class ColumnPartition(Partition):
         generator: np.random.Generator,
         size: int | None = None,
     ) -> list[Array]:
-        """By the same values where the test samples have the column, else uniformly."""
+        """Deal by the same values where the test samples have the column, else draw uniformly."""
         if test.labels is None or size is not None:
             return super().partition_test(train, samples, PartitionInput(test.size), generator, size)
         values = np.unique(self._labels(samples)[np.concatenate(train)])

@@ -189,7 +189,7 @@ class ClientView:
 
     def num_batches(self, split: str, batch_size: int) -> int:
         """Batches of one pass, with the last, smaller one."""
-        return -(-self.size(split) // batch_size)
+        return -(-self._indices[split].shape[0] // batch_size)
 
     def augments(self, split: str = "train") -> bool:
         """True where a sample differs from one local epoch to the next: only training samples do."""

@@ -101,7 +101,7 @@ def data_module(problem: Problem, cfg: dict[str, Any], sets: dict[str, Any] | No
         schedule=cfg["schedule"],
         shuffle=False,
         batch_size=cfg["batch"] or "full",
-        sets={name: source_of(one) for name, one in (sets or {}).items()},
+        extra_splits={name: source_of(one) for name, one in (sets or {}).items()},
     )
 
 
