@@ -21,9 +21,10 @@ LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "
 
 
 class RoundProgressBar(ProgressBar):
-    """Shows the round, its clients, and the accuracy and forgetting of the round before, on one line.
+    """Shows the round, its clients, the accuracy and forgetting of the round before, and the time, on one line.
 
-    On a terminal the line is redrawn in place; elsewhere a line is printed now and then, and one at the end.
+    On a terminal the line is redrawn in place, below what others print; elsewhere a plain line is printed now and then,
+    and one at the end.
 
     Args:
         refresh_rate: redrawings per second on a terminal at most; 0 shows no bar.
@@ -59,7 +60,8 @@ class RoundProgressBar(ProgressBar):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
-            data, self.num_exchanges = pl_module.data, len(pl_module.client.exchanges)
+            data = pl_module.data
+            self.num_exchanges = len(pl_module.client.exchanges)
             self.cohort_size = len(data.schedule[trainer.current_epoch]) if data.schedule else data.cohort_size
             if self.progress is None:
                 limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
@@ -96,10 +98,10 @@ class RoundProgressBar(ProgressBar):
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         bar = [] if self.total is None else [BarColumn()]
         out, err = sys.stdout, sys.stderr
-        to_out, to_err = out.isatty(), err.isatty()  # a file gets what is written to it
+        to_out, to_err = out.isatty(), err.isatty()  # what is written to a file stays there
         progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
         progress.add_task("", total=self.total, completed=self.first, visible=False)
-        live = progress.console.is_interactive and progress.console.file.isatty()  # FORCE_COLOR would do for rich
+        live = progress.console.is_interactive and progress.console.file.isatty()  # with FORCE_COLOR a file is, too
         self.start = monotonic()
         self.due = self.start + (0 if live else self.log_every)
         if live:
@@ -113,6 +115,7 @@ class RoundProgressBar(ProgressBar):
         return progress
 
     def _enter(self, phase: str, rounds: int, loop: FederatedLoop) -> None:
+        """Begin a round, or the time until the next."""
         self.phase, self.rounds, self.exchanges, self.clients = phase, rounds, 0, 0
         self.values = headline(loop.row) or self.values
         self._show()
@@ -130,6 +133,7 @@ class RoundProgressBar(ProgressBar):
             self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
 
     def _text(self, done: float, seconds: float) -> str:
+        """What is shown beside the bar after so many rounds and seconds."""
         number = f"Round {self.rounds + bool(self.phase)}" + (f"/{self.total}" if self.total is not None else "")
         client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
         time = str(timedelta(seconds=int(seconds)))
