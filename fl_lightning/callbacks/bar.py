@@ -1,27 +1,34 @@
-"""A progress bar over rounds and the clients of the round under way."""
+"""A progress bar over rounds and the clients of the round under way, drawn by `rich.progress`."""
 
+import logging
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
-from fl_lightning.callbacks.status_line import StatusLine
-from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.federation.loop import FederatedLoop
 
-LONGEST_BAR = 30
+LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
+"""Loggers whose handlers may hold a stream from before the bar, which rich does not redirect; None is the root."""
 
 
 class RoundProgressBar(ProgressBar):
-    """Shows the round, its clients, and the accuracy and forgetting of the round before, on one line.
+    """Shows the round, its clients, the accuracy and forgetting of the round before, and the time, on one line.
 
-    On a terminal the line is redrawn in place; elsewhere a line is printed now and then, and one at the end.
+    On a terminal the line is redrawn in place, below what others print; elsewhere a plain line is printed now and then,
+    and one at the end.
 
     Args:
         refresh_rate: redrawings per second on a terminal at most; 0 shows no bar.
-        log_every: seconds between two printed lines elsewhere at least.
+        log_every: seconds between two printed lines elsewhere at least; in a long run 1 % of the time so far.
     """
 
     def __init__(self, refresh_rate: float = 10.0, log_every: float = 5.0) -> None:
@@ -29,12 +36,14 @@ class RoundProgressBar(ProgressBar):
         check_at_least(0, "0 shows no bar", refresh_rate=refresh_rate)
         check_at_least(0, "it is in seconds", log_every=log_every)
         self.refresh_rate, self.log_every = refresh_rate, log_every
-        self.line: StatusLine | None = None
         self._enabled = True
-        self.first = self.rounds = self.clients = self.cohort_size = 0
+        self.progress: Progress | None = None
+        self.borrowed = ExitStack()
         self.total: int | None = None
-        self.phase: str | None = None
-        self.values = ""
+        self.first = self.rounds = self.exchanges = self.clients = 0
+        self.num_exchanges = self.cohort_size = 1
+        self.phase = self.values = ""
+        self.start = self.due = 0.0
 
     @property
     def is_enabled(self) -> bool:
@@ -49,43 +58,32 @@ class RoundProgressBar(ProgressBar):
 
     # --- hooks ------------------------------------------------------------------------------------
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.is_enabled or not isinstance(pl_module, FederatedLoop):
-            return
-        self.first = self.rounds = trainer.current_epoch
-        limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
-        self.total = min((limit for limit in limits if limit >= 0), default=None)
-        self.values = headline(pl_module.round_metrics)
-        self.line = StatusLine(1 / self.refresh_rate, self.log_every)
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.line is not None and isinstance(pl_module, FederatedLoop):
+        if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
-            schedule, round_idx = data.schedule, trainer.current_epoch
-            self.rounds, self.clients, self.phase = round_idx, 0, None
-            self.cohort_size = len(schedule[round_idx]) if schedule else data.cohort_size
-            self.line.update(self.text)
+            self.num_exchanges = len(pl_module.client.exchanges)
+            self.cohort_size = len(data.schedule[trainer.current_epoch]) if data.schedule else data.cohort_size
+            if self.progress is None:
+                limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
+                self.total = min((limit for limit in limits if limit >= 0), default=None)
+                self.first, self.values = trainer.current_epoch, ""
+                self.progress = self._open()
+            self._enter("client", trainer.current_epoch, pl_module)
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
-        if self.line is not None:
-            self.clients += 1
-            self.line.update(self.text)
+        self.clients += 1
+        self._show()
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
-        exchanges = loop.client.exchanges
-        if exchange != exchanges[-1]:
-            self.clients = 0
+        self.exchanges, self.clients = self.exchanges + 1, 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.line is not None:
-            self.phase = "evaluation"
-            self.line.update(self.text)
+        self.phase = "evaluation"
+        self._show()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.line is not None and isinstance(pl_module, FederatedLoop):
-            self.values = headline(pl_module.round_metrics) or self.values
-            self.rounds, self.clients, self.phase = trainer.current_epoch + 1, 0, ""
-            self.line.update(self.text)
+        if isinstance(pl_module, FederatedLoop):
+            self._enter("", trainer.current_epoch + 1, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
@@ -93,53 +91,61 @@ class RoundProgressBar(ProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._close()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        line, self.line = self.line, None
-        if line is not None:
-            line.close(self.text(line))
-
     # --- the line ---------------------------------------------------------------------------------
 
-    def text(self, line: StatusLine | None = None) -> str:
-        """What is shown now, no wider than the terminal."""
-        line = line or self.line
-        assert line is not None
-        under_way = self.phase != ""
-        number = self.rounds + under_way
-        head = f"Round {number}" if self.total is None else f"Round {number:>{len(str(self.total))}}/{self.total}"
-        tail = "  ".join(filter(None, (self._clients(), self.values, self._time(line))))
-        if self.total is None:
-            return f"{head}  {tail}"[: line.width]
-        room = min(LONGEST_BAR, line.width - len(head) - len(tail) - 2)
-        if room < 5:
-            return f"{head}  {tail}"[: line.width]
-        return f"{head} {self._bar(room, line)} {tail}"
+    def _open(self) -> Progress:
+        """Begin the line; on a terminal, what others write there appears above it from now on."""
+        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+        bar = [] if self.total is None else [BarColumn()]
+        out, err = sys.stdout, sys.stderr
+        to_out, to_err = out.isatty(), err.isatty()  # what is written to a file stays there
+        progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
+        progress.add_task("", total=self.total, completed=self.first, visible=False)
+        live = progress.console.is_interactive and progress.console.file.isatty()  # with FORCE_COLOR a file is, too
+        self.start = monotonic()
+        self.due = self.start + (0 if live else self.log_every)
+        if live:
+            self.borrowed.enter_context(progress)
+            progress.console.show_cursor()  # a process that is killed would leave it hidden
+            for old, new in (out, sys.stdout), (err, sys.stderr):
+                for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
+                    if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                        handler.setStream(new)
+                        self.borrowed.callback(handler.setStream, old)
+        return progress
 
-    def _clients(self) -> str:
-        size = str(self.cohort_size)
-        text = f"client {self.clients:>{len(size)}}/{size}"
-        if self.phase is None:
-            return text
-        return self.phase.ljust(len(text)) if self.phase else ""
+    def _enter(self, phase: str, rounds: int, loop: FederatedLoop) -> None:
+        """Begin a round, or the time until the next."""
+        self.phase, self.rounds, self.exchanges, self.clients = phase, rounds, 0, 0
+        self.values = headline(loop.round_metrics) or self.values
+        self._show()
 
-    def _bar(self, room: int, line: StatusLine) -> str:
-        assert self.total is not None
-        part = min(1.0, self.clients / self.cohort_size) if self.cohort_size else 0.0
-        full = round(room * min(1.0, (self.rounds + part) / max(1, self.total)))
-        filled, empty = ("━", "─") if line.unicode else ("#", "-")
-        if line.colour:
-            return f"\x1b[36m{filled * full}\x1b[90m{filled * (room - full)}\x1b[0m"
-        return filled * full + empty * (room - full)
+    def _show(self, at_once: bool = False) -> None:
+        """Draw the line if it is time to; else this costs next to nothing."""
+        now, progress = monotonic(), self.progress
+        if progress is not None and (at_once or now >= self.due):
+            done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges
+            text = self._text(done, now - self.start)
+            progress.update(progress.task_ids[0], description=text, completed=done, visible=True, refresh=True)
+            if not progress.live.is_started:
+                self.print(text, flush=True)
+            pause = max(self.log_every, (now - self.start) / 100)
+            self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
 
-    def _time(self, line: StatusLine) -> str:
-        seconds = monotonic() - line.start
-        done = self.rounds - self.first
-        if self.total is None or self.rounds >= self.total or not done:
-            return clock(seconds)
-        return f"{clock(seconds)}, {clock(seconds / done * (self.total - self.rounds))} left"
+    def _text(self, done: float, seconds: float) -> str:
+        """What is shown beside the bar after so many rounds and seconds."""
+        number = f"Round {self.rounds + bool(self.phase)}" + (f"/{self.total}" if self.total is not None else "")
+        client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
+        time = str(timedelta(seconds=int(seconds)))
+        if self.total is not None and self.first < done < self.total:  # rich's own estimate forgets what is 30 s old
+            time += f", {timedelta(seconds=int(seconds / (done - self.first) * (self.total - done)) + 1)} left"
+        phase = client if self.phase == "client" else self.phase
+        return "  ".join(filter(None, (number, phase, self.values, time)))
+
+    def _close(self) -> None:
+        with self.borrowed:
+            self._show(at_once=True)
+            self.progress = None
 
 
 def headline(row: Mapping[str, float]) -> str:
@@ -153,14 +159,3 @@ def headline(row: Mapping[str, float]) -> str:
         return f"alma {100 * row['local/alma']:.1f} %"
     others = [name for name in row if not name.startswith("comm/")]
     return "  ".join(f"{name} {row[name]:.4g}" for name in others[:2])
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss.
-
-    >>> clock(75.4), clock(3600)
-    ('1:15', '1:00:00')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,24 +1,36 @@
 import io
+import itertools
 import logging
 import re
 import sys
+import threading
 import time
+from functools import partial
 
 import pytest
+import rich
+from torch.optim import SGD
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.callbacks.bar import headline
-from fl_lightning.callbacks.status_line import Above, StatusLine
+from fl_lightning.methods import FedAvg
 from tests.callbacks.toy import At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+ESCAPES = r"\x1b\[[?\d;]*[A-Za-z]"
+
+
 class Terminal(io.StringIO):
-    """A terminal of 100 columns."""
+    """A terminal that refuses what its encoding lacks."""
 
     encoding = "utf-8"
+
+    def write(self, text):
+        text.encode(self.encoding)
+        return super().write(text)
 
     def isatty(self):
         return True
@@ -26,7 +38,7 @@ class Terminal(io.StringIO):
     def written(self):
         """Everything as it was sent, then the lines as one sees them in the end."""
         text = self.getvalue()
-        seen = [re.sub(r"\x1b\[\d*m", "", line.split("\x1b[2K")[-1]).rstrip() for line in text.split("\n")]
+        seen = [re.sub(ESCAPES, "", line.split("\x1b[2K")[-1]).rstrip() for line in text.split("\n")]
         return text, [line for line in seen if line]
 
 
@@ -34,16 +46,20 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     """Makes standard output and error a terminal, from within the test (pytest replaces them before it)."""
 
-    def make(columns=100):
+    def make(columns=100, encoding="utf-8"):
         stream = Terminal()
+        stream.encoding = encoding
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.delenv("NO_COLOR", raising=False)
+        rich.reconfigure()
         return stream
 
-    return make
+    yield make
+    monkeypatch.undo()
+    rich.reconfigure()
 
 
 def test_terminal_shows_one_line_that_ends_whole(terminal):
@@ -52,7 +68,7 @@ def test_terminal_shows_one_line_that_ends_whole(terminal):
     sent, seen = screen.written()
     bars = [line for line in seen if line.startswith("Round")]
     assert len(bars) == 1
-    assert re.fullmatch(r"Round 3/3 ━{30} acc \d+\.\d %  F \d+\.\d %  0:0\d", bars[0])
+    assert re.fullmatch(r"Round 3/3  acc \d+\.\d %  F \d+\.\d %  0:00:0\d ━{40}", bars[0])
     for piece in ("Round 1/3", "client 2/4", "client 4/4", "evaluation", "Round 2/3"):
         assert piece in sent
 
@@ -93,22 +109,27 @@ def test_streams_are_given_back_after_an_error(terminal, error):
     assert sys.stdout is screen
     assert sys.stderr is screen
     sent, seen = screen.written()
-    assert sent.endswith("\n")
+    assert re.sub(ESCAPES, "", sent).endswith("\n")
+    assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")  # the cursor is seen again
     assert seen[-1].startswith("Round 2/3")
 
 
-def test_narrow_terminal_is_never_overrun(terminal):
-    screen = terminal(columns=40)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_narrow_terminal_is_never_overrun(terminal, columns, encoding):
+    screen = terminal(columns, encoding)
     trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data())
     sent, _ = screen.written()
     drawn = re.findall(r"\x1b\[2K([^\r\n]*)", sent)
-    assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in drawn) < 40
+    assert max(len(re.sub(ESCAPES, "", line)) for line in drawn) == columns
+    assert "\x1b[1A" not in sent  # the line is never more than one
+    assert all("Round" in line for line in drawn)
 
 
 def test_log_file_gets_the_last_line_only(capsys):
     trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
     out = capsys.readouterr().out
-    assert re.fullmatch(r"Round 3/3 ━{30} acc \d+\.\d %  F \d+\.\d %  0:0\d\n", out)
+    assert re.fullmatch(r"Round 3/3  acc \d+\.\d %  F \d+\.\d %  0:00:0\d\n", out)
 
 
 def test_log_file_gets_a_line_now_and_then(capsys):
@@ -130,15 +151,18 @@ def test_resumed_run_starts_at_its_round(tmp_path, terminal):
     assert "acc" in sent[: sent.index("client 1/4")]
 
 
-def test_without_an_end_there_is_no_bar(capsys):
+def test_without_an_end_there_is_no_bar(terminal):
+    screen = terminal()
     stop = At(2, lambda trainer: setattr(trainer, "should_stop", True))
-    trainer([RoundProgressBar(), stop], rounds=-1).fit(loop(), datamodule=data())
-    assert re.fullmatch(r"Round 3  acc .*  0:0\d\n", capsys.readouterr().out)
+    trainer([RoundProgressBar(refresh_rate=1e6), stop], rounds=-1).fit(loop(), datamodule=data())
+    sent, seen = screen.written()
+    assert re.fullmatch(r"Round 3  acc .*  0:00:0\d", seen[-1])
+    assert "━" not in sent
 
 
 def test_max_steps_is_a_number_of_rounds(capsys):
     trainer([RoundProgressBar()], rounds=-1, max_steps=2).fit(loop(), datamodule=data())
-    assert capsys.readouterr().out.startswith("Round 2/2 ━")
+    assert capsys.readouterr().out.startswith("Round 2/2  acc")
 
 
 def test_schedule_gives_the_cohort_size(terminal):
@@ -152,7 +176,7 @@ def test_schedule_gives_the_cohort_size(terminal):
 def test_module_client_shows_its_own_keys(capsys):
     federated = FederatedLoop(client=Regression(), seed=0)
     trainer([RoundProgressBar()]).fit(federated, datamodule=data(classes=False))
-    assert re.search(r"Round 3/3 ━+ mse \S+  val_loss \S+  0:0", capsys.readouterr().out)
+    assert re.search(r"Round 3/3  mse \S+  val_loss \S+  0:0", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("refresh_rate", [0.0, 10.0])
@@ -167,19 +191,98 @@ def test_disabled_bar_and_evaluation_are_silent(capsys, refresh_rate):
     assert not bar.is_enabled
 
 
-def test_output_without_unicode_or_colour(monkeypatch, tmp_path):
+def test_log_file_gets_no_escape_codes_and_no_unicode(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    rich.reconfigure()
     with open(tmp_path / "log", "w", encoding="ascii") as file:
         monkeypatch.setattr(sys, "stdout", file)
+        trainer([RoundProgressBar(log_every=0)]).fit(loop(), datamodule=data())
+    monkeypatch.undo()
+    rich.reconfigure()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) > 10
+    assert all(re.fullmatch(r"Round \d/3  [ -~]+", line) for line in lines)
+
+
+def test_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
+    screen = terminal()
+    monkeypatch.setenv("TERM", "dumb")
+    rich.reconfigure()
+    trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
+    assert re.fullmatch(r"Round 3/3  [ -~]+\n", screen.getvalue())
+
+
+def test_no_color_is_respected(terminal, monkeypatch):
+    screen = terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
+    rich.reconfigure()
+    trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data())
+    sent, seen = screen.written()
+    assert not re.search(r"\x1b\[[\d;]+m", sent)
+    assert seen[-1].endswith("━" * 40)
+
+
+def test_what_rich_prints_stands_above_the_line(terminal):
+    screen = terminal()
+    trainer([RoundProgressBar(refresh_rate=1e6), At(1, lambda _: rich.print("from rich"))]).fit(
+        loop(), datamodule=data()
+    )
+    _, seen = screen.written()
+    assert "from rich" in seen
+    assert sum("Round" in line for line in seen) == 1
+
+
+def test_live_display_of_the_users_own_is_no_obstacle(terminal):
+    screen = terminal()
+    with rich.get_console().status("mine"):
         trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
-    assert (tmp_path / "log").read_text().startswith("Round 3/3 ##########")
+    sent, _ = screen.written()
+    assert "mine" in sent
+    assert "Round 3/3" in sent
+    assert sys.stdout is screen
 
 
-def test_above_passes_everything_else_on(capsys):
-    above = Above(StatusLine(1, 1), sys.stdout)
-    above.writelines(["a", "b\n"])
-    above.flush()
-    assert above.encoding == sys.stdout.encoding
-    assert capsys.readouterr().out == "ab\n"
+def test_errors_of_others_stay_in_their_file(terminal, monkeypatch, tmp_path):
+    screen = terminal()
+    with open(tmp_path / "err", "w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        trainer([RoundProgressBar(), At(1, lambda _: sys.stderr.write("an error\n"))]).fit(loop(), datamodule=data())
+    assert (tmp_path / "err").read_text() == "an error\n"
+    assert "an error" not in screen.getvalue()
+
+
+def test_one_bar_serves_two_fits(terminal):
+    screen = terminal()
+    bar = RoundProgressBar()
+    for rounds in (3, 2):
+        trainer([bar], rounds=rounds).fit(loop(), datamodule=data())
+        assert sys.stdout is screen
+    _, seen = screen.written()
+    assert [line[:9] for line in seen] == ["Round 3/3", "Round 2/2"]
+
+
+def test_drawings_are_as_rare_as_asked_and_need_no_thread(terminal):
+    screen = terminal()
+    threads = []
+    look = At(1, lambda _: threads.extend(threading.enumerate()))
+    before = threading.enumerate()
+    trainer([RoundProgressBar(refresh_rate=0.01), look]).fit(loop(), datamodule=data())
+    assert threads == before
+    sent, _ = screen.written()
+    assert sent.count("Round 1/3") == 1
+    assert "Round 2/3" not in sent
+
+
+def test_second_exchange_counts_its_clients_anew(terminal):
+    class Twice(FedAvg):
+        exchanges = ("train", "again")
+
+    screen = terminal()
+    federated = FederatedLoop(client=Twice(optimizer=partial(SGD, lr=0.1)), seed=0)
+    trainer([RoundProgressBar(refresh_rate=1e6)], rounds=1).fit(federated, datamodule=data())
+    sent, _ = screen.written()
+    counts = re.findall(r"client (\d)/4", sent)
+    assert [int(count) for count, _ in itertools.groupby(counts)] == [0, 1, 2, 3, 4, 1, 2, 3, 4]
 
 
 def test_headline():
