@@ -122,7 +122,7 @@ def test_a_constant_that_is_not_finite_is_no_broken_client(sets, nonfinite):
     mask = loop.client.module.mask
     assert torch.equal(mask, nn.Transformer.generate_square_subsequent_mask(3))
     assert bool(loop.client.module.best.isfinite()) is sets
-    assert loop.row.get("train/skipped", 0) == 0
+    assert loop.round_metrics.get("train/skipped", 0) == 0
     assert all(p.isfinite().all() for p in loop.client.parameters())
 
 
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_at_the_start_are_found():
 
 @pytest.mark.parametrize("module", [Watches, WatchesTwo])
 def test_a_plateau_finds_its_monitor(module):
-    assert fit(module, local_epochs=2).row["watched"] > 0
+    assert fit(module, local_epochs=2).round_metrics["watched"] > 0
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_transfer_hooks_of_a_data_module_are_called():
             return super().training_step(batch, batch_idx)
 
     shifted, plain = (FederatedDataModule.from_datamodule(kind(), num_clients=3) for kind in (Places, Pairs))
-    rows = [fit(Sees, data=data).row["mean"] for data in (shifted, plain)]
+    rows = [fit(Sees, data=data).round_metrics["mean"] for data in (shifted, plain)]
     assert rows[0] == pytest.approx(rows[1] + 1, rel=1e-5)
     assert {"before", "training", "validating"} <= set(shifted.source.datamodule.calls)
 
@@ -238,7 +238,7 @@ def test_minus_one_ends_the_epoch():
             self.log("steps", 1.0, reduce_fx="sum")
             return super().training_step(batch, batch_idx)
 
-    assert fit(Lazy, local_epochs=2).row["steps"] == 3 * 2  # clients x epochs
+    assert fit(Lazy, local_epochs=2).round_metrics["steps"] == 3 * 2  # clients x epochs
 
 
 def test_whole_numbers_that_are_no_classes():
@@ -255,6 +255,6 @@ def test_whole_numbers_that_are_no_classes():
         train, test = TensorDataset(x[:20], y[:20]), TensorDataset(x[20:], y[20:])
         return FederatedDataModule.from_datasets(train, test, num_clients=3, **settings)
 
-    assert fit(Signs, data=data()).row["val"] > 0
+    assert fit(Signs, data=data()).round_metrics["val"] > 0
     with pytest.raises(ValueError, match="needs the labels of the samples, got none: use IIDPartition"):
         fit(Signs, data=data(partition=DirichletPartition(1.0)))

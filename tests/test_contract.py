@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 EXPORTED = {name: getattr(methods, name) for name in methods.__all__ if inspect.isclass(getattr(methods, name))}
 CLIENTS = {name: kind for name, kind in EXPORTED.items() if issubclass(kind, ClientModule)}
-TIED = {kind.aggregator_class for kind in CLIENTS.values()}
+TIED = {kind.server_class for kind in CLIENTS.values()}
 """Aggregators that come with a client."""
 PARTS = {
     name.removesuffix("Aggregator"): kind

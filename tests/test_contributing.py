@@ -185,7 +185,7 @@ def test_processes_of_your_module_are_options(own_task, capsys):
 
 def test_hooks_of_your_module_are_those_of_the_code():
     """Every hook that is forwarded or refused is named, by itself or by the group it belongs to."""
-    from fl_lightning.local.hooks import FORWARDED, INSTEAD
+    from fl_lightning.client.hooks import FORWARDED, INSTEAD
 
     text = (ROOT / "docs/your-module.md").read_text(encoding="utf-8")
     groups = ("on_validation_", "on_test_", "on_predict_")

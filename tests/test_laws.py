@@ -35,7 +35,7 @@ class Watch(pl.Callback):
 
     def on_train_epoch_end(self, trainer, loop):
         self.after.append(S.clone(loop.client.state_dict()))
-        self.rows.append(dict(loop.row))
+        self.rows.append(dict(loop.round_metrics))
 
 
 # --- aggregation
@@ -137,7 +137,7 @@ def test_a_neutral_coefficient_is_fedavg_bit_for_bit(neutral):
         for client in (FedAvg, neutral)
     ]
     assert equal(*map(weights_of, runs))
-    assert runs[0].row == runs[1].row
+    assert runs[0].round_metrics == runs[1].round_metrics
 
 
 @pytest.mark.parametrize("method", METHODS)

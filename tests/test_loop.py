@@ -63,7 +63,7 @@ class Own(Aggregator):
 
 
 class NeedsOwn(FedAvg):
-    aggregator_class = Own
+    server_class = Own
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_round_without_samples_moves_nothing_under_a_scaler():
     settings = {"server_optimizer": sgd(0.5, 0.9)}
     one, two = (federate(client(), "16-mixed", rounds, toy_data(**data), **settings) for rounds in (1, 2))
     assert equal(weights_of(one), weights_of(two))
-    assert federate(client(), "16-mixed", 3, toy_data(**data), **settings).row["train/ce"] > 0
+    assert federate(client(), "16-mixed", 3, toy_data(**data), **settings).round_metrics["train/ce"] > 0
 
 
 def distance(loop, other):

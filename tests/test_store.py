@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg
-from fl_lightning.store import ClientStore
+from fl_lightning.client.store import ClientStore
 from fl_lightning.client.tracked_checkpoint_io import REGISTRY
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 

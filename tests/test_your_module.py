@@ -90,16 +90,16 @@ class NoDropout(Classifier):
 
 def test_keys_keep_their_names():
     loop, run, _ = federate(Classifier, Pairs, 6, partition=DirichletPartition(0.5, min_samples=4))
-    assert {"loss", "train_acc", "val_acc", "val_loss", "comm/bytes_up"} <= loop.row.keys()
-    assert run.callback_metrics["val_acc"] == loop.row["val_acc"]
-    assert loop.row["val_acc"] > 0.5
+    assert {"loss", "train_acc", "val_acc", "val_loss", "comm/bytes_up"} <= loop.round_metrics.keys()
+    assert run.callback_metrics["val_acc"] == loop.round_metrics["val_acc"]
+    assert loop.round_metrics["val_acc"] > 0.5
 
 
 def test_a_metric_is_that_of_the_whole_validation_set():
     loop, _, data = federate(Classifier, Pairs)
     x, y = data.split("val").all()
     loop.client.module.eval()
-    assert loop.row["val_acc"] == pytest.approx((loop.client.module(x).argmax(1) == y).float().mean().item())
+    assert loop.round_metrics["val_acc"] == pytest.approx((loop.client.module(x).argmax(1) == y).float().mean().item())
 
 
 def test_validation_is_the_servers_and_test_its_test():
@@ -132,7 +132,7 @@ def test_samples_to_predict_of_ones_own():
 def test_regression_learns_and_has_no_classes():
     before, *_ = federate(Regression, Curve, 1)
     loop, _, data = federate(Regression, Curve, 12)
-    assert loop.row["val_mse"] < before.row["val_mse"]
+    assert loop.round_metrics["val_mse"] < before.round_metrics["val_mse"]
     assert data.num_classes is None
 
 
@@ -149,17 +149,17 @@ def test_manual_optimization_steps_both_optimizers():
         name.split(".")[0] for name, v in loop.client.module.state_dict().items() if not torch.equal(v, fresh[name])
     }
     assert moved == {"generator", "critic"}
-    assert {"g_loss", "c_loss"} <= loop.row.keys()
+    assert {"g_loss", "c_loss"} <= loop.round_metrics.keys()
 
 
 def test_hooks_are_called_for_every_client_and_local_epoch():
     loop, *_ = federate(DictNet, Dicts, 2)
     assert loop.client.module.epochs == 3 * 2 * 2
-    assert "val_loss" in loop.row
+    assert "val_loss" in loop.round_metrics
 
 
 def test_optimizer_step_of_ones_own_is_used():
-    assert federate(WarmUp, Pairs, 1)[0].row["grad_norm"] > 0
+    assert federate(WarmUp, Pairs, 1)[0].round_metrics["grad_norm"] > 0
 
 
 def test_nothing_lent_is_left_behind():
@@ -174,7 +174,7 @@ def test_a_method_around_any_module(module, datamodule):
     pulled, *_ = federate(FedProx(module=seeded(module), mu=1.0), datamodule)
     assert equal(weights_of(neutral), weights_of(plain))
     assert not equal(weights_of(pulled), weights_of(plain))
-    assert pulled.row["train/proximal"] > 0
+    assert pulled.round_metrics["train/proximal"] > 0
 
 
 def seeded(module):
@@ -189,7 +189,7 @@ def test_a_method_that_needs_logits_says_so():
 
 def test_metrics_of_ones_own():
     loop, *_ = federate(Metrics, Pairs, 1)
-    row = loop.row
+    row = loop.round_metrics
     assert row["half"] == 0.5
     assert row["largest"] >= row["loss"]
     assert row["epoch_acc"] <= 1
@@ -203,7 +203,7 @@ def test_what_a_hook_is_handed_after_a_batch():
     copies = loop.client.module
     assert copies.batches == round((10 * 40 + 14 * 50) / 90)  # 2 epochs of 5 and of 7 batches: the weighted mean
     assert copies.mask.tolist() == [True, False]
-    assert 0 < copies.smooth < loop.row["loss"]
+    assert 0 < copies.smooth < loop.round_metrics["loss"]
     federate(FedProx(module=seeded(Copies), mu=1.0), Pairs, 1)
 
 
@@ -217,14 +217,14 @@ def test_frozen_parts_stay_and_are_not_sent_twice():
 
 def test_manual_optimization_by_hand():
     loop, *_ = federate(ByHand, Pairs, 1)
-    assert loop.row["lr"] == pytest.approx(0.005)  # halved after the first of two local epochs
+    assert loop.round_metrics["lr"] == pytest.approx(0.005)  # halved after the first of two local epochs
 
 
 def test_what_the_trainer_tells_a_client():
     """Epochs and steps are rounds; a callback of the module's may end the run."""
     loop, run, _ = federate(Asking, Worded, 6)
     assert run.current_epoch == 2
-    assert (loop.row["round"], loop.row["steps"]) == (1, 1)
+    assert (loop.round_metrics["round"], loop.round_metrics["steps"]) == (1, 1)
 
 
 def watching(strict):
@@ -334,7 +334,7 @@ def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():
 def test_bf16_mixed_follows_float32():
     half, *_ = federate(Classifier, Pairs, 3, precision="bf16-mixed")
     full, *_ = federate(Classifier, Pairs, 3)
-    assert half.row["loss"] == pytest.approx(full.row["loss"], abs=5e-2)
+    assert half.round_metrics["loss"] == pytest.approx(full.round_metrics["loss"], abs=5e-2)
     assert all(v.dtype == torch.float32 for v in weights_of(half).values() if v.is_floating_point())
 
 

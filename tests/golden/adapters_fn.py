@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation import Aggregator
+from fl_lightning import Aggregator
 from fl_lightning.data.partition_by_class import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting

@@ -35,7 +35,7 @@ class ScaffoldAggregator(Aggregator):
 class Scaffold(ClientModule):
     """As in CONTRIBUTING's spirit: the whole method in one screen (Karimireddy et al. 2020, Option II)."""
 
-    aggregator_class = ScaffoldAggregator
+    server_class = ScaffoldAggregator
 
     def receive(self, broadcast, local):
         c = broadcast.extras["control"]
@@ -99,7 +99,7 @@ def test_scaffold_bytes_and_the_first_control_variate_is_the_gradient():
     F.cross_entropy(start(data.split("train").x), data.split("train").y).backward()
     for name, parameter in start.named_parameters():
         torch.testing.assert_close(loop.store.memory(0)["control"][f"net.{name}"], parameter.grad)
-    assert loop.row["comm/bytes_down"] == loop.row["comm/bytes_up"] == 4 * 2 * 15
+    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 4 * 2 * 15
 
 
 class Median(Aggregator):
@@ -153,12 +153,12 @@ def test_evaluation_weights_are_evaluated_and_not_fed_back(tmp_path):
     mean = {n: (v.double() + before[n].double()).div(2).to(v.dtype) if n in trainable else v for n, v in last.items()}
     net.load_state_dict({name.removeprefix("net."): value for name, value in mean.items()})
     x, y = samples(30, seed=1)
-    assert loop.row["global/loss"] == pytest.approx(F.cross_entropy(net(x), y).item(), rel=1e-6)
-    assert loop.row["global/loss"] != pytest.approx(plain.row["global/loss"], rel=1e-6)
+    assert loop.round_metrics["global/loss"] == pytest.approx(F.cross_entropy(net(x), y).item(), rel=1e-6)
+    assert loop.round_metrics["global/loss"] != pytest.approx(plain.round_metrics["global/loss"], rel=1e-6)
     loop.trainer.save_checkpoint(tmp_path / "a.ckpt")
     other = FederatedLoop(FedAvg(net=BatchNormNet), aggregator=LastTwo(), seed=1)
     (tested,) = trainer(0).test(other, datamodule=toy_data(), ckpt_path=tmp_path / "a.ckpt", verbose=False)
-    assert tested["test/loss"] == pytest.approx(loop.row["global/loss"], rel=1e-6)
+    assert tested["test/loss"] == pytest.approx(loop.round_metrics["global/loss"], rel=1e-6)
     assert equal(other.client.state_dict(), loop.client.state_dict())
 
 

@@ -37,7 +37,7 @@ def test_alma_is_the_mean_over_all_clients_of_what_they_deploy(raises):
         rows = ()
 
         def on_train_epoch_end(self, trainer, loop):
-            self.rows = (*self.rows, dict(loop.row))
+            self.rows = (*self.rows, dict(loop.round_metrics))
 
     class Fails(Keeps):
         def deployed(self):

@@ -51,7 +51,7 @@ def test_personal_entries(how):
     assert equal({n: v for n, v in watch.after[2].items() if ".body.1." in n}, weighted_mean(owns, [7, 9]))
     assert all(set(u.weights) == set(loop.weights.shared) for updates in watch.rounds for u in updates.values())
     shared = FLOATS - 4 * 8
-    assert (loop.row["comm/bytes_down"], loop.row["comm/bytes_up"]) == (4 * 2 * shared, 4 * 2 * shared)
+    assert (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]) == (4 * 2 * shared, 4 * 2 * shared)
 
 
 def test_a_personal_pattern_without_a_match_is_refused():
@@ -61,7 +61,7 @@ def test_a_personal_pattern_without_a_match_is_refused():
 
 def test_nothing_shared_moves_no_bytes():
     loop = fit(FedAvg(net=BatchNormNet), 2, personal=["*"])
-    assert loop.row["comm/bytes_down"] == loop.row["comm/bytes_up"] == 0
+    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 0
     assert sorted(loop.store.state_dict()) == list(range(len(SIZES)))
     with pytest.raises(ValueError, match="server_optimizer needs trainable entries that the clients share"):
         fit(FedAvg(net=BatchNormNet), 1, personal=["*"], server_optimizer=sgd(1.0))
@@ -108,8 +108,8 @@ def test_every_client_may_be_sent_other_weights(body_only):
             sent = value.is_floating_point() and not (body_only and name.startswith("head."))
             assert torch.equal(value, first[f"net.{name}"] + client_id if sent else first[f"net.{name}"])
     down = FLOATS - (8 * 3 + 3 if body_only else 0) + 1
-    assert loop.row["comm/bytes_down"] == 4 * len(SIZES) * down
-    assert loop.row["comm/bytes_up"] == 4 * len(SIZES) * FLOATS
+    assert loop.round_metrics["comm/bytes_down"] == 4 * len(SIZES) * down
+    assert loop.round_metrics["comm/bytes_up"] == 4 * len(SIZES) * FLOATS
 
 
 class ScoresOnly(Aggregator):
@@ -130,7 +130,7 @@ class ScoresOnly(Aggregator):
 
 
 class Scores(FedAvg):
-    aggregator_class = ScoresOnly
+    server_class = ScoresOnly
 
     def receive(self, broadcast, local):
         self.seen.append((S.clone(self.net.state_dict()), broadcast.extras["total"].clone()))
@@ -148,7 +148,7 @@ def test_broadcasts_without_weights_leave_the_global_ones():
     assert equal(loop.client.net.state_dict(), client.seen[0][0])
     total = 4 * 1 + 0 * 2 + 6 * 3
     assert [received[0].item() for _, received in client.seen] == [0, 0, 0, total, total, total]
-    assert (loop.row["comm/bytes_down"], loop.row["comm/bytes_up"]) == (4 * 3 * 3, 4 * 3 * 3)
+    assert (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]) == (4 * 3 * 3, 4 * 3 * 3)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
@@ -160,4 +160,4 @@ def test_bytes_of_fedavg(precision):
         toy_data((4, 0, 6), dtype=torch.float64 if "64" in precision else torch.float32),
         precision=precision,
     )
-    assert loop.row["comm/bytes_down"] == loop.row["comm/bytes_up"] == 4 * 3 * FLOATS
+    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 4 * 3 * FLOATS

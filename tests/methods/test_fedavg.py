@@ -39,7 +39,7 @@ def test_two_rounds_equal_the_algorithm_by_hand():
 
 def test_it_adds_nothing_to_the_client():
     assert FedAvg.training_step is ClientModule.training_step
-    assert FedAvg.aggregator_class is Aggregator
+    assert FedAvg.server_class is Aggregator
     assert not FedAvg.needs
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedCL, FedProx
-from fl_lightning.methods.fedcl import FedCLAggregator
+from fl_lightning.methods.fedcl import FedCLServer
 from tests.methods.stacked import stacked_and_alone
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
@@ -42,7 +42,7 @@ class Watch(pl.Callback):
         }
 
     def on_train_epoch_end(self, trainer, loop):
-        self.bytes.append((loop.row["comm/bytes_down"], loop.row["comm/bytes_up"]))
+        self.bytes.append((loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]))
 
 
 def by_hand(net, kind, size):
@@ -95,18 +95,18 @@ def test_without_strength_it_is_fedavg():
     watch.on_client_end = lambda *_: None
     loop = fit(fedcl(strength=0), 3, data(), callbacks=[watch])
     assert equal(weights_of(loop), weights_of(plain))
-    assert watch.bytes[0] == (plain.row["comm/bytes_down"], plain.row["comm/bytes_up"])
+    assert watch.bytes[0] == (plain.round_metrics["comm/bytes_down"], plain.round_metrics["comm/bytes_up"])
 
 
 def test_the_first_step_of_a_round_is_fedavg_s():
     loop = fit(fedcl(strength=100.0), 3, data(), max_local_steps=1)
-    assert loop.row["train/penalty"] == 0
+    assert loop.round_metrics["train/penalty"] == 0
     assert equal(
         weights_of(loop), weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3, data(), max_local_steps=1))
     )
 
 
-class Silent(FedCLAggregator):
+class Silent(FedCLServer):
     """Never sends an importance."""
 
     def begin_round(self, cohort):
@@ -117,7 +117,7 @@ def test_with_ones_it_is_fedprox_with_twice_the_strength():
     ones = fit(fedcl(strength=0.5), 3, data(), aggregator=Silent())
     prox = fit(FedProx(mu=1.0, net=BatchNormNet, optimizer=sgd()), 3, data())
     torch.testing.assert_close(weights_of(ones), weights_of(prox), rtol=1e-5, atol=1e-6)
-    assert ones.row["comm/bytes_down"] == prox.row["comm/bytes_down"]
+    assert ones.round_metrics["comm/bytes_down"] == prox.round_metrics["comm/bytes_down"]
 
 
 def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
@@ -166,14 +166,14 @@ def test_resume_with_a_cached_importance_is_exact(tmp_path):
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed = fit(fedcl(interval=3, when_missing="cached"), 4, data(**settings), ckpt_path=tmp_path / "half.ckpt")
     assert equal(weights_of(resumed), weights_of(whole))
-    assert resumed.row == whole.row
+    assert resumed.round_metrics == whole.round_metrics
 
 
 def test_entries_that_stay_with_a_client_are_not_pulled():
     watch = Watch()
     loop = fit(fedcl(strength=1e3), 2, data(), callbacks=[watch], personal=["net.head.*"])
     assert set(watch.used[0][0]) == {name for name in loop.client.params() if ".head." not in name}
-    assert math.isfinite(loop.row["train/penalty"])
+    assert math.isfinite(loop.round_metrics["train/penalty"])
 
 
 class Classifier(pl.LightningModule):
@@ -251,4 +251,4 @@ def test_it_needs_a_proxy_set_and_its_own_client():
     with pytest.raises(ValueError, match="needs a proxy set with samples"):
         fit(fedcl(), 1, data(proxy=tuple(t[:0] for t in PROXY)))
     with pytest.raises(ValueError, match="needs a FedCL client, got FedAvg"):
-        fit(FedAvg(net=BatchNormNet), 1, data(), aggregator=FedCLAggregator())
+        fit(FedAvg(net=BatchNormNet), 1, data(), aggregator=FedCLServer())

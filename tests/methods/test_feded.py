@@ -231,4 +231,4 @@ def test_wrong_settings_are_refused(settings, sentence):
 def test_the_number_of_empty_classes_is_logged():
     data = toy_data((4, 12))
     loop = fit(FedED(net=Small, optimizer=sgd()), 1, data)
-    assert loop.row["train/empty_classes"] == (data.label_counts == 0).sum(1).double().mean()
+    assert loop.round_metrics["train/empty_classes"] == (data.label_counts == 0).sum(1).double().mean()

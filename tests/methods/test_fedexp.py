@@ -112,7 +112,7 @@ def test_what_is_evaluated_is_the_mean_of_two_rounds_and_is_not_fed_back():
 
 def test_each_client_sends_one_number_more():
     rows = [
-        fit(FedAvg(net=Small, optimizer=sgd()), 1, toy_data((7, 0, 5)), aggregator=aggregator).row
+        fit(FedAvg(net=Small, optimizer=sgd()), 1, toy_data((7, 0, 5)), aggregator=aggregator).round_metrics
         for aggregator in (None, FedEXPAggregator())
     ]
     assert rows[1]["comm/bytes_up"] == rows[0]["comm/bytes_up"] + 3 * 4
@@ -133,7 +133,7 @@ def test_its_state_is_in_the_checkpoint(tmp_path):
     run.save_checkpoint(tmp_path / "two.ckpt")
     trainer(3).fit(second, datamodule=toy_data((4, 4, 4)), ckpt_path=tmp_path / "two.ckpt")
     assert equal(weights_of(whole), weights_of(second))
-    assert whole.row["global/loss"] == second.row["global/loss"]
+    assert whole.round_metrics["global/loss"] == second.round_metrics["global/loss"]
 
 
 @pytest.mark.parametrize(

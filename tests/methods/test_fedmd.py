@@ -43,12 +43,12 @@ def test_the_original_exchanges_logits_and_digests_them():
     loop = fit(fedmd(**original), 1, data, local_epochs=0)
     begun = {name.removeprefix("net."): value for name, value in loop.initial_personal.items()}
     assert equal(model_of(loop, 0), begun)
-    assert loop.row["train/distance"] == 0
+    assert loop.round_metrics["train/distance"] == 0
     x, _ = data.split("transfer").all()
     net = Flat(3, (4,))
     net.load_state_dict(begun)
     torch.testing.assert_close(loop.aggregator.fused[0], net(x).detach())
-    assert fit(fedmd(**original), 2, transfer_data()).row["train/distance"] > 0
+    assert fit(fedmd(**original), 2, transfer_data()).round_metrics["train/distance"] > 0
 
 
 def test_consensus_and_absolute_error():

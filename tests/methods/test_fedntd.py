@@ -312,4 +312,4 @@ def test_a_teacher_in_train_mode_takes_one_sample_and_has_no_dropout():
             return super().training_step(batch, batch_idx)
 
     client = Twice(net=partial(BatchNormNet, dropout=0.5), optimizer=sgd(), teacher_mode="train")
-    assert fit(client, 1, toy_data((1, 8))).row["train/ntd"] >= 0
+    assert fit(client, 1, toy_data((1, 8))).round_metrics["train/ntd"] >= 0

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
-from fl_lightning.codistillation import soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedMD, KnFu
 from fl_lightning.methods.knfu import (
@@ -162,8 +162,8 @@ def test_three_architectures_against_a_loop_by_hand():
     for client_id, net in enumerate(wanted):
         torch.testing.assert_close(model_of(loop, client_id), dict(net.state_dict()), rtol=1e-9, atol=1e-12)
     assert loop.aggregator.fusion.client_ids == [1, 2, 3, 4]
-    assert not any(name.startswith("global/") for name in loop.row)
-    assert 0 <= loop.row["local/alma"] <= 1
+    assert not any(name.startswith("global/") for name in loop.round_metrics)
+    assert 0 <= loop.round_metrics["local/alma"] <= 1
 
 
 def test_the_module_keeps_the_weights_of_the_start_and_the_store_the_clients():
@@ -199,7 +199,7 @@ class Traffic(pl.Callback):
         self.rows = []
 
     def on_train_epoch_end(self, trainer, loop):
-        self.rows.append((loop.row["comm/bytes_down"], loop.row["comm/bytes_up"]))
+        self.rows.append((loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]))
 
 
 def test_every_participant_sends_and_gets_its_predictions_and_nothing_else():
@@ -220,13 +220,13 @@ def test_resume_with_twenty_personal_models_is_exact(norm, tmp_path):
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed = fit(start(), 3, transfer_data(sizes=sizes, schedule=schedule), ckpt_path=tmp_path / "half.ckpt")
     assert all(map(equal, models_of(resumed), models_of(whole)))
-    assert resumed.row == whole.row
+    assert resumed.round_metrics == whole.round_metrics
     whole.trainer.save_checkpoint(tmp_path / "whole.ckpt")
     other = FederatedLoop(start(), seed=9)
     (tested,) = trainer(0).test(
         other, transfer_data(sizes=sizes, schedule=schedule), ckpt_path=tmp_path / "whole.ckpt", verbose=False
     )
-    assert tested == {"local/alma": pytest.approx(whole.row["local/alma"])}
+    assert tested == {"local/alma": pytest.approx(whole.round_metrics["local/alma"])}
 
 
 def test_only_a_net_with_batch_norm_leaves_out_a_last_batch_of_one_sample():
@@ -261,7 +261,7 @@ def test_a_client_that_is_not_finite_is_left_out_of_the_fusion():
     data.split("train").x[8] = torch.nan  # of client 1
     skipped, without = (fit(knfu(), 1, d, nonfinite="skip") for d in (data, clean))
     assert skipped.aggregator.fusion.client_ids == [0, 2]
-    assert skipped.row["train/skipped"] == 1
+    assert skipped.round_metrics["train/skipped"] == 1
     assert equal(model_of(skipped, 0), model_of(without, 0))
     assert skipped.store.personal(1) is None
     with pytest.raises(RuntimeError, match="client 1 returned NaN"):
@@ -336,8 +336,8 @@ def test_what_does_not_go_together():
 
 def test_fedavg_with_every_entry_personal_may_have_different_nets():
     loop = fit(FedAvg(net=THREE, optimizer=sgd()), 2, transfer_data(), personal=["*"])
-    assert loop.row["comm/bytes_down"] == loop.row["comm/bytes_up"] == 0
-    assert "local/alma" in loop.row
+    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 0
+    assert "local/alma" in loop.round_metrics
 
 
 def test_it_needs_transfer_samples_and_clients_that_send_knowledge():

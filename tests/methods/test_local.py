@@ -35,9 +35,9 @@ def test_three_architectures_against_a_loop_by_hand():
 
 def test_nothing_is_exchanged():
     every = fit(local(), 2, toy_data())
-    assert every.row["comm/bytes_down"] == every.row["comm/bytes_up"] == 0
-    assert "local/alma" in every.row
-    assert not any(name.startswith("global/") for name in every.row)
+    assert every.round_metrics["comm/bytes_down"] == every.round_metrics["comm/bytes_up"] == 0
+    assert "local/alma" in every.round_metrics
+    assert not any(name.startswith("global/") for name in every.round_metrics)
     alone = fit(local(), 2, toy_data(schedule=[[3], [3]]))
     assert equal(model_of(every, 3), model_of(alone, 3))
     assert equal(weights_of(every), weights_of(alone))
@@ -49,7 +49,7 @@ def test_resume_is_exact(tmp_path):
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed = fit(local(net=BatchNormNet), 3, toy_data(**settings), ckpt_path=tmp_path / "half.ckpt")
     assert all(map(equal, models_of(resumed), models_of(whole)))
-    assert resumed.row == whole.row
+    assert resumed.round_metrics == whole.round_metrics
 
 
 def test_alma_may_be_evaluated_less_often():
@@ -57,7 +57,7 @@ def test_alma_may_be_evaluated_less_often():
 
     class Rows(pl.Callback):
         def on_train_epoch_end(self, trainer, loop):
-            rows.append("local/alma" in loop.row)
+            rows.append("local/alma" in loop.round_metrics)
 
     fit(local(), 4, toy_data(), alma_every=2, callbacks=[Rows()])
     assert rows == [False, True, False, True]
@@ -79,7 +79,7 @@ class Regression(pl.LightningModule):
 
 def test_around_a_user_s_module():
     loop = fit(Local(module=Regression()), 2, toy_data())
-    assert "local/alma" not in loop.row  # only a classifier has an accuracy
+    assert "local/alma" not in loop.round_metrics  # only a classifier has an accuracy
     models = [loop.store.personal(client_id) for client_id in range(5)]
     assert not any(equal(models[0], model) for model in models[1:])
 

@@ -107,7 +107,7 @@ def test_the_lr_of_the_loop_reaches_the_step():
 
 def test_it_trains():
     loop = fit(FedAvg(net=partial(BatchNormNet, dropout=0.0), optimizer=partial(SAM, base=sgd())), 8, local_epochs=2)
-    assert loop.row["global/acc"] > 0.6  # chance: a third
+    assert loop.round_metrics["global/acc"] > 0.6  # chance: a third
 
 
 def test_what_it_cannot_do_is_refused():

@@ -176,7 +176,7 @@ class Rows(pl.Callback):
         self.path, self.rows = path, []
 
     def on_train_epoch_end(self, trainer, loop):
-        self.rows.append(dict(loop.row))
+        self.rows.append(dict(loop.round_metrics))
         if trainer.current_epoch == 1:
             trainer.save_checkpoint(self.path)
 

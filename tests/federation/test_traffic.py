@@ -5,7 +5,7 @@ from fl_lightning import FederatedDataModule
 from fl_lightning.data import TensorSource
 from fl_lightning.data.transforms import Scale
 from fl_lightning.methods import FedAvg
-from fl_lightning.server.traffic import bytes_of_sets, traffic
+from fl_lightning.federation.traffic import bytes_of_sets, traffic
 from tests.toys import SIZES, BatchNormNet, fit, toy_data
 
 
@@ -31,14 +31,14 @@ class TwoExchanges(FedAvg):
 
 
 def test_several_exchanges_are_counted_each_and_together():
-    row = fit(TwoExchanges(net=BatchNormNet), 1).row
+    row = fit(TwoExchanges(net=BatchNormNet), 1).round_metrics
     floats = sum(v.numel() for v in BatchNormNet(3, (4,)).state_dict().values() if v.is_floating_point())
     once = 4 * len(SIZES) * floats
     assert row["comm/bytes_down/first"] == row["comm/bytes_down/second"] == row["comm/bytes_up/first"] == once
     assert row["comm/bytes_up/second"] == once + 4 * len(SIZES) * 3
     for way in ("comm/bytes_down", "comm/bytes_up"):
         assert row[way] == row[f"{way}/first"] + row[f"{way}/second"]
-    assert not [key for key in fit(FedAvg(), 1).row if key.startswith("comm/") and key.count("/") > 1]
+    assert not [key for key in fit(FedAvg(), 1).round_metrics if key.startswith("comm/") and key.count("/") > 1]
 
 
 def test_sets_that_everyone_holds_are_counted_once_and_apart():
@@ -47,9 +47,9 @@ def test_sets_that_everyone_holds_are_counted_once_and_apart():
 
     data = toy_data(transfer_size=6, proxy_size=3, num_clients=2, partition=None)
     loop = fit(Needy(), 1, data)
-    assert loop.row["comm/bytes_sets"] == 2 * (3 + 6) * 4 * 4  # 2 clients, 9 samples of 4 float32
-    assert "comm/bytes_sets" not in fit(Needy(), 2, data).row  # in the first round alone
-    assert "comm/bytes_sets" not in fit(FedAvg(), 1).row
+    assert loop.round_metrics["comm/bytes_sets"] == 2 * (3 + 6) * 4 * 4  # 2 clients, 9 samples of 4 float32
+    assert "comm/bytes_sets" not in fit(Needy(), 2, data).round_metrics  # in the first round alone
+    assert "comm/bytes_sets" not in fit(FedAvg(), 1).round_metrics
 
 
 def test_images_count_as_they_are_stored():
