@@ -13,8 +13,8 @@ from torch.optim import SGD
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.checks import check_client_arguments, check_returned, num_arguments, same_or_unset
 from fl_lightning.client.context import ClientContext
-from fl_lightning.client.hooks import BatchTransfer
 from fl_lightning.client.passes import evaluation_mode
+from fl_lightning.client.services import BatchTransfer
 from fl_lightning.client.standalone import StandaloneClient
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.importance import as_function
@@ -163,7 +163,7 @@ class ClientModule(LightningModule):
     @property
     def received(self) -> State:
         """The shared trainable weights as they came at the start of the exchange, by name."""
-        return self.context.received
+        return self.context.received()
 
     @property
     def round(self) -> dict[str, Any]:

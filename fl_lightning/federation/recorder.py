@@ -74,8 +74,9 @@ class Recorder:
             root: the module that the metric objects are part of.
         """
         metrics = self._logged.metrics
-        for name, path in {name: path for found in paths for name, path in found.items()}.items():
-            metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
+        for found in paths:
+            for name, path in found.items():
+                metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         values = reduced(rows)
         for name in sorted(metrics):
             metric = metrics.pop(name)

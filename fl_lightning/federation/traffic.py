@@ -10,6 +10,9 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
+Bytes = dict[tuple[str, str], int]
+"""Bytes by log key and exchange."""
+
 
 def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
     """4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
@@ -37,49 +40,47 @@ class TrafficCounter:
 
     Args:
         shared: the shared entries, whose size as a whole is counted once.
-        exchanges: of a round.
     """
 
-    def __init__(self, shared: State, exchanges: Sequence[str]) -> None:
+    def __init__(self, shared: State) -> None:
         self._num_shared, self._shared_bytes = len(shared), traffic(shared, {})
-        self._exchanges = tuple(exchanges)
-        self._bytes = {exchange: [0, 0] for exchange in exchanges}
+        self._bytes: Bytes = {}
 
-    def down(self, message: Broadcast) -> None:
-        """Count a broadcast."""
-        self._bytes[message.exchange][0] += self._size(message)
+    def count(self, key: str, exchange: str, message: Broadcast | ClientUpdate) -> None:
+        """Count a message under `comm/bytes_down` or `comm/bytes_up`."""
+        weights, known = message.weights, 0
+        if weights is not None and len(weights) == self._num_shared:
+            weights, known = None, self._shared_bytes
+        if weights is not None or message.extras:
+            known += traffic(weights, message.extras)
+        self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
 
-    def up(self, exchange: str, message: ClientUpdate) -> None:
-        """Count an update."""
-        self._bytes[exchange][1] += self._size(message)
-
-    def take(self) -> dict[str, list[int]]:
-        """[bytes down, bytes up] of this process by exchange, since the last call."""
-        counted, self._bytes = self._bytes, {exchange: [0, 0] for exchange in self._exchanges}
+    def take(self) -> Bytes:
+        """The bytes of this process, by log key and exchange, since the last call."""
+        counted, self._bytes = self._bytes, {}
         return counted
 
-    def _size(self, message: Broadcast | ClientUpdate) -> int:
-        weights = message.weights
-        if weights is not None and len(weights) == self._num_shared:
-            return self._shared_bytes + (traffic(None, message.extras) if message.extras else 0)
-        return traffic(weights, message.extras)
 
-
-def per_exchange(parts: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, float]:
+def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:
     """A round's bytes by log key, and where it has several exchanges those of each one too.
 
     Args:
-        parts: of each process, (bytes down, bytes up) by exchange.
+        parts: of each process, what `TrafficCounter.take` gave.
+        exchanges: of a round.
 
-    >>> per_exchange([{"train": (8, 4)}, {"train": (4, 4)}])
-    {'comm/bytes_down': 12.0, 'comm/bytes_up': 8.0}
+    >>> per_exchange([{("comm/bytes_down", "train"): 8}, {("comm/bytes_down", "train"): 4}], ["train"])
+    {'comm/bytes_down': 12.0, 'comm/bytes_up': 0.0}
     """
     values = {}
-    for k, key in enumerate(("comm/bytes_down", "comm/bytes_up")):
-        by_exchange = {name: float(sum(part[name][k] for part in parts)) for name in parts[0]}
-        values[key] = sum(by_exchange.values())
-        if len(by_exchange) > 1:
-            values |= {f"{key}/{name}": moved for name, moved in by_exchange.items()}
+    for key in ("comm/bytes_down", "comm/bytes_up"):
+        values[key] = 0.0
+        for exchange in exchanges:
+            moved = 0.0
+            for part in parts:
+                moved += part.get((key, exchange), 0)
+            values[key] += moved
+            if len(exchanges) > 1:
+                values[f"{key}/{exchange}"] = moved
     return values
 
 
