@@ -23,12 +23,6 @@ class PartialAggregate:
     sums: dict[str, StateSum] = field(default_factory=dict)
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def add(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
-        """Add weight · state to the float64 sum `name`."""
-        if name not in self.sums:
-            self.sums[name] = StateSum()
-        self.sums[name].add(state, weight)
-
     def mean(self, name: str) -> State | None:
         """The weighted mean of what was added to the sum `name`, or None: nothing of any weight."""
         total = self.sums.get(name)
@@ -92,7 +86,10 @@ class ServerPart(nn.Module):
 
     def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
         """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
-        self.partial.add(name, state, weight)
+        sums = self.partial.sums
+        if name not in sums:
+            sums[name] = StateSum()
+        sums[name].add(state, weight)
 
     def total_weight(self, name: str) -> float | Tensor:
         """Σ weight of the sum `name`."""

@@ -4,21 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fl_lightning.client.optimizers import LocalProgress
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.types import State
-
-
-@dataclass
-class LocalProgress:
-    """K and E of one client in one exchange: optimizer steps, and how far they would move a scalar with gradient 1."""
-
-    num_steps: int = 0
-    exposure: float = 0.0
-
-    def move(self, steps: int, exposure: float) -> None:
-        """So many further steps were taken, and E is this now."""
-        self.num_steps += steps
-        self.exposure = exposure
 
 
 @dataclass

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.client.context import LocalProgress
-
 
 @dataclass
 class LocalScheduler:
@@ -126,6 +124,19 @@ class Exposure:
         self.momentum = rho * self.momentum + slope
         travelled = slope + rho * self.momentum if group["nesterov"] else self.momentum
         self.value += float(group["lr"]) * travelled
+
+
+@dataclass
+class LocalProgress:
+    """K and E of one client in one exchange: optimizer steps, and how far they would move a scalar with gradient 1."""
+
+    num_steps: int = 0
+    exposure: float = 0.0
+
+    def move(self, steps: int, exposure: float) -> None:
+        """So many further steps were taken, and E is this now."""
+        self.num_steps += steps
+        self.exposure = exposure
 
 
 class LocalOptimizers:

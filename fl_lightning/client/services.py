@@ -87,7 +87,9 @@ class MetricAccumulator:
         """All values on the host, and `more` 0-d tensors, in one transfer; then only the metric objects are left."""
         tensors = list(more)
         for rows in self._rows.values():
-            tensors += [value for value, _ in rows if isinstance(value, Tensor)]
+            for value, _ in rows:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
         host = to_host(tensors)
         numbers = iter(host[len(more) :])
         out: Rows = {}
@@ -110,13 +112,17 @@ class MetricAccumulator:
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
     """Tensors of one element each as numbers, in one transfer from the device."""
-    by_type: dict[torch.dtype, list[int]] = {}
+    by_type: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
     for i, value in enumerate(values):
-        by_type.setdefault(value.dtype, []).append(i)
-    order = [i for indices in by_type.values() for i in indices]
-    vectors = [torch.stack([values[i].reshape(()) for i in indices]).double() for indices in by_type.values()]
+        places, group = by_type.setdefault(value.dtype, ([], []))
+        places.append(i)
+        group.append(value.reshape(()) if value.ndim else value)
+    order, vectors = [], []
+    for places, group in by_type.values():
+        order += places
+        vectors.append(torch.stack(group).double())
     found = dict(zip(order, torch.cat(vectors).tolist() if vectors else (), strict=True))
-    return [found[i] for i in range(len(values))]
+    return list(map(found.__getitem__, range(len(values))))
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:

@@ -14,12 +14,12 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.client.context import LocalProgress
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import (
     LocalOptimizer,
     LocalOptimizers,
+    LocalProgress,
     LocalScheduler,
     step_scheduler,
     zero_grad,
@@ -169,7 +169,8 @@ class LocalTrainer:
         optimizers.begin(progress, phase.lr, self.settings.lr_decay**data.round_idx)
         services.begin_phase(optimizers)
         cache = self._logit_cache(phase, data) if epochs > 1 and client.distils else None
-        client.context.keep_logits(cache)
+        if cache is not client.context.logit_cache:
+            client.context.keep_logits(cache)
         limit = self.settings.max_local_steps if phase.counts else None
         for epoch in range(epochs):
             if limit is not None and progress.num_steps >= limit:
@@ -180,9 +181,10 @@ class LocalTrainer:
             whole = self._epoch(phase, data, size, before + epoch, optimizers, cache, limit)
             if whole and cache is not None:
                 cache.finish_epoch()
-            services.begin_samples(size)
-            for hook in self._hooks["on_train_epoch_end"]:
-                hook()
+            if hooks := self._hooks["on_train_epoch_end"]:
+                services.begin_samples(size)
+                for hook in hooks:
+                    hook()
             if optimizers.schedulers and client.automatic_optimization:
                 self._schedule(optimizers.schedulers, "epoch", epoch + 1)
             if on_epoch_end is not None:

@@ -1,6 +1,7 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
 
 
+@dataclass(frozen=True)
 class Untouched:
     """What the module, the rule and the server module hold before a round, to be saved or restored in its place.
 
@@ -24,8 +26,8 @@ class Untouched:
         parts: state dicts by the names that the parts have in the loop's.
     """
 
-    def __init__(self, entries: State, parts: Mapping[str, Mapping[str, Any]]) -> None:
-        self.entries, self.parts = entries, parts
+    entries: State
+    parts: Mapping[str, Mapping[str, Any]]
 
     def state_dict(self, weights: GlobalWeights) -> dict[str, Any]:
         """By the names that they have in the loop's state dict."""

@@ -168,7 +168,7 @@ class Evaluation:
     @contextmanager
     def _everything_restored(self, engine: SequentialEngine) -> Iterator[State]:
         """Yields the shared entries; afterwards all entries and modes are as they were."""
-        before = self.weights.snapshot(list(self.weights.entries))
+        before = self.weights.snapshot(self.weights.entries)
         try:
             yield {name: before[name] for name in self.weights.shared}
         finally:

@@ -37,10 +37,9 @@ from fl_lightning.federation.checks import (
 )
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
 from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
-from fl_lightning.federation.traffic import TrafficCounter, bytes_of_sets
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.functional.state import clone
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed
@@ -304,6 +303,7 @@ class FederatedLoop(Forwarding):
             client=self.client,
             engine=self.engine,
             server=self.server,
+            weights=self.weights,
             server_module=self.server_module,
             aggregator=self.aggregator,
             guard=self.guard,
@@ -313,7 +313,6 @@ class FederatedLoop(Forwarding):
             recorder=self.recorder,
             traffic=TrafficCounter(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
-            num_shared=len(self.weights.shared),
             view=self.data.view,
             notify=self._notify,
         )
@@ -335,9 +334,10 @@ class FederatedLoop(Forwarding):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One round: every exchange with every client of the cohort, the aggregation, and one server step."""
-        round_, weights, round_idx = built(self._round), self.weights, self.current_epoch
+        round_, round_idx = built(self._round), self.current_epoch
+        weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        with region, torch.enable_grad(), self._transaction(round_, weights) as before:
+        with region, torch.enable_grad(), self._transaction(round_) as before:
             start = {name: before[name] for name in weights.shared} if weights.personal else before
             result = round_.run(round_idx, self.trainer.datamodule.cohort(round_idx), start)  # type: ignore[attr-defined]
             weights.load(self._step(start, result.weights))
@@ -351,16 +351,18 @@ class FederatedLoop(Forwarding):
         self._publish(result.metrics)
 
     @contextmanager
-    def _transaction(self, round_: Round, weights: GlobalWeights) -> Iterator[State]:
+    def _transaction(self, round_: Round) -> Iterator[State]:
         """A round, whole or not at all: after an error module, rule, server module and transforms are as they were.
 
         Yields:
             The module's entries at the round's start.
         """
-        before = weights.snapshot(list(weights.entries))
-        parts = {"aggregator": self.aggregator, "server_module": self.server_module}
-        states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
-        kept = [copy.deepcopy(transform.state_dict()) for transform in self.transforms]
+        weights, parts = round_.weights, {"aggregator": self.aggregator, "server_module": self.server_module}
+        before, states, kept = weights.snapshot(weights.entries), {}, []
+        for name, part in parts.items():
+            states[name] = copy.deepcopy(part.state_dict())
+        for transform in self.transforms:
+            kept.append(copy.deepcopy(transform.state_dict()))
         self._untouched = C.Untouched(before, states)
         try:
             yield before
@@ -374,7 +376,7 @@ class FederatedLoop(Forwarding):
             raise
         finally:
             self._untouched = None
-            self.server.end_round()
+            round_.server.end_round()
 
     @property
     def _needed_sets(self) -> frozenset[str]:

@@ -21,9 +21,9 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.server import Server
-from fl_lightning.federation.traffic import TrafficCounter, per_exchange
+from fl_lightning.federation.server import GlobalWeights, Server
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
+from fl_lightning.functional.state import StateSum
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
 
 Record = tuple[dict[str, Any], State | None]
@@ -59,7 +59,8 @@ class Round:
     Args:
         client: the module whose exchanges these are.
         engine: trains clients.
-        server: the global weights.
+        server: the server as its parts see it.
+        weights: the global model's entries in the client module.
         server_module: the method's server side.
         aggregator: the rule.
         guard: the first transform between client and sum.
@@ -69,7 +70,6 @@ class Round:
         recorder: of what is logged.
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
-        num_shared: number of shared entries.
         view: `(client_id, round_idx) -> ` the client's data.
         notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
     """
@@ -77,6 +77,7 @@ class Round:
     client: ClientModule
     engine: Engine
     server: Server
+    weights: GlobalWeights
     server_module: ServerModule
     aggregator: Aggregator
     guard: NonFiniteGuard
@@ -86,7 +87,6 @@ class Round:
     recorder: Recorder
     traffic: TrafficCounter
     initial_personal: Callable[[int], State | None] | None
-    num_shared: int
     view: Callable[[int, int], ClientData]
     notify: Callable[..., None]
 
@@ -124,7 +124,8 @@ class Round:
                 result.weights = server.advance(new)
             if personal.sums:
                 result.personal = personal.mean("entries")
-            self._end_exchange()
+            rule.end_exchange()
+            server_module.end_exchange()
             self.notify("on_exchange_end", exchange)
         return self._close(result)
 
@@ -141,7 +142,7 @@ class Round:
             if personal is None and self.initial_personal is not None:
                 personal = self.initial_personal(client_id)
             start = None
-            if broadcast.weights is None or len(broadcast.weights) < self.num_shared:
+            if broadcast.weights is None or len(broadcast.weights) < len(self.weights.shared):
                 start = {**self.server.weights, **(broadcast.weights or {})}
             data = self.view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
@@ -157,10 +158,10 @@ class Round:
         update = self.guard.with_personal(update, own or {})
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
-        if own is not None and self.num_shared and self.initial_personal is not None:
+        if own is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
                 own = replace_nonfinite(own, update.included, self.initial_personal(update.client_id) or own)
-            personal.add("entries", own, update.num_samples)
+            personal.sums.setdefault("entries", StateSum()).add(own, update.num_samples)
         self.aggregator.add(update)
         self.server_module.add(update)
         if one.memory or own is not None or update.client_id in self.store.clients:
@@ -178,7 +179,10 @@ class Round:
         if result.weights is not None:
             totals += self.guard.finite_sums(result.weights)
         host, rows = self.recorder.drain(totals)
-        broken = {c for c, value in zip(clients, host, strict=False) if not math.isfinite(value)}
+        broken = set()
+        for client_id, value in zip(clients, host, strict=False):
+            if not math.isfinite(value):
+                broken.add(client_id)
         here = (broken, rows, self.traffic.take(), list(result.records), self.recorder.metric_paths(self.client))
         logged, counted, paths = [], [], []
         for rank, there in enumerate(self.communicator.all_gather_or_raise(here, None)):
@@ -204,10 +208,6 @@ class Round:
         self.guard.take_totals()
         self.traffic.take()
         self.recorder.discard_round()
-        self._end_exchange()
-
-    def _end_exchange(self) -> None:
-        """Let go of sums and rows."""
         self.aggregator.end_exchange()
         self.server_module.end_exchange()
 

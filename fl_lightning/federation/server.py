@@ -88,7 +88,7 @@ class GlobalWeights:
         """The named entries as they lie in the module, detached: they change when another client is loaded."""
         return FlatState([(name, getattr(*self.entries[name]).detach()) for name in names])
 
-    def snapshot(self, names: list[str]) -> State:
+    def snapshot(self, names: Iterable[str]) -> State:
         """Copies of the named entries."""
         return {name: getattr(*self.entries[name]).detach().clone() for name in names}
 
@@ -148,7 +148,8 @@ class Server:
 
     def advance(self, new: State) -> State:
         """Take what an exchange made of the weights; returns all shared entries."""
-        self._snapshot = {**self.weights, **new}
+        before = self.weights
+        self._snapshot = new if len(new) == len(before) else {**before, **new}
         return self._snapshot
 
     def end_round(self) -> None:

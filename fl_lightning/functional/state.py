@@ -98,19 +98,11 @@ class FlatState(dict[str, Tensor]):
         self, entries: StateLike | Iterable[tuple[str, Tensor]], vectors: dict[torch.dtype, Tensor] | None = None
     ) -> None:
         super().__init__(entries)
-        self._vectors = vectors
+        self.vectors = vectors
 
-    @property
-    def vectors(self) -> dict[torch.dtype, Tensor]:
-        """All entries of one type laid end to end, by type."""
-        if self._vectors is None:
-            groups: dict[torch.dtype, list[Tensor]] = {}
-            for tensor in self.values():
-                groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-            self._vectors = {}
-            for dtype, tensors in groups.items():
-                self._vectors[dtype] = torch.cat(tensors).detach()
-        return self._vectors
+    def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
+        """Note what `flatten` gives."""
+        self.vectors = vectors
 
 
 class StateSum:
@@ -180,7 +172,17 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    return (state if isinstance(state, FlatState) else FlatState(state)).vectors
+    if isinstance(state, FlatState) and state.vectors is not None:
+        return state.vectors
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in state.values():
+        groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+    vectors = {}
+    for dtype, tensors in groups.items():
+        vectors[dtype] = torch.cat(tensors).detach()
+    if isinstance(state, FlatState):
+        state.keep(vectors)
+    return vectors
 
 
 def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
@@ -189,11 +191,10 @@ def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
     """
-    sizes: dict[torch.dtype, list[int]] = {dtype: [] for dtype in vectors}
-    for shape, dtype in layout.values():
-        sizes[dtype].append(shape.numel())
-    parts = {dtype: iter(torch.split(vector, sizes[dtype])) for dtype, vector in vectors.items()}
-    entries = [(name, next(parts[dtype]).view(shape)) for name, (shape, dtype) in layout.items()]
+    entries, ends = [], dict.fromkeys(vectors, 0)
+    for name, (shape, dtype) in layout.items():
+        start, ends[dtype] = ends[dtype], ends[dtype] + shape.numel()
+        entries.append((name, vectors[dtype][start : ends[dtype]].view(shape)))
     return FlatState(entries, vectors)
 
 
