@@ -3,29 +3,38 @@ import pytest
 from fl_lightning.utils.files import write_atomically
 
 
-def test_a_file_is_written_in_one_move_and_its_folder_created(tmp_path):
-    path, seen = tmp_path / "new" / "file.txt", []
-
-    def write(part):
-        part.write_text("whole")
-        seen.append((part.parent, part.name, path.exists()))
-
-    write_atomically(path, write)
-    assert seen == [(path.parent, "file.txt.part", False)]
-    assert [found.name for found in path.parent.iterdir()] == ["file.txt"]
-    assert path.read_text() == "whole"
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_after_an_error_the_file_is_as_it_was(tmp_path, error):
-    path = tmp_path / "file.txt"
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "new" / "folder" / "table.csv"
+    for content in ("old", "new"):
+        write_atomically(path, lambda part, content=content: part.write_text(content))
+        assert path.read_text() == content
+        assert names(path.parent) == ["table.csv"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_after_an_error_the_old_file_stays_and_no_part_is_left(tmp_path, error):
+    path = tmp_path / "table.csv"
     path.write_text("old")
 
-    def write(part):
-        part.write_text("ne")
-        raise error("the first")
+    def fails(part):
+        assert part.parent == tmp_path
+        part.write_text("half a ro")
+        raise error
 
-    with pytest.raises(error, match="the first"):
-        write_atomically(path, write)
-    assert [found.name for found in tmp_path.iterdir()] == ["file.txt"]
+    with pytest.raises(type(error)):
+        write_atomically(path, fails)
     assert path.read_text() == "old"
+    assert names(tmp_path) == ["table.csv"]
+
+
+def test_an_error_before_anything_is_written_is_the_one_that_is_raised(tmp_path):
+    def fails(part):
+        raise ValueError("no rows")
+
+    with pytest.raises(ValueError, match="no rows"):
+        write_atomically(tmp_path / "table.csv", fails)
+    assert names(tmp_path) == []
