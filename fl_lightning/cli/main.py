@@ -13,7 +13,8 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
-from fl_lightning.cli.parser import PROG, FederatedParser
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.loop import FederatedLoop
 from fl_lightning.runs.folder import (
@@ -63,10 +64,13 @@ class FederatedCLI(LightningCLI):
         args: in place of those of the process.
 
     Attributes:
+        parent: holds the folders of this configuration's runs.
         folder: of the run, or None: nothing is written.
+        first_round: that a continued run will train, or None: the run is new.
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
+        self.parent = Path(DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
         try:
