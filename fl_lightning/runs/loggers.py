@@ -80,7 +80,7 @@ class RoundCSVLogger(Logger):
         file.truncate()  # writes what is buffered, too
 
     def _rows(self) -> dict[int, dict[str, Any]]:
-        """The rows on disk by round; one that was cut in the middle is left out."""
+        """Read the rows on disk, by round; one that was cut in the middle is left out."""
         if not self.path.is_file():
             return {}
         with self.path.open(newline="", encoding="utf-8") as file:
