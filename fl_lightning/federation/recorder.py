@@ -214,6 +214,6 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
     """Bytes of the sets that every client is sent once, as they are stored; nothing where a method needs none."""
-    splits = [data.split(name) for name in needs if name not in (*SERVER_ONLY, "logits")]
+    splits = [data.split(name) for name in needs if name not in (*SERVER_ONLY, "logits", "exposure")]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

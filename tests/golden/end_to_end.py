@@ -16,7 +16,7 @@ from fl_lightning import Aggregator, ClientModule, FederatedDataModule, Federate
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
-from fl_lightning.federation.traffic import traffic
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 Inputs = dict[str, Any]

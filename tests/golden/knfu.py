@@ -15,7 +15,7 @@ from fl_lightning.methods import FedMD, KnFu, Local
 from fl_lightning.methods.fedmd import consensus, mean_absolute_error
 from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
 from fl_lightning.nets import HeterogeneousNets
-from fl_lightning.federation.traffic import traffic
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import ClientUpdate
 
 from .adapters_fn import Inputs, float64
