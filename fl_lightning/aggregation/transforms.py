@@ -1,6 +1,6 @@
 """What happens to an update between client and sum: a list of transforms, the guard against NaN first."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 

@@ -16,6 +16,7 @@ from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgr
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import (
     CHECKPOINTS,
@@ -32,7 +33,6 @@ from fl_lightning.runs.folder import (
     stem_of,
 )
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
-from fl_lightning.federation.checks import check_trainer
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},

@@ -1,4 +1,4 @@
-"""The client of a federation: a LightningModule with a `training_step` of its own, and the hooks that a method overrides."""
+"""The client of a federation: a LightningModule with its own `training_step`, and the hooks that a method overrides."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -203,8 +203,8 @@ class ClientModule(LightningModule):
         def placed(x: Tensor) -> Tensor:
             return x.to(like.device, raised(like).dtype if x.is_floating_point() else None)
 
-        one = isinstance(value, Tensor)
-        self.context.round[name] = placed(value) if one else {n: placed(x) for n, x in value.items()}
+        kept = placed(value) if isinstance(value, Tensor) else {n: placed(x) for n, x in value.items()}
+        self.context.round[name] = kept
 
     def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
         """Make the teacher `name`, in `receive`: a frozen copy of the received net, or of the net with `state`.

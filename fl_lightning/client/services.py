@@ -1,4 +1,4 @@
-"""The Trainer's services for the client that is driven (logging, optimizers), which Lightning gives the fitted module only."""
+"""The services that Lightning gives the fitted module only (logging, optimizers, transfer), for the client at work."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -50,7 +50,8 @@ class StandaloneClient(Callback):
             client.receive(Broadcast(0, client.exchanges[0], received), local)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        progress = pl_module.context.progress  # type: ignore[union-attr]
+        client: Any = pl_module
+        progress = client.context.progress
         progress.move(trainer.global_step - progress.num_steps, float("nan"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -181,9 +181,9 @@ class LocalTrainer:
             whole = self._epoch(phase, data, size, before + epoch, optimizers, cache, limit)
             if whole and cache is not None:
                 cache.finish_epoch()
-            if hooks := self._hooks["on_train_epoch_end"]:
+            if found := self._hooks["on_train_epoch_end"]:
                 services.begin_samples(size)
-                for hook in hooks:
+                for hook in found:
                     hook()
             if optimizers.schedulers and client.automatic_optimization:
                 self._schedule(optimizers.schedulers, "epoch", epoch + 1)
@@ -225,9 +225,8 @@ class LocalTrainer:
         """Train on one batch; False: the client wants no more of this epoch."""
         client = self.client
         self.services.begin_batch(batch)
-        if hooks := self._hooks["on_train_batch_start"]:
-            if -1 in [hook(batch, index) for hook in hooks]:
-                return False
+        if (found := self._hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
+            return False
         if client.automatic_optimization and optimizers.wrapped:
             loss = self._optimize(batch, index, num_batches, optimizers)
         else:

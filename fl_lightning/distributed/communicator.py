@@ -120,7 +120,7 @@ class Communicator:
         except Exception as problem:
             error = problem
         first: State | None = self.all_gather_or_raise(found, error)[0]
-        return to_device(first, self.device)
+        return first if first is None else {name: value.to(self.device) for name, value in first.items()}
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Every rank takes rank 0's values (weights that a user's module drew without a seed)."""
@@ -138,9 +138,7 @@ class Communicator:
         dist.gather_object(value, out, 0)
         return out or []
 
-    def assign_clients(
-        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
-    ) -> list[int]:
+    def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
         """This rank's clients: those it owns, and of the others the longest first to the least loaded rank.
 
         Args:

@@ -37,9 +37,9 @@ from fl_lightning.federation.checks import (
 )
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
 from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.functional.state import clone
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed

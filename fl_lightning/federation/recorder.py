@@ -14,7 +14,6 @@ from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
-
 Bytes = dict[tuple[str, str], int]
 """Bytes by log key and exchange."""
 

@@ -21,8 +21,8 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.server import GlobalWeights, Server
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
+from fl_lightning.federation.server import GlobalWeights, Server
 from fl_lightning.functional.state import StateSum
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
 

@@ -45,7 +45,7 @@ class FedEXPAggregator(Aggregator):
     def begin_round(self, cohort: list[int]) -> None:
         for name, value in self.server.weights.items():
             self.previous[name].copy_(value)
-        self.num_rounds += 1
+        self.num_rounds.add_(1)
 
     def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
         if update.weights is None:

@@ -86,7 +86,9 @@ class OwnModels(Recorder):
         self.replies[-1][-1][update.client_id] = update
         self.up[-1][update.client_id] += traffic(None, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups}
+            self.lrs[-1] |= {
+                group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups
+            }
 
     def on_exchange_end(self, trainer: pl.Trainer, loop: FederatedLoop, exchange: str) -> None:
         if exchange == "train":
