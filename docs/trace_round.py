@@ -97,7 +97,9 @@ def main() -> None:
     print(f"code lines of the files entered: {sum(sizes.values())} in {len(sizes)}")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
-    longest = max((size, f"{path.relative_to(PACKAGE)} {name}") for path in everything for name, size in functions(path).items())
+    longest = max(
+        (size, f"{path.relative_to(PACKAGE)} {name}") for path in everything for name, size in functions(path).items()
+    )
     print(f"longest function: {longest[1]}, {longest[0]} code lines")
 
 

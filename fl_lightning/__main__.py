@@ -72,9 +72,9 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
-        from fl_lightning.cli.parser import sentence  # noqa: PLC0415
+        from fl_lightning.cli.errors import one_line  # noqa: PLC0415
 
-        fail(sentence(str(error)), 1)
+        fail(one_line(str(error)), 1)
     finally:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():

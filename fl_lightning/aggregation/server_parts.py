@@ -6,7 +6,7 @@ Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algo
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +21,30 @@ class PartialAggregate:
     """What one process has taken in since the exchange began: all that crosses processes before `finish`."""
 
     sums: dict[str, StateSum] = field(default_factory=dict)
-    weight: int | Tensor = 0
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def add(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
-        """Add weight · state to the float64 sum `name`."""
-        if name not in self.sums:
-            self.sums[name] = StateSum()
-        self.sums[name].add(state, weight)
+    def mean(self, name: str) -> State | None:
+        """The weighted mean of what was added to the sum `name`, or None: nothing of any weight."""
+        total = self.sums.get(name)
+        return None if total is None or not bool(total.weight) else mean_of(total)
 
-    def count(self, weight: int | Tensor) -> None:
-        """Add to the sum of weights."""
-        self.weight = self.weight + weight
-
-    def become(self, sums: dict[str, StateSum], weight: int | Tensor, rows: dict[int, ClientUpdate]) -> None:
+    def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Stand for all processes' sums and rows."""
-        self.sums, self.weight, self.rows = sums, weight, rows
+        self.sums, self.rows = sums, rows
+
+
+class NotSetUp:
+    """Stands for the server until it is there.
+
+    Args:
+        name: of the class that asks for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise RuntimeError(f"{self._name} sees the server's {attribute} once a FederatedLoop has set it up")
 
 
 class ServerPart(nn.Module):
@@ -53,18 +61,12 @@ class ServerPart(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._server: ServerView | None = None
+        self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self.partial = PartialAggregate()
-
-    @property
-    def server(self) -> ServerView:
-        if self._server is None:
-            raise RuntimeError(f"{type(self).__name__} sees the server once a FederatedLoop has set it up")
-        return self._server
 
     def attach(self, server: ServerView) -> None:
         """Hand over the view of the server; the loop calls it before `setup`."""
-        self._server = server
+        self.server = server
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
@@ -72,10 +74,9 @@ class ServerPart(nn.Module):
     def begin_round(self, cohort: list[int]) -> None:
         """Called once at the start of a round with the ids of its clients."""
 
-    def begin_exchange(self) -> PartialAggregate:
-        """Forget the sums and rows of the exchange before; the round calls it."""
+    def end_exchange(self) -> None:
+        """Forget the exchange's sums and rows; the round calls it."""
         self.partial = PartialAggregate()
-        return self.partial
 
     def evaluation_weights(self, weights: State) -> State:
         """The weights that are evaluated in place of the global ones; not fed back."""
@@ -85,7 +86,15 @@ class ServerPart(nn.Module):
 
     def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
         """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
-        self.partial.add(name, state, weight)
+        sums = self.partial.sums
+        if name not in sums:
+            sums[name] = StateSum()
+        sums[name].add(state, weight)
+
+    def total_weight(self, name: str) -> float | Tensor:
+        """Σ weight of the sum `name`."""
+        total = self.partial.sums.get(name)
+        return 0 if total is None else total.weight
 
     def summed(self, name: str) -> State:
         """The sum `name` over the cohort, float64; empty if no client added to it."""
@@ -141,16 +150,11 @@ class Aggregator(ServerPart):
     def add(self, update: ClientUpdate) -> None:
         """Take one client's update; `update.weights` are live, so what is kept must be cloned."""
         if update.weights is not None:
-            weight = self.weight(update)
-            self.partial.count(weight)
-            self.sum("weights", update.weights, weight)
+            self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
         """The new shared weights, or None: they stay as they are (no client had data)."""
-        partial = self.partial
-        if "weights" not in partial.sums or not bool(partial.weight):
-            return None
-        return mean_of(partial.sums["weights"], partial.weight)
+        return self.partial.mean("weights")
 
     def weight(self, update: ClientUpdate) -> int | Tensor:
         """n_i, or 1 under uniform weighting; 0 for a client without samples."""
@@ -178,9 +182,9 @@ class GatheringAggregator(Aggregator, ABC):
         """Keep the update; of the entries that are not trained the weighted mean is taken."""
         if update.weights is None:
             return
-        weight, trainable = self.weight(update), set(self.server.trainable)
-        self.partial.count(weight)
-        self.sum("weights", {name: value for name, value in update.weights.items() if name not in trainable}, weight)
+        trainable = set(self.server.trainable)
+        rest = {name: value for name, value in update.weights.items() if name not in trainable}
+        self.sum("weights", rest, self.weight(update))
         self.gather(update)
 
     def finish(self) -> State | None:

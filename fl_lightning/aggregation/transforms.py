@@ -1,6 +1,6 @@
 """What happens to an update between client and sum: a list of transforms, the guard against NaN first."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ class NonFiniteGuard(UpdateTransform):
         super().__init__()
         self.skips = skips
         self._nonfinite_constants: frozenset[str] = frozenset()
-        self._totals: list[tuple[int, Tensor]] = []
+        self._clients: list[int] = []
+        self._totals: list[Tensor] = []
 
     @classmethod
     def for_setting(cls, nonfinite: str) -> "NonFiniteGuard":
@@ -80,11 +81,16 @@ class NonFiniteGuard(UpdateTransform):
 
     def with_personal(self, update: ClientUpdate, personal: State) -> ClientUpdate:
         """Check the entries that stay with the client, too."""
-        parts = self.finite_sums(update.weights or {}) + sums(personal) + sums_of_nest(update.extras)
+        parts = self.finite_sums(update.weights) if update.weights else []
+        if personal:
+            parts += sums(personal)
+        if update.extras:
+            parts += sums_of_nest(update.extras)
         if not parts:
             return update
         total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-        self._totals.append((update.client_id, total))
+        self._clients.append(update.client_id)
+        self._totals.append(total)
         return self._skipped(update, torch.isfinite(total)) if self.skips else update
 
     def finite_sums(self, weights: State) -> list[Tensor]:
@@ -104,10 +110,11 @@ class NonFiniteGuard(UpdateTransform):
         num_samples = finite.to(torch.int64) * update.num_samples
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=finite)
 
-    def take_totals(self) -> list[tuple[int, Tensor]]:
-        """(client id, 0-d float64) of every update since the last call: finite exactly where all of it is."""
-        totals, self._totals = self._totals, []
-        return totals
+    def take_totals(self) -> tuple[list[int], list[Tensor]]:
+        """Of every update since the last call its client, and a 0-d float64 that is finite where all of it is."""
+        found = self._clients, self._totals
+        self._clients, self._totals = [], []
+        return found
 
 
 class NormClip(UpdateTransform):
@@ -143,13 +150,15 @@ class NormClip(UpdateTransform):
 
 def sums(state: State) -> list[Tensor]:
     """0-d float64 sums over the floating entries, one for each type: finite where all entries are."""
-    return [v.sum(dtype=torch.float64) for dtype, v in flatten(state).items() if dtype.is_floating_point] if state else []
+    found = []
+    for dtype, vector in flatten(state).items():
+        if dtype.is_floating_point:
+            found.append(vector.sum(dtype=torch.float64))
+    return found
 
 
 def sums_of_nest(value: Any) -> list[Tensor]:
     """The same for each floating tensor in a nest of dicts, lists and tuples."""
-    if not value:
-        return []
     found: list[Tensor] = []
     apply_to_collection(value, Tensor, found.append)
     return [tensor.detach().sum(dtype=torch.float64) for tensor in found if tensor.is_floating_point()]

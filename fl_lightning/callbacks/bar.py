@@ -13,8 +13,8 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from fl_lightning.utils.settings import check_at_least
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.utils.settings import check_at_least
 
 LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
 """Loggers whose handlers may hold a stream from before the bar, which rich does not redirect; None is the root."""

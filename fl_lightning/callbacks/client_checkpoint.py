@@ -46,8 +46,17 @@ class ClientCheckpoint(Callback):
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
         }
-        path = Path(self.dirpath or trainer.default_root_dir, self.filename)
-        write_atomically(path, lambda part: torch.save(checkpoint, part))
+        save(checkpoint, Path(self.dirpath or trainer.default_root_dir, self.filename))
+
+
+def save(content: Any, path: Path) -> None:
+    """Write with `torch.save`: through an open file, since the name of a path would stand in the content."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:
+            torch.save(content, file)
+
+    write_atomically(path, write)
 
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks.report import BY_CLASS
-from fl_lightning.utils.settings import check_at_least
 from fl_lightning.federation.history import History
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.settings import check_at_least
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What a run prints that nobody can act on stays off the terminal."""
+"""Suppresses log messages and warnings that users cannot act on."""
 
 import logging
 import re
@@ -30,13 +30,13 @@ INFOS = (
 
 
 def worth_showing(record: logging.LogRecord) -> bool:
-    """False for the notes in `INFOS`."""
+    """Return False for the notes in `INFOS`."""
     return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Within it, warnings and notes that nobody can act on are not shown."""
+    """Suppress the warnings in `WARNINGS` and the notes in `INFOS` within the block."""
     loggers = [
         logging.getLogger(f"{package}.utilities.{name}")
         for package in ("pytorch_lightning", "lightning_fabric")

@@ -13,8 +13,10 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
-from fl_lightning.cli.parser import PROG, FederatedParser
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import (
     CHECKPOINTS,
@@ -31,7 +33,6 @@ from fl_lightning.runs.folder import (
     stem_of,
 )
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
-from fl_lightning.federation.checks import check_trainer
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
@@ -46,7 +47,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the run folder; run again, it starts a new run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: a checkpoint that does not fit must not cost its run the configuration."""
+        """Write nothing yet: a checkpoint that does not fit must not cost its run the configuration."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -63,10 +64,13 @@ class FederatedCLI(LightningCLI):
         args: in place of those of the process.
 
     Attributes:
+        parent: holds the folders of this configuration's runs.
         folder: of the run, or None: nothing is written.
+        first_round: that a continued run will train, or None: the run is new.
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
+        self.parent = Path(DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
         try:
@@ -146,7 +150,7 @@ def announce(folder: Path | None, rounds: int, max_epochs: int | None) -> None:
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
-    """The user's, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
+    """Choose the user's loggers, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
     if given is False:
         return []
     if given is None or given is True:
@@ -156,7 +160,7 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
 
 
 def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Callback]:
-    """The best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
+    """Keep the best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
     own = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
     ours: list[Callback] = []
     if not any(callback.monitor for callback in own):
@@ -168,7 +172,7 @@ def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Ca
 
 
 def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
-    """What a run that was stopped by Ctrl-C left behind, and how it goes on."""
+    """Say what a run that was stopped by Ctrl-C left behind, and how it goes on."""
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
     done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
@@ -183,5 +187,5 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list of what may be a list, one thing or None."""
+    """Make a list of what may be a list, one thing or None."""
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -2,10 +2,11 @@
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices, MetricAccumulator, attach_services
+from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
 
 __all__ = [
+    "BatchTransfer",
     "ClientContext",
     "ClientModule",
     "ClientServices",

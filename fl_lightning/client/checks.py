@@ -114,9 +114,7 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
     kind, more = type(client.module).__name__, isinstance(output, Mapping)
     loss = output.get("loss") if more else output
     if more and loss is None and client.automatic_optimization:
-        raise ValueError(
-            f"{kind}.training_step must return its loss under 'loss', got the keys {sorted(output)}"
-        )
+        raise ValueError(f"{kind}.training_step must return its loss under 'loss', got the keys {sorted(output)}")
     if loss is None and client.adds_terms:
         raise ValueError(
             f"{type(client).__name__} adds terms to the loss of {kind}.training_step, which returned None; return a "

@@ -1,5 +1,7 @@
 """The state of the one client that a module stands for."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.client.optimizers import LocalProgress
@@ -7,30 +9,36 @@ from fl_lightning.client.teacher import LogitCache
 from fl_lightning.types import State
 
 
+@dataclass
 class ClientContext:
     """What belongs to one client in one exchange.
 
     Args:
         client_id: 0 ... N-1; -1: nobody.
-        received: shared trainable weights as they came.
+        start: shared entries that training starts from.
+        trainable: names of those that are trained.
         memory: what the client keeps between rounds.
         weights_token: the same object for all clients that received the same weights.
+        round: constants of the client for this round, by name.
+        progress: steps so far.
+        logit_cache: of teachers' logits in the present phase, or None.
     """
 
-    def __init__(
-        self,
-        client_id: int = -1,
-        received: State | None = None,
-        memory: dict[str, Any] | None = None,
-        weights_token: object = None,
-    ) -> None:
-        self.client_id = client_id
-        self.received: State = {} if received is None else received
-        self.memory: dict[str, Any] = {} if memory is None else memory
-        self.weights_token = weights_token
-        self.round: dict[str, Any] = {}
-        self.progress = LocalProgress()
-        self.logit_cache: LogitCache | None = None
+    client_id: int = -1
+    start: State = field(default_factory=dict)
+    trainable: Sequence[str] = ()
+    memory: dict[str, Any] = field(default_factory=dict)
+    weights_token: object = None
+    round: dict[str, Any] = field(default_factory=dict)
+    progress: LocalProgress = field(default_factory=LocalProgress)
+    logit_cache: LogitCache | None = None
+    _received: State | None = None
+
+    def received(self) -> State:
+        """The shared trainable weights as they came, found at the first call."""
+        if self._received is None:
+            self._received = {name: self.start[name] for name in self.trainable if name in self.start}
+        return self._received
 
     def keep_logits(self, cache: LogitCache | None) -> None:
         """Use this cache of teachers' logits from now on."""

@@ -48,8 +48,7 @@ class Forwarding(LightningModule):
             return [hook(*args, **kwargs) for hook in found]
 
     def _attached(self, name: str) -> AbstractContextManager[None]:
-        services = self.services_of(name)
-        return attach_services(self.client_modules(), services, services.names)
+        return attach_services(self.client_modules(), self.services_of(name).methods)
 
     def on_validation_model_zero_grad(self) -> None:
         """There are no gradients between rounds."""

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning import LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
-from pytorch_lightning.plugins.precision import Precision
-from torch import Tensor
 
 FORWARDED = frozenset({
     "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
@@ -59,45 +56,3 @@ def refuse_unforwarded(module: LightningModule) -> None:
                 f"{type(module).__name__} overrides {name}, which is not called inside a federated round; "
                 f"{INSTEAD.get(name, 'move its work to a hook that is forwarded, or to a callback')}"
             )
-
-
-class BatchTransfer:
-    """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks.
-
-    Args:
-        modules: the client and the module in it.
-        device: where batches belong.
-        precision: the Trainer's precision plugin; None: 32-true.
-        datamodule: the user's own, whose transfer hooks go before the module's, as in Lightning; or None.
-
-    Attributes:
-        hooked: whether a hook of the user's may change a batch.
-    """
-
-    def __init__(
-        self,
-        modules: Sequence[LightningModule],
-        device: torch.device,
-        precision: Precision | None = None,
-        datamodule: LightningDataModule | None = None,
-    ) -> None:
-        self._precision, self._device = precision or Precision(), device
-
-        def of_data(name: str) -> bool:
-            return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
-
-        names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        self._before, self._transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
-        self._transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
-        after = "on_after_batch_transfer"
-        self._after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
-        self.hooked = self._transfers or bool(self._after)
-
-    def __call__(self, batch: Any) -> Any:
-        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
-        if self._transfers or not there:
-            batch = self._before(batch, 0)
-            batch = self._transfer(batch, self._device, 0)
-        for hook in self._after:
-            batch = hook(batch, 0)
-        return self._precision.convert_input(batch)

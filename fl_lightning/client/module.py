@@ -1,4 +1,4 @@
-"""The client of a federation: a LightningModule with a `training_step` of its own, and the hooks that a method overrides."""
+"""The client of a federation: a LightningModule with its own `training_step`, and the hooks that a method overrides."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +13,8 @@ from torch.optim import SGD
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.checks import check_client_arguments, check_returned, num_arguments, same_or_unset
 from fl_lightning.client.context import ClientContext
-from fl_lightning.client.hooks import BatchTransfer
 from fl_lightning.client.passes import evaluation_mode
+from fl_lightning.client.services import BatchTransfer
 from fl_lightning.client.standalone import StandaloneClient
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.importance import as_function
@@ -163,7 +163,7 @@ class ClientModule(LightningModule):
     @property
     def received(self) -> State:
         """The shared trainable weights as they came at the start of the exchange, by name."""
-        return self.context.received
+        return self.context.received()
 
     @property
     def round(self) -> dict[str, Any]:
@@ -203,8 +203,8 @@ class ClientModule(LightningModule):
         def placed(x: Tensor) -> Tensor:
             return x.to(like.device, raised(like).dtype if x.is_floating_point() else None)
 
-        one = isinstance(value, Tensor)
-        self.context.round[name] = placed(value) if one else {n: placed(x) for n, x in value.items()}
+        kept = placed(value) if isinstance(value, Tensor) else {n: placed(x) for n, x in value.items()}
+        self.context.round[name] = kept
 
     def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
         """Make the teacher `name`, in `receive`: a frozen copy of the received net, or of the net with `state`.

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -107,11 +108,8 @@ class Exposure:
         if groups and len({(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in groups}) == 1:
             self.group = groups[0] if not groups[0]["dampening"] and not groups[0]["maximize"] else None
         self.defined = self.group is not None or not optimizers
+        self._start = 0.0 if self.defined else math.nan
         self.value, self.momentum = self._start, 0.0
-
-    @property
-    def _start(self) -> float:
-        return 0.0 if self.defined else math.nan
 
     def reset(self) -> None:
         """As before the first step."""
@@ -128,12 +126,12 @@ class Exposure:
         self.value += float(group["lr"]) * travelled
 
 
+@dataclass
 class LocalProgress:
     """K and E of one client in one exchange: optimizer steps, and how far they would move a scalar with gradient 1."""
 
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.exposure = 0.0
+    num_steps: int = 0
+    exposure: float = 0.0
 
     def move(self, steps: int, exposure: float) -> None:
         """So many further steps were taken, and E is this now."""
@@ -149,47 +147,55 @@ class LocalOptimizers:
         owner: name of the module it belongs to, for errors.
         slope: the method's `exposure_slope`, or None.
         scaler: gradient scaler, or None.
+        backward: computes gradients of a loss.
 
     Attributes:
         steps: taken in the phase.
     """
 
     def __init__(
-        self, configured: Any, owner: str, slope: Callable[[float], float] | None = None, scaler: Any | None = None
+        self,
+        configured: Any,
+        owner: str,
+        slope: Callable[[float], float] | None = None,
+        scaler: Any | None = None,
+        backward: Callable[..., None] = Tensor.backward,
     ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
-        self.settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self.exposure = Exposure(self.raw, slope)
-        self.scaler = scaler
+        self.backward = backward
         self.steps = 0
-        self.progress = LocalProgress()
-        self._before = 0.0
         self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped, self.raw) for optimizer in self.raw]
         self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
         # torch's own optimizers keep all they remember in `state` and `param_groups`, so that a reset one is a new one
-        self.reusable = (
-            not self.schedulers
-            and scaler is None
-            and all(type(o).__module__.startswith("torch.optim.") for o in self.raw)
-        )
+        torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
+        self.reusable = torchs and not self.schedulers and scaler is None
+        self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
+        self._progress, self._before, self._used = LocalProgress(), 0.0, False
 
-    def begin(self, progress: LocalProgress) -> None:
-        """Count the steps from now on as this client's; forget gradients that one before left behind."""
-        for optimizer in self.raw:
-            zero_grad(optimizer)
-        self.progress, self._before = progress, progress.exposure
+    def begin(self, progress: LocalProgress, lr: float | None = None, factor: float = 1.0) -> None:
+        """As if built anew, for a phase of one client.
+
+        Args:
+            progress: counts the client's steps.
+            lr: in place of the optimizers' own; None: their own.
+            factor: times that (lr_decay^t).
+        """
+        if self._used:
+            self._restore()
+        self._used, self.steps = True, 0
+        self._progress, self._before = progress, progress.exposure
         progress.move(0, self._before + self.exposure.value)  # NaN where it is not defined, however many steps
+        if lr is not None or factor != 1.0:
+            self._set_lr(lr, factor)
 
-    def _stepped(self) -> None:
+    def _stepped(self, *_: Any) -> None:
         self.steps += 1
         self.exposure.step()
-        self.progress.move(1, self._before + self.exposure.value)
+        self._progress.move(1, self._before + self.exposure.value)
 
-    def set_lr(self, lr: float | None, factor: float) -> None:
-        """Before the first step: a phase's `lr` in place of the optimizers' own, then `factor` (lr_decay^t) times that.
-
-        Schedules compute with what was not decayed, whatever they keep of it.
-        """
+    def _set_lr(self, lr: float | None, factor: float) -> None:
+        """Before the first step: schedules compute with what was not decayed, whatever they keep of it."""
         groups = [group for optimizer in self.raw for group in optimizer.param_groups]
         if lr is not None:
             for group in groups:
@@ -198,30 +204,32 @@ class LocalOptimizers:
                 bases = getattr(entry.scheduler, "base_lrs", None)
                 if bases is not None:
                     entry.scheduler.base_lrs = [lr for _ in bases]
-        if factor == 1.0:
-            return
-        if self.schedulers:
+        if self.schedulers and factor != 1.0:
             for wrapped in self.wrapped:
                 wrapped.decay(factor)
-        else:
+        elif factor != 1.0:
             for group in groups:
                 group["lr"] = group["lr"] * factor
 
     def release(self) -> None:
         """Before others are made: a module may hand out the same optimizers again, which then are as they were."""
-        self.reset()
+        self._restore()
         for wrapped in self.wrapped:
             while wrapped.hooks:
                 wrapped.hooks.pop().remove()
 
-    def reset(self) -> None:
-        """As if built anew."""
-        for optimizer, settings in zip(self.raw, self.settings, strict=True):
+    def _restore(self) -> None:
+        for optimizer, settings in zip(self.raw, self._settings, strict=True):
             optimizer.state.clear()
             for group, setting in zip(optimizer.param_groups, settings, strict=True):
                 group.update(setting)
-        self.steps = 0
         self.exposure.reset()
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty
 
 
 def zero_grad(optimizer: Optimizer) -> None:
@@ -254,13 +262,14 @@ class LocalOptimizer:
     """
 
     def __init__(
-        self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[[], None], everyone: Sequence[Optimizer]
+        self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[..., None], everyone: Sequence[Optimizer]
     ) -> None:
         self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
+        self.wants_closure = needs_closure(optimizer)
         self._unscaled = False
         self._lrs: list[Any] = []
         # a step that the scaler skips is no step: the hook runs only where the optimizer really moved
-        self.hooks = [optimizer.register_step_post_hook(lambda *_: on_step())]
+        self.hooks = [optimizer.register_step_post_hook(on_step)]
 
     def decay(self, factor: float) -> None:
         """Multiply the learning rates by `factor`, while a step is taken: schedules know nothing of it."""

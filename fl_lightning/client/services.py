@@ -1,16 +1,19 @@
-"""The Trainer's services for the client that is driven (logging, optimizers), which Lightning gives the fitted module only."""
+"""The services that Lightning gives the fitted module only (logging, optimizers, transfer), for the client at work."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning.core.hooks import DataHooks
+from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, toggle
 
 MOST_ROWS = 512
@@ -82,9 +85,12 @@ class MetricAccumulator:
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
         """All values on the host, and `more` 0-d tensors, in one transfer; then only the metric objects are left."""
-        device = [value for rows in self._rows.values() for value, _ in rows if isinstance(value, Tensor)]
-        parts = [stacked(values) for values in (more, device) if values]
-        host = torch.cat(parts).tolist() if parts else []
+        tensors = list(more)
+        for rows in self._rows.values():
+            for value, _ in rows:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+        host = to_host(tensors)
         numbers = iter(host[len(more) :])
         out: Rows = {}
         for name, rows in self._rows.items():
@@ -104,11 +110,19 @@ class MetricAccumulator:
         self.forget()
 
 
-def stacked(values: Sequence[Tensor]) -> Tensor:
-    """Tensors of one element each as one float64 vector."""
-    if len({value.dtype for value in values}) > 1:
-        values = [value.double() for value in values]
-    return torch.stack([value.reshape(()) if value.ndim else value for value in values]).double()
+def to_host(values: Sequence[Tensor]) -> list[float]:
+    """Tensors of one element each as numbers, in one transfer from the device."""
+    by_type: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+    for i, value in enumerate(values):
+        places, group = by_type.setdefault(value.dtype, ([], []))
+        places.append(i)
+        group.append(value.reshape(()) if value.ndim else value)
+    order, vectors = [], []
+    for places, group in by_type.values():
+        order += places
+        vectors.append(torch.stack(group).double())
+    found = dict(zip(order, torch.cat(vectors).tolist() if vectors else (), strict=True))
+    return list(map(found.__getitem__, range(len(values))))
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
@@ -117,32 +131,33 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
     for rows in parts:
         for name, (kind, pairs) in rows.items():
             merged.setdefault(name, (kind, []))[1].extend(pairs)
-    return {name: reduced_pairs(kind, pairs) for name, (kind, pairs) in merged.items()}
+    out = {}
+    for name, (kind, pairs) in merged.items():
+        out[name] = reduced_pairs(kind, pairs)
+    return out
 
 
 def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
     """One value of (value, weight) pairs."""
     values = [value for value, _ in pairs]
-    finite = all(map(math.isfinite, values))
+    add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
     if kind == "mean":
-        total = math.fsum(value * n for value, n in pairs) if finite else sum(value * n for value, n in pairs)
-        size = math.fsum(n for _, n in pairs)
-        return total / size if size else math.nan
+        size = math.fsum([n for _, n in pairs])
+        return add([value * n for value, n in pairs]) / size if size else math.nan
     if kind == "sum":
-        return math.fsum(values) if finite else sum(values)
+        return add(values)
     return max(values) if kind == "max" else min(values)
 
 
 def batch_length(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor (1 where there is none)."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        for item in batch:
-            if isinstance(item, Tensor | Mapping | list | tuple):
-                return batch_length(item)
+    for item in batch if isinstance(batch, list | tuple) else (batch,):
+        if isinstance(item, Tensor):
+            return item.shape[0] if item.ndim else 1
+        if isinstance(item, Mapping | list | tuple):
+            return batch_length(item)
     return 1
 
 
@@ -156,10 +171,9 @@ class ClientServices:
     def __init__(self, trains: bool = True) -> None:
         self.logged = MetricAccumulator()
         self.logged_in_epoch: MetricAccumulator | None = None
-        names = ATTACHED if trains else tuple(name for name in ATTACHED if name != "all_gather")
-        self.names = names
+        names = SERVICES if trains else SERVICES[:-1]
+        self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
         self._optimizers = LocalOptimizers(None, "nobody")
-        self._backward: Callable[..., None] = Tensor.backward
         self._batch: Any = None
         self._weight = 1
         self._toggled: list[tuple[Tensor, bool]] = []
@@ -172,14 +186,14 @@ class ClientServices:
         self._weight, self._batch = 1, None
         return self.logged
 
-    def begin_phase(self, optimizers: LocalOptimizers, backward: Callable[..., None]) -> None:
+    def begin_phase(self, optimizers: LocalOptimizers) -> None:
         """From now on these optimizers are the client's."""
-        self._optimizers, self._backward = optimizers, backward
+        self._optimizers = optimizers
 
     def begin_epoch(self, num_samples: int) -> None:
         """Keep what is logged apart for schedulers that watch a value."""
         self.logged_in_epoch = MetricAccumulator() if self._optimizers.plateau else None
-        self.begin_samples(num_samples)
+        self._weight, self._batch = num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
         """What is logged from now on weighs as much as the batch has samples (looked up when something is)."""
@@ -237,7 +251,7 @@ class ClientServices:
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        self._backward(loss, *args, **kwargs)
+        self._optimizers.backward(loss, *args, **kwargs)
 
     def clip_gradients(
         self,
@@ -263,35 +277,64 @@ class ClientServices:
 
 
 TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
-ATTACHED = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
+SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
 
 
 @contextmanager
-def attach_services(
-    modules: Sequence[LightningModule], services: Any, names: Sequence[str] = ATTACHED
-) -> Iterator[None]:
-    """Put services over the modules' own methods of these names, and take them back whatever happens.
+def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Put services over the modules' own methods, and take them back whatever happens.
 
     Args:
         modules: the client and the module in it.
-        services: has the methods.
-        names: of the methods.
+        methods: by name.
     """
-    attach(modules, services, names)
+    for module in modules:
+        vars(module).update(methods)
     try:
         yield
     finally:
-        detach(modules, names)
+        for module in modules:
+            for name in methods:
+                vars(module).pop(name, None)
 
 
-def attach(modules: Sequence[LightningModule], services: Any, names: Sequence[str]) -> None:
-    """Instance attributes over public methods."""
-    for module in modules:
-        vars(module).update({name: getattr(services, name) for name in names})
+class BatchTransfer:
+    """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks.
 
+    Args:
+        modules: the client and the module in it.
+        device: where batches belong.
+        precision: the Trainer's precision plugin; None: 32-true.
+        datamodule: the user's own, whose transfer hooks go before the module's, as in Lightning; or None.
 
-def detach(modules: Sequence[LightningModule], names: Sequence[str]) -> None:
-    """The modules' own methods again."""
-    for module in modules:
-        for name in names:
-            vars(module).pop(name, None)
+    Attributes:
+        hooked: whether a hook of the user's may change a batch.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[LightningModule],
+        device: torch.device,
+        precision: Precision | None = None,
+        datamodule: LightningDataModule | None = None,
+    ) -> None:
+        self._precision, self._device = precision or Precision(), device
+
+        def of_data(name: str) -> bool:
+            return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
+
+        names = ("on_before_batch_transfer", "transfer_batch_to_device")
+        self._before, self._transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
+        self._transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
+        after = "on_after_batch_transfer"
+        self._after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
+        self.hooked = self._transfers or bool(self._after)
+
+    def __call__(self, batch: Any) -> Any:
+        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
+        if self._transfers or not there:
+            batch = self._before(batch, 0)
+            batch = self._transfer(batch, self._device, 0)
+        for hook in self._after:
+            batch = hook(batch, 0)
+        return self._precision.convert_input(batch)

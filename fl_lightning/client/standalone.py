@@ -1,5 +1,6 @@
 """A client outside a federation: its own loss under a plain Trainer, as any other LightningModule."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -8,8 +9,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.context import ClientContext
-from fl_lightning.client.hooks import BatchTransfer
-from fl_lightning.client.services import TRAINER_SERVICES, attach, detach
+from fl_lightning.client.services import TRAINER_SERVICES, BatchTransfer, attach_services
 from fl_lightning.data import DatasetSource, FederatedDataModule
 from fl_lightning.types import Broadcast, ClientData, Phase
 
@@ -25,6 +25,9 @@ class StandaloneClient(Callback):
         ValueError: when the fit starts, if the method needs what only a federation has.
     """
 
+    def __init__(self) -> None:
+        self._attached = ExitStack()
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_alone(pl_module)
 
@@ -33,27 +36,26 @@ class StandaloneClient(Callback):
         local = view_of_loader(trainer, client)
         client.fix_trainable()
         received = {name: value.detach().clone() for name, value in client.params().items()}
-        client.begin(ClientContext(0, received, weights_token=object()))
+        client.begin(ClientContext(0, received, tuple(received), weights_token=object()))
         plugin = trainer.precision_plugin
         transfer = BatchTransfer(list(client.lightning_modules()), client.device, plugin)
         client.connect(plugin.forward_context, transfer)
         if client.module is not None:
-            attach([client.module], client, TRAINER_SERVICES)
+            methods = {name: getattr(client, name) for name in TRAINER_SERVICES}
+            self._attached.enter_context(attach_services([client.module], methods))
         if client.is_neutral:
-            vars(client)["training_step"] = client.local_loss
+            self._attached.enter_context(attach_services([client], {"training_step": client.local_loss}))
             return
         with torch.enable_grad():
             client.receive(Broadcast(0, client.exchanges[0], received), local)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        progress = pl_module.context.progress  # type: ignore[union-attr]
+        client: Any = pl_module
+        progress = client.context.progress
         progress.move(trainer.global_step - progress.num_steps, float("nan"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        client: Any = pl_module
-        vars(client).pop("training_step", None)
-        if client.module is not None:
-            detach([client.module], TRAINER_SERVICES)
+        self._attached.close()
 
 
 def view_of_loader(trainer: Trainer, client: Any) -> ClientData:

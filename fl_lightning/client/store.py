@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import Trainer
 
-from fl_lightning.utils.settings import check_at_least
 from fl_lightning.client.records import decode, encode, kept, num_bytes
 from fl_lightning.client.tracked_checkpoint_io import TrackedCheckpointIO, delete
 from fl_lightning.types import State
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.settings import check_at_least
 
 CHECKED_AT_START = 2**30
 """Bytes of files up to which their content is checked at the start of a fit, not only where they are read."""

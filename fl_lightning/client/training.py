@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
-from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.client.hooks import BatchTransfer, hooks, overridden
+from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import (
     LocalOptimizer,
@@ -26,11 +24,23 @@ from fl_lightning.client.optimizers import (
     step_scheduler,
     zero_grad,
 )
-from fl_lightning.client.services import ClientServices, MetricAccumulator, reduced
+from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, reduced
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
 from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_above, check_at_least
+
+LOCAL_HOOKS = (
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""Hooks of the client's modules that are called in local training."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,15 @@ class LocalTrainer:
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self._reusable: LocalOptimizers | None = None
         self._last: LocalOptimizers | None = None
-        self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
         self._optimizer_step = self._own("optimizer_step")
         self._clip = self._own("configure_gradient_clipping")
         self._zero_grad = self._own("optimizer_zero_grad")
         self._backward = self._own("backward")
         self._scheduler_step = self._own("lr_scheduler_step")
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
+        edits = self._hooks["on_before_optimizer_step"], self._clip, settings.clip_norm, self._fresh_scaler()
+        self._edits_gradients = any(edits)
 
     def _own(self, name: str) -> Callable[..., Any] | None:
         """The hook of the innermost module where it has one of its own."""
@@ -115,18 +127,6 @@ class LocalTrainer:
         for module, mode in self._modes:
             if module.training != mode:
                 module.training = mode
-
-    def hooks_of(self, name: str) -> list[Callable[..., Any]]:
-        """The hooks `name` of the client's modules that override it."""
-        found = self._hooks.get(name)
-        if found is None:
-            found = self._hooks[name] = hooks(self.modules, name)
-        return found
-
-    def _call(self, name: str, *args: Any) -> list[Any]:
-        """Call the hook `name` of the client's modules that override it."""
-        found = self.hooks_of(name)
-        return [hook(*args) for hook in found] if found else []
 
     def seed(self, purpose: str, data: ClientData) -> None:
         """Key the global generators (dropout, what a module draws by itself) by the client and round of `data`."""
@@ -145,35 +145,47 @@ class LocalTrainer:
         for phase in self.client.phases(exchange):
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
-            if own.size(phase.split):
+            size = own.size(phase.split)
+            if size:
                 epochs, before = epochs_of_client if phase.epochs is None else phase.epochs, passed.get(phase.split, 0)
                 with nullcontext() if phase.trains is None else self._trained(phase.trains):
-                    passed[phase.split] = before + self._phase(phase, own, epochs, before, on_epoch_end)
+                    passed[phase.split] = before + self._phase(phase, own, size, epochs, before, on_epoch_end)
 
     # --- one phase ---------------------------------------------------------------------------------------------
 
     def _phase(
-        self, phase: Phase, data: ClientData, epochs: int, before: int, on_epoch_end: Callable[[int], None] | None
+        self,
+        phase: Phase,
+        data: ClientData,
+        size: int,
+        epochs: int,
+        before: int,
+        on_epoch_end: Callable[[int], None] | None,
     ) -> int:
         """At most `epochs` passes over the phase's split, which the exchange has passed `before` times; how many."""
         client, services = self.client, self.services
+        progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
-        optimizers.begin(client.context.progress if phase.counts else LocalProgress())
-        optimizers.set_lr(phase.lr, self.settings.lr_decay**data.round_idx)
-        services.begin_phase(optimizers, self._backward_of(optimizers.scaler))
-        cache = self._logit_cache(phase, data, epochs)
-        client.context.keep_logits(cache)
+        optimizers.begin(progress, phase.lr, self.settings.lr_decay**data.round_idx)
+        services.begin_phase(optimizers)
+        cache = self._logit_cache(phase, data) if epochs > 1 and client.distils else None
+        if cache is not client.context.logit_cache:
+            client.context.keep_logits(cache)
+        limit = self.settings.max_local_steps if phase.counts else None
         for epoch in range(epochs):
-            if self._finished(phase):
-                return epoch
-            services.begin_epoch(data.size(phase.split))
-            self._call("on_train_epoch_start")
-            whole = self._epoch(phase, data, before + epoch, optimizers, cache)
+            if limit is not None and progress.num_steps >= limit:
+                break
+            services.begin_epoch(size)
+            for hook in self._hooks["on_train_epoch_start"]:
+                hook()
+            whole = self._epoch(phase, data, size, before + epoch, optimizers, cache, limit)
             if whole and cache is not None:
                 cache.finish_epoch()
-            services.begin_samples(data.size(phase.split))
-            self._call("on_train_epoch_end")
-            if client.automatic_optimization:
+            if found := self._hooks["on_train_epoch_end"]:
+                services.begin_samples(size)
+                for hook in found:
+                    hook()
+            if optimizers.schedulers and client.automatic_optimization:
                 self._schedule(optimizers.schedulers, "epoch", epoch + 1)
             if on_epoch_end is not None:
                 on_epoch_end(epoch)
@@ -182,14 +194,23 @@ class LocalTrainer:
         return epochs
 
     def _epoch(
-        self, phase: Phase, data: ClientData, epoch: int, optimizers: LocalOptimizers, cache: LogitCache | None
+        self,
+        phase: Phase,
+        data: ClientData,
+        size: int,
+        epoch: int,
+        optimizers: LocalOptimizers,
+        cache: LogitCache | None,
+        limit: int | None,
     ) -> bool:
         """One pass; False where it left samples out."""
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
-        num_batches = -(-data.size(phase.split) // batch_size) - self._single_sample(data, phase, batch_size)
+        num_batches = -(-size // batch_size)
+        if self._batch_norms:
+            num_batches -= self._single_sample(data, phase, size, batch_size)
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
-            if index == num_batches or self._finished(phase):
+            if index == num_batches or (limit is not None and self.client.num_steps >= limit):
                 return False
             if cache is None:
                 batch = self.transfer(item)
@@ -204,46 +225,48 @@ class LocalTrainer:
         """Train on one batch; False: the client wants no more of this epoch."""
         client = self.client
         self.services.begin_batch(batch)
-        if -1 in self._call("on_train_batch_start", batch, index):
+        if (found := self._hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
             return False
         if client.automatic_optimization and optimizers.wrapped:
             loss = self._optimize(batch, index, num_batches, optimizers)
         else:
             loss = self._training_step(batch, index)
-        if self.hooks_of("on_train_batch_end"):
-            outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
-            self._call("on_train_batch_end", outputs, batch, index)
+        for hook in self._hooks["on_train_batch_end"]:
+            hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
         return True
 
     def _optimize(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> Tensor | None:
         """Forward, backward and, at the end of `accumulate_grad_batches`, a step; the loss."""
-        every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
+        every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = (index + 1) % every == 0 or index + 1 == num_batches
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
             nonlocal loss
             if index % every == 0:
-                self._call("on_before_zero_grad", optimizer)
+                for hook in hooks["on_before_zero_grad"]:
+                    hook(optimizer)
                 if self._zero_grad is None:
                     zero_grad(optimizer.optimizer)
                 else:
-                    self._zero_grad(self._round_idx, index, optimizer.optimizer)
+                    self._zero_grad(self.client.trainer.current_epoch, index, optimizer.optimizer)
             loss = self._training_step(batch, index)
             if loss is None:
                 return None
-            self._call("on_before_backward", loss)
-            self.services.manual_backward(loss if every == 1 else loss / every)
-            self._call("on_after_backward")
-            if boundary:
+            for hook in hooks["on_before_backward"]:
+                hook(loss)
+            optimizers.backward(loss if every == 1 else loss / every)
+            for hook in hooks["on_after_backward"]:
+                hook()
+            if boundary and self._edits_gradients:
                 self._before_step(optimizer)
             return loss
 
         if not boundary:
             closure()
         elif self._optimizer_step is not None:
-            self._optimizer_step(self._round_idx, index, optimizer, closure)
-        elif needs_closure(optimizer.optimizer):
+            self._optimizer_step(self.client.trainer.current_epoch, index, optimizer, closure)
+        elif optimizer.wants_closure:
             optimizer.step(closure)
         elif closure() is not None:
             optimizer.step()
@@ -253,20 +276,12 @@ class LocalTrainer:
 
     def _before_step(self, optimizer: LocalOptimizer) -> None:
         optimizer.unscale()
-        self._call("on_before_optimizer_step", optimizer)
+        for hook in self._hooks["on_before_optimizer_step"]:
+            hook(optimizer)
         if self._clip is not None:
             self._clip(optimizer, self.settings.clip_norm, "norm")
         elif self.settings.clip_norm is not None:
             self.services.clip_gradients(optimizer, self.settings.clip_norm)
-
-    @property
-    def _round_idx(self) -> int:
-        """The `epoch` argument of Lightning's step hooks."""
-        return self.client.trainer.current_epoch
-
-    def _finished(self, phase: Phase) -> bool:
-        limit = self.settings.max_local_steps
-        return limit is not None and phase.counts and self.client.num_steps >= limit
 
     # --- optimizers --------------------------------------------------------------------------------------------
 
@@ -274,7 +289,6 @@ class LocalTrainer:
         """Built anew, or reset to what it was when it was built: momentum never outlives a client's round."""
         plain = phase.trains is None and phase.optimizer is None
         if plain and self._reusable is not None:
-            self._reusable.reset()
             return self._reusable
         if self._last is not None and self._last is not self._reusable:
             self._last.release()
@@ -292,8 +306,10 @@ class LocalTrainer:
         """
         client, owner, scaler = self.client, type(self.modules[-1]).__name__, self._fresh_scaler()
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
-        found = LocalOptimizers(configured, owner, self._slope, scaler)
+        found = LocalOptimizers(configured, owner, self._slope, scaler, self._backward_of(scaler))
         if not client.automatic_optimization:
+            for optimizer in found.raw:  # of a client that accumulated and did not step at its end
+                zero_grad(optimizer)
             return found
         if len(found.raw) > 1:
             raise ValueError(
@@ -304,7 +320,7 @@ class LocalTrainer:
             (scaler is not None, "trainer.precision=bf16-mixed"),
             (self.settings.accumulate_grad_batches > 1, "model.accumulate_grad_batches=1"),
         )
-        for refused, setting in refusals if any(map(needs_closure, found.raw)) else ():
+        for refused, setting in refusals if any(wrapped.wants_closure for wrapped in found.wrapped) else ():
             if refused:
                 raise ValueError(
                     f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
@@ -343,14 +359,12 @@ class LocalTrainer:
 
     # --- samples and parameters --------------------------------------------------------------------------------
 
-    def _logit_cache(self, phase: Phase, data: ClientData, epochs: int) -> LogitCache | None:
+    def _logit_cache(self, phase: Phase, data: ClientData) -> LogitCache | None:
         """Where a teacher's logits of one epoch hold for the next: samples come back as they are."""
-        if epochs < 2 or not self.client.distils or phase.with_index:
-            return None
-        changes = self.transfer.hooked or data.augments(phase.split)
+        changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
         return None if changes else LogitCache(data.size(phase.split))
 
-    def _single_sample(self, data: ClientData, phase: Phase, batch_size: int) -> int:
+    def _single_sample(self, data: ClientData, phase: Phase, n: int, batch_size: int) -> int:
         """1 where the last batch is a single sample that a BatchNorm net leaves out.
 
         A client with one sample in all trains with BatchNorm in eval mode instead.
@@ -361,7 +375,6 @@ class LocalTrainer:
         norms = [part for name, part in self._batch_norms if self.client.has(data.client_id, name)]
         if not norms:
             return 0
-        n = data.size(phase.split)
         if n == 1:
             for module in norms:
                 module.eval()
@@ -389,14 +402,3 @@ class LocalTrainer:
         finally:
             for parameter in left:
                 parameter.requires_grad_(True)
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
-    return _takes_closure(type(optimizer).step)
-
-
-@cache
-def _takes_closure(step: Callable[..., Any]) -> bool:
-    closure = signature(step).parameters.get("closure")
-    return closure is not None and closure.default is Parameter.empty

@@ -208,7 +208,8 @@ class ClientView:
         with_index: bool = False,
     ) -> Iterator[Batch]:
         own = self._indices[split]
-        n, size = own.shape[0], self.samples_per_batch(split, batch_size)
+        n = own.shape[0]
+        size = self.samples_per_batch(split) if batch_size is None else batch_size
         if not n:
             return iter(())
         source = self._train if split == "train" else self._data.split(split)

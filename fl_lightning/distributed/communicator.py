@@ -45,6 +45,8 @@ class Communicator:
             Exception: this rank's own `error`.
             RemoteError: naming the first other rank that failed, and why.
         """
+        if self.world == 1 and error is None:
+            return [value]
         failures = [f"{type(error).__name__}: {error}" if error is not None else None, value]
         everyone = self.gather(failures)
         if error is not None:
@@ -70,32 +72,33 @@ class Communicator:
                 raise error
             return
         rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
-        layouts = {f"{name}/{key}": s.layout for name, part in partials.items() for key, s in part.sums.items()}
-        weights = {name: int(part.weight) for name, part in partials.items()}
-        open_rows = {name: found for name, found in rows.items() if name != to_root}
-        gathered = self.all_gather_or_raise((layouts, weights, open_rows), error)
         sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
-        merged = self._add_up(sums, [found for found, *_ in gathered])
+        layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}
+        open_rows = {name: found for name, found in rows.items() if name != to_root}
+        gathered = self.all_gather_or_raise((layouts, open_rows), error)
+        merged = self._add_up(sums, [found for found, _ in gathered])
         closed = self.gather_to_root(rows[to_root]) if to_root else []
         for name, part in partials.items():
-            found = closed if name == to_root else [every[name] for *_, every in gathered]
+            found = closed if name == to_root else [every[name] for _, every in gathered]
             everyone = {c: row for one in found for c, row in one.items()}
             part.become(
                 {key.removeprefix(f"{name}/"): s for key, s in merged.items() if key.startswith(f"{name}/")},
-                sum(every[name] for _, every, _ in gathered),
                 {c: to_device(everyone[c], self.device) for c in sorted(everyone)},
             )
 
-    def _add_up(self, sums: Mapping[str, StateSum], layouts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums; `layouts` are the gathered layouts, so a rank without clients joins too."""
+    def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
+        """Add up every rank's sums; `parts` are all ranks' layouts and weights, so one without clients joins too."""
         union: dict[str, Any] = {}
-        for found in layouts:
-            for key, layout in found.items():
+        weights: dict[str, float | Tensor] = {}
+        for found in parts:
+            for key, (layout, weight) in found.items():
                 if union.setdefault(key, layout) != layout:
                     raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
+                weights[key] = weights.get(key, 0) + weight
         out = {}
         for key in sorted(union):
             total = out[key] = sums[key] if key in sums else StateSum.zeros(union[key], self.device)
+            total.weigh(to_device(weights[key], self.device))
             for vector in (total.flat[dtype] for dtype in sorted(total.flat, key=str)):
                 dist.all_reduce(vector)
         return out
@@ -117,7 +120,7 @@ class Communicator:
         except Exception as problem:
             error = problem
         first: State | None = self.all_gather_or_raise(found, error)[0]
-        return to_device(first, self.device)
+        return first if first is None else {name: value.to(self.device) for name, value in first.items()}
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Every rank takes rank 0's values (weights that a user's module drew without a seed)."""
@@ -135,9 +138,7 @@ class Communicator:
         dist.gather_object(value, out, 0)
         return out or []
 
-    def assign_clients(
-        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
-    ) -> list[int]:
+    def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
         """This rank's clients: those it owns, and of the others the longest first to the least loaded rank.
 
         Args:

@@ -1,18 +1,15 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
-import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
-from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.types import State
 
@@ -20,51 +17,22 @@ DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
 
 
-class CheckpointOverride:
-    """State-dict entries to be saved in place of the live ones while a round or an evaluation is under way."""
+@dataclass(frozen=True)
+class Untouched:
+    """What the module, the rule and the server module hold before a round, to be saved or restored in its place.
 
-    def __init__(self) -> None:
-        self.entries: dict[str, Any] = {}
-
-    def save_instead(self, entries: Mapping[str, Any]) -> None:
-        """From now on these are saved."""
-        self.entries = dict(entries)
-
-    def clear(self) -> None:
-        """From now on the live ones are saved."""
-        self.entries = {}
-
-
-@contextmanager
-def transaction(round_: Round, weights: GlobalWeights, override: CheckpointOverride) -> Iterator[State]:
-    """A round, whole or not at all: after an error module, rule, server module and transforms are as they were.
-
-    Yields:
-        The module's entries at the round's start.
+    Args:
+        entries: of the client module.
+        parts: state dicts by the names that the parts have in the loop's.
     """
-    before = weights.snapshot(list(weights.entries))
-    parts = {"aggregator": round_.aggregator, "server_module": round_.server_module}
-    states = {name: _copied(part.state_dict()) for name, part in parts.items()}
-    kept = [copy.deepcopy(transform.state_dict()) for transform in round_.transforms]
-    saved = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
-    override.save_instead(weights.saved(before) | saved)
-    try:
-        yield before
-    except BaseException:
-        weights.load(before)
-        for name, part in parts.items():
-            part.load_state_dict(states[name])
-        for transform, state in zip(round_.transforms, kept, strict=True):
-            transform.load_state_dict(state)
-        round_.abandon()
-        raise
-    finally:
-        override.clear()
-        round_.release()
 
+    entries: State
+    parts: Mapping[str, Mapping[str, Any]]
 
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in state.items()}
+    def state_dict(self, weights: GlobalWeights) -> dict[str, Any]:
+        """By the names that they have in the loop's state dict."""
+        states = {f"{name}.{key}": value for name, state in self.parts.items() for key, value in state.items()}
+        return weights.saved(self.entries) | states
 
 
 def data_shape(client: ClientModule) -> list[int] | None:

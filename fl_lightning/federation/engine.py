@@ -10,9 +10,9 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 
 from fl_lightning.client.context import ClientContext
-from fl_lightning.client.hooks import BatchTransfer, overridden
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ATTACHED, ClientServices, attach_services
+from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
@@ -64,7 +64,7 @@ class SequentialEngine:
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """The result of every job, each before the next is drawn; the module is left with the last client's weights."""
         try:
-            with attach_services(self.modules, self.services, ATTACHED):
+            with attach_services(self.modules, self.services.methods):
                 for job in jobs:
                     yield self._train(exchange, job)
         finally:
@@ -90,12 +90,13 @@ class SequentialEngine:
                 f"client {job.client_id} raised StopIteration in round {job.broadcast.round_idx}; end a generator of "
                 f"your own by return"
             ) from stop
-        self._check_entries()
+        if not self._checked:
+            self._check_entries()
         update = ClientUpdate(
             job.client_id,
             job.data.size(),
-            client.num_steps,
-            client.exposure,
+            context.progress.num_steps,
+            context.progress.exposure,
             weights.live(weights.shared) if job.broadcast.uploads and weights.shared else None,
             extras,
         )
@@ -112,8 +113,7 @@ class SequentialEngine:
         self.weights.load(start)
         if job.personal is not None:
             self.weights.load(job.personal)
-        received = {name: start[name] for name in self.weights.trainable if name in start}
-        context = ClientContext(job.client_id, received, job.memory, self._weights_token)
+        context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context
 
@@ -123,8 +123,6 @@ class SequentialEngine:
         Raises:
             ValueError: naming the entry.
         """
-        if self._checked:
-            return
         self._checked = True
         state = self.client.state_dict()
         new = [name for name, value in state.items() if isinstance(value, Tensor) and name not in self._entry_names]

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.checks import num_arguments
-from fl_lightning.client.hooks import BatchTransfer, overridden
-from fl_lightning.client.services import ClientServices, attach_services
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.checkpoint import CheckpointOverride
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import GlobalWeights
@@ -32,8 +31,10 @@ class Evaluation:
         transfer: puts batches where they belong.
         services: attached to the client's modules; what they log in evaluation.
         recorder: is told the class accuracies.
-        override: of what a checkpoint taken meanwhile holds.
         communicator: to add up the processes' counts.
+
+    Attributes:
+        before: the global weights while others are evaluated in their place, else None.
     """
 
     def __init__(
@@ -44,15 +45,14 @@ class Evaluation:
         transfer: BatchTransfer,
         services: ClientServices,
         recorder: Recorder,
-        override: CheckpointOverride,
         communicator: Communicator,
     ) -> None:
         self.client, self.weights, self.evaluated, self.data = weights.client, weights, evaluated, data
         self.transfer, self.services, self.recorder = transfer, services, recorder
-        self.override, self.communicator = override, communicator
+        self.communicator = communicator
         self.modules = list(self.client.lightning_modules())
         self.class_names = class_names(data)
-        self._before: State | None = None
+        self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
         device = communicator.device
         self._accuracy = ClasswiseAccuracy(data.num_classes or 0).to(device) if classifies else None
@@ -71,8 +71,7 @@ class Evaluation:
         live = weights.live(weights.shared)
         evaluated = self.evaluated(live)
         if evaluated is not live:
-            self._before = weights.snapshot(weights.shared)
-            self.override.save_instead(weights.saved(self._before))
+            self.before = weights.snapshot(weights.shared)
             weights.load(evaluated)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
@@ -111,15 +110,14 @@ class Evaluation:
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """A step of the wrapped module with as many of the arguments as it takes, and logging attached."""
-        with attach_services(self.modules, self.services, self.services.names):
+        with attach_services(self.modules, self.services.methods):
             return step(*arguments[: num_arguments(step)])
 
     def restore(self) -> None:
         """The global weights again, after a pass over others (also one that was broken off)."""
-        if self._before is not None:
-            self.weights.load(self._before)
-            self._before = None
-            self.override.clear()
+        if self.before is not None:
+            self.weights.load(self.before)
+            self.before = None
 
     def end(self, prefix: str) -> dict[str, float]:
         """After the last batch: the global weights again, and the pass's values by log key."""
@@ -170,7 +168,7 @@ class Evaluation:
     @contextmanager
     def _everything_restored(self, engine: SequentialEngine) -> Iterator[State]:
         """Yields the shared entries; afterwards all entries and modes are as they were."""
-        before = self.weights.snapshot(list(self.weights.entries))
+        before = self.weights.snapshot(self.weights.entries)
         try:
             yield {name: before[name] for name in self.weights.shared}
         finally:

@@ -1,7 +1,9 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
+import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import parent_process
 from pathlib import Path
@@ -17,9 +19,10 @@ from fl_lightning.client.checks import check_module
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.hooks import hooks
 from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import needs_closure
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
-from fl_lightning.client.training import LocalSettings, needs_closure
+from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation import checkpoint as C
@@ -34,10 +37,9 @@ from fl_lightning.federation.checks import (
 )
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
 from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
-from fl_lightning.federation.traffic import TrafficCounter, bytes_of_sets
 from fl_lightning.functional.state import clone
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed
@@ -121,7 +123,8 @@ class FederatedLoop(Forwarding):
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
-        self._override, self._deferred_state = C.CheckpointOverride(), dict[str, Any]()
+        self._untouched: C.Untouched | None = None
+        self._deferred_state: dict[str, Any] = {}
         self._services, self._evaluation_services = ClientServices(), ClientServices(trains=False)
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
         self._handed_over = False
@@ -187,7 +190,6 @@ class FederatedLoop(Forwarding):
                 self.engine.local.transfer,
                 self._evaluation_services,
                 self.recorder,
-                self._override,
                 Communicator(self.device),
             )
         return self._evaluation
@@ -301,6 +303,7 @@ class FederatedLoop(Forwarding):
             client=self.client,
             engine=self.engine,
             server=self.server,
+            weights=self.weights,
             server_module=self.server_module,
             aggregator=self.aggregator,
             guard=self.guard,
@@ -308,8 +311,8 @@ class FederatedLoop(Forwarding):
             communicator=communicator,
             store=self.store,
             recorder=self.recorder,
-            traffic=TrafficCounter(self.weights.live(self.weights.shared), self.client.exchanges),
-            initial_personal=self._initial_personal_of,
+            traffic=TrafficCounter(self.weights.live(self.weights.shared)),
+            initial_personal=self._initial_personal_of if self.weights.personal else None,
             view=self.data.view,
             notify=self._notify,
         )
@@ -331,18 +334,49 @@ class FederatedLoop(Forwarding):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One round: every exchange with every client of the cohort, the aggregation, and one server step."""
-        round_, weights, round_idx = built(self._round), self.weights, self.current_epoch
+        round_, round_idx = built(self._round), self.current_epoch
+        weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        with region, torch.enable_grad(), C.transaction(round_, weights, self._override) as before:
-            start = {name: before[name] for name in weights.shared}
-            result = round_.run(round_idx, self.data.cohort(round_idx), start)
+        with region, torch.enable_grad(), self._transaction(round_) as before:
+            start = {name: before[name] for name in weights.shared} if weights.personal else before
+            result = round_.run(round_idx, self.trainer.datamodule.cohort(round_idx), start)  # type: ignore[attr-defined]
             weights.load(self._step(start, result.weights))
-            weights.load(result.personal or {name: before[name] for name in weights.personal})
-            self.store.put(result.records, round_idx)
+            if weights.personal:
+                weights.load(result.personal or {name: before[name] for name in weights.personal})
+            if result.records:
+                self.store.put(result.records, round_idx)
         if round_idx == 0:
             result.metrics |= bytes_of_sets(self.data, self._needed_sets)
         self.recorder.end_training(round_idx, result.metrics)
         self._publish(result.metrics)
+
+    @contextmanager
+    def _transaction(self, round_: Round) -> Iterator[State]:
+        """A round, whole or not at all: after an error module, rule, server module and transforms are as they were.
+
+        Yields:
+            The module's entries at the round's start.
+        """
+        weights, parts = round_.weights, {"aggregator": self.aggregator, "server_module": self.server_module}
+        before, states, kept = weights.snapshot(weights.entries), {}, []
+        for name, part in parts.items():
+            states[name] = copy.deepcopy(part.state_dict())
+        for transform in self.transforms:
+            kept.append(copy.deepcopy(transform.state_dict()))
+        self._untouched = C.Untouched(before, states)
+        try:
+            yield before
+        except BaseException:
+            weights.load(before)
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+            for transform, state in zip(self.transforms, kept, strict=True):
+                transform.load_state_dict(state)
+            round_.abandon()
+            raise
+        finally:
+            self._untouched = None
+            round_.server.end_round()
 
     @property
     def _needed_sets(self) -> frozenset[str]:
@@ -449,7 +483,12 @@ class FederatedLoop(Forwarding):
         """Whole rounds only: inside a round or an evaluation, the weights before it."""
         shape = C.data_shape(self.client) if self._handed_over else None
         told = {} if shape is None else {C.DATA_SHAPE: torch.tensor(shape)}
-        return super().state_dict(*args, **kwargs) | self._override.entries | told
+        state = super().state_dict(*args, **kwargs)
+        if self._untouched is not None:
+            state |= self._untouched.state_dict(self.weights)
+        elif self._evaluation is not None and self._evaluation.before is not None:
+            state |= self.weights.saved(self._evaluation.before)
+        return state | told
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Outside of a fit, build the net first; what rule and server module allocate later is kept for them."""

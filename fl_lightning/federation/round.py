@@ -21,10 +21,9 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.server import Server
-from fl_lightning.federation.traffic import TrafficCounter, per_exchange
-from fl_lightning.functional.state import mean_of
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
+from fl_lightning.federation.server import GlobalWeights, Server
+from fl_lightning.functional.state import StateSum
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
 
 Record = tuple[dict[str, Any], State | None]
@@ -52,12 +51,6 @@ class RoundResult:
     records: dict[int, Record] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def exchanged(self, weights: State | None, personal: PartialAggregate) -> None:
-        """Take what an exchange brought."""
-        self.weights = self.weights if weights is None else weights
-        if "entries" in personal.sums and bool(personal.weight):
-            self.personal = mean_of(personal.sums["entries"], personal.weight)
-
 
 @dataclass(frozen=True)
 class Round:
@@ -66,7 +59,8 @@ class Round:
     Args:
         client: the module whose exchanges these are.
         engine: trains clients.
-        server: the global weights.
+        server: the server as its parts see it.
+        weights: the global model's entries in the client module.
         server_module: the method's server side.
         aggregator: the rule.
         guard: the first transform between client and sum.
@@ -75,7 +69,7 @@ class Round:
         store: of what the clients keep.
         recorder: of what is logged.
         traffic: counts bytes.
-        initial_personal: `client_id -> ` its personal entries before its first training, or None.
+        initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
         view: `(client_id, round_idx) -> ` the client's data.
         notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
     """
@@ -83,6 +77,7 @@ class Round:
     client: ClientModule
     engine: Engine
     server: Server
+    weights: GlobalWeights
     server_module: ServerModule
     aggregator: Aggregator
     guard: NonFiniteGuard
@@ -91,7 +86,7 @@ class Round:
     store: ClientStore
     recorder: Recorder
     traffic: TrafficCounter
-    initial_personal: Callable[[int], State | None]
+    initial_personal: Callable[[int], State | None] | None
     view: Callable[[int, int], ClientData]
     notify: Callable[..., None]
 
@@ -114,7 +109,7 @@ class Round:
         mine = communicator.assign_clients(cohort, server.size, self.store.owners)
         for exchange in self.client.exchanges:
             personal, sent = PartialAggregate(), dict[int, Broadcast]()
-            partials = {"rule": rule.begin_exchange(), "server": server_module.begin_exchange(), "personal": personal}
+            partials = {"rule": rule.partial, "server": server_module.partial, "personal": personal}
             error: Exception | None = None
             try:
                 with closing(self.engine.run(exchange, self._jobs(exchange, mine, sent, result))) as trained:
@@ -125,7 +120,12 @@ class Round:
             communicator.merge(partials, error, to_root="rule" if gathers else "")
             aggregate = communicator.from_root(rule.finish) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
-            result.exchanged(None if new is None else server.advance(new), personal)
+            if new is not None:
+                result.weights = server.advance(new)
+            if personal.sums:
+                result.personal = personal.mean("entries")
+            rule.end_exchange()
+            server_module.end_exchange()
             self.notify("on_exchange_end", exchange)
         return self._close(result)
 
@@ -135,41 +135,37 @@ class Round:
         """What every client is given, made when the engine draws it."""
         for client_id in clients:
             broadcast = sent[client_id] = self.server_module.broadcast(exchange, client_id)
-            self.traffic.down(broadcast)
-            memory, personal = result.records.get(client_id) or self.store.record(client_id)
-            if personal is None:
+            self.traffic.count("comm/bytes_down", exchange, broadcast)
+            memory, personal = result.records.get(client_id, ({}, None))
+            if client_id in self.store.clients and client_id not in result.records:
+                memory, personal = self.store.record(client_id)
+            if personal is None and self.initial_personal is not None:
                 personal = self.initial_personal(client_id)
+            start = None
+            if broadcast.weights is None or len(broadcast.weights) < len(self.weights.shared):
+                start = {**self.server.weights, **(broadcast.weights or {})}
             data = self.view(client_id, self.server.round_idx)
-            yield ClientJob(client_id, broadcast, data, memory, personal, self._start(broadcast))
+            yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
-    def _start(self, broadcast: Broadcast) -> State:
-        """What a client trains from: what it is sent, and the global entries in place of what it is not."""
-        weights = self.server.weights
-        if broadcast.weights is None or broadcast.weights is weights:
-            return weights
-        return broadcast.weights if len(broadcast.weights) == len(weights) else {**weights, **broadcast.weights}
-
-    def _take(
-        self, one: ClientResult, broadcast: Broadcast, personal: PartialAggregate, result: RoundResult
-    ) -> None:
+    def _take(self, one: ClientResult, broadcast: Broadcast, personal: PartialAggregate, result: RoundResult) -> None:
         """Take in one client's result."""
         update, own = one.update, one.personal
         if statistics := self.aggregator.client_statistics(update):
             update = replace(update, extras={**update.extras, **statistics})
         for transform in self.transforms:
             update = transform.on_client(update, broadcast)
-        self.traffic.up(broadcast.exchange, update)
+        self.traffic.count("comm/bytes_up", broadcast.exchange, update)
         update = self.guard.with_personal(update, own or {})
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
-        if own is not None and self.server.weights:
+        if own is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
                 own = replace_nonfinite(own, update.included, self.initial_personal(update.client_id) or own)
-            personal.add("entries", own, update.num_samples)
-            personal.count(update.num_samples)
+            personal.sums.setdefault("entries", StateSum()).add(own, update.num_samples)
         self.aggregator.add(update)
         self.server_module.add(update)
-        result.records[update.client_id] = (one.memory, one.personal)
+        if one.memory or own is not None or update.client_id in self.store.clients:
+            result.records[update.client_id] = (one.memory, one.personal)
         self.recorder.absorb(one.logged)
         self.notify("on_client_end", update)
 
@@ -179,25 +175,32 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client and round.
         """
-        flags = self.guard.take_totals()
-        totals = [total for _, total in flags] + ([] if result.weights is None else self.guard.finite_sums(result.weights))
+        clients, totals = self.guard.take_totals()
+        if result.weights is not None:
+            totals += self.guard.finite_sums(result.weights)
         host, rows = self.recorder.drain(totals)
-        broken = {c for (c, _), value in zip(flags, host, strict=False) if not math.isfinite(value)}
-        aggregate_is_finite = all(map(math.isfinite, host[len(flags) :]))
-        keepers = [c for c, (memory, own) in result.records.items() if memory or own is not None]
-        here = (broken, rows, self.traffic.take(), keepers, self.recorder.metric_paths(self.client))
-        gathered = self.communicator.all_gather_or_raise(here, None)
-        broken = set().union(*(part[0] for part in gathered))
-        self._check_finite(broken, aggregate_is_finite)
-        for client_id in broken & result.records.keys():
-            del result.records[client_id]
-        logged = [finite_rows(part[1]) if broken else part[1] for part in gathered]
-        result.metrics = self.recorder.reduce(logged, [part[4] for part in gathered], self.client)
+        broken = set()
+        for client_id, value in zip(clients, host, strict=False):
+            if not math.isfinite(value):
+                broken.add(client_id)
+        here = (broken, rows, self.traffic.take(), list(result.records), self.recorder.metric_paths(self.client))
+        logged, counted, paths = [], [], []
+        for rank, there in enumerate(self.communicator.all_gather_or_raise(here, None)):
+            broken |= there[0]
+            logged.append(there[1])
+            counted.append(there[2])
+            paths.append(there[4])
+            if self.communicator.world > 1:
+                self.store.own(dict.fromkeys(there[3], rank))
+        if broken or not all(map(math.isfinite, host[len(clients) :])):
+            self._refuse(broken)
+            logged = [finite_rows(found) for found in logged]
+            for client_id in broken & result.records.keys():
+                del result.records[client_id]
+        result.metrics = self.recorder.reduce(logged, paths, self.client)
         if self.guard.skips:
             result.metrics["train/skipped"] = float(len(broken))
-        result.metrics |= per_exchange([part[2] for part in gathered])
-        for rank, part in enumerate(gathered if self.communicator.world > 1 else ()):
-            self.store.own({c: rank for c in part[3] if c not in broken})
+        result.metrics |= per_exchange(counted, self.client.exchanges)
         return result
 
     def abandon(self) -> None:
@@ -205,20 +208,21 @@ class Round:
         self.guard.take_totals()
         self.traffic.take()
         self.recorder.discard_round()
+        self.aggregator.end_exchange()
+        self.server_module.end_exchange()
 
-    def release(self) -> None:
-        """Let go of sums and rows; from now on the global weights are those in the module."""
-        self.aggregator.begin_exchange()
-        self.server_module.begin_exchange()
-        self.server.end_round()
+    def _refuse(self, broken: set[int]) -> None:
+        """End the round, unless the clients that are not finite were left out.
 
-    def _check_finite(self, broken: set[int], aggregate_is_finite: bool) -> None:
+        Raises:
+            NonFiniteUpdateError: naming client and round, or the rule.
+        """
         if broken and not self.guard.skips:
             raise NonFiniteUpdateError(
                 f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
                 f"round {self.server.round_idx}; {self.client.nonfinite_hint()}"
             )
-        if not aggregate_is_finite:
+        if not broken:
             raise NonFiniteUpdateError(
                 f"the new global weights must be finite, but {type(self.aggregator).__name__} and "
                 f"{type(self.server_module).__name__} made NaN or infinite values of finite updates in round "

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +51,6 @@ class GlobalWeights:
                     f"{list(self.entries)[:8]}"
                 )
         self._check(client)
-        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
-        self._parameters = {
-            name: value for name, entry in self.entries.items() if isinstance(value := getattr(*entry), nn.Parameter)
-        }
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
@@ -88,17 +84,13 @@ class GlobalWeights:
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
-    def live(self, names: list[str]) -> State:
+    def live(self, names: list[str]) -> FlatState:
         """The named entries as they lie in the module, detached: they change when another client is loaded."""
-        return FlatState([(name, self._entry(name).detach()) for name in names])
+        return FlatState([(name, getattr(*self.entries[name]).detach()) for name in names])
 
-    def _entry(self, name: str) -> Tensor:
-        found = self._parameters.get(name)
-        return cast(Tensor, getattr(*self.entries[name])) if found is None else found
-
-    def snapshot(self, names: list[str]) -> State:
+    def snapshot(self, names: Iterable[str]) -> State:
         """Copies of the named entries."""
-        return {name: self._entry(name).detach().clone() for name in names}
+        return {name: getattr(*self.entries[name]).detach().clone() for name in names}
 
     def saved(self, state: State) -> State:
         """`state` by the names that it has in the loop's state dict."""
@@ -113,7 +105,7 @@ class GlobalWeights:
             KeyError: if the module has no such entry.
         """
         for name, value in state.items():
-            self._entry(name).copy_(value)
+            getattr(*self.entries[name]).copy_(value)
 
 
 class ServerData(Protocol):
@@ -156,7 +148,8 @@ class Server:
 
     def advance(self, new: State) -> State:
         """Take what an exchange made of the weights; returns all shared entries."""
-        self._snapshot = {**self.weights, **new}
+        before = self.weights
+        self._snapshot = new if len(new) == len(before) else {**before, **new}
         return self._snapshot
 
     def end_round(self) -> None:

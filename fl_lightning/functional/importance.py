@@ -58,7 +58,7 @@ def importance(
         except RuntimeError as error:
             raise RuntimeError(
                 f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
-                f"branch on a tensor's value), got: {error}; change the loss, or estimate with kind=tensor"
+                f"branch on a tensor's value), got: {error}; change the loss, or estimate with importance=tensor"
             ) from error
         for name, gradient in gradients.items():
             if kind == "tensor":

@@ -1,7 +1,6 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -88,15 +87,22 @@ def raised(x: Tensor) -> Tensor:
 
 
 class FlatState(dict[str, Tensor]):
-    """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile)."""
+    """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile).
 
-    @cached_property
-    def vectors(self) -> dict[torch.dtype, Tensor]:
-        """All entries of one type laid end to end, by type."""
-        groups: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in self.values():
-            groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-        return {dtype: torch.cat(tensors).detach() for dtype, tensors in groups.items()}
+    Args:
+        entries: tensors by name.
+        vectors: what `flatten` gives, where it is known.
+    """
+
+    def __init__(
+        self, entries: StateLike | Iterable[tuple[str, Tensor]], vectors: dict[torch.dtype, Tensor] | None = None
+    ) -> None:
+        super().__init__(entries)
+        self.vectors = vectors
+
+    def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
+        """Note what `flatten` gives."""
+        self.vectors = vectors
 
 
 class StateSum:
@@ -107,13 +113,18 @@ class StateSum:
 
     >>> total = StateSum()
     >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
-    >>> total.state()
-    {'w': tensor([3., 7.], dtype=torch.float64)}
+    >>> total.state(), total.weight
+    ({'w': tensor([3., 7.], dtype=torch.float64)}, 4)
     """
 
     def __init__(self, layout: Layout | None = None, flat: Mapping[torch.dtype, Tensor] | None = None) -> None:
         self.layout: Layout = dict(layout or {})
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
+        self.weight: float | Tensor = 0
+
+    def weigh(self, weight: float | Tensor) -> None:
+        """Set Σ weight, where the states were added elsewhere."""
+        self.weight = weight
 
     def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
         """Add weight · state.
@@ -121,6 +132,7 @@ class StateSum:
         Raises:
             ValueError: if the entries' names or shapes differ from those added before.
         """
+        self.weight = self.weight + weight
         layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         if not self.layout:
             self.layout = layout
@@ -160,19 +172,30 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    return (state if isinstance(state, FlatState) else FlatState(state)).vectors
+    if isinstance(state, FlatState) and state.vectors is not None:
+        return state.vectors
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in state.values():
+        groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+    vectors = {}
+    for dtype, tensors in groups.items():
+        vectors[dtype] = torch.cat(tensors).detach()
+    if isinstance(state, FlatState):
+        state.keep(vectors)
+    return vectors
 
 
-def unflatten(vectors: Mapping[torch.dtype, Tensor], layout: Layout) -> State:
+def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
     """Views of the vectors that `flatten` gave (of whatever type they are now), by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
     """
-    parts = {}
-    for dtype, vector in vectors.items():
-        parts[dtype] = iter(torch.split(vector, [shape.numel() for shape, kind in layout.values() if kind == dtype]))
-    return {name: next(parts[dtype]).view(shape) for name, (shape, dtype) in layout.items()}
+    entries, ends = [], dict.fromkeys(vectors, 0)
+    for name, (shape, dtype) in layout.items():
+        start, ends[dtype] = ends[dtype], ends[dtype] + shape.numel()
+        entries.append((name, vectors[dtype][start : ends[dtype]].view(shape)))
+    return FlatState(entries, vectors)
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
@@ -183,22 +206,21 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
     >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([3.0])}], [1, 2])
     {'w': tensor([2.])}
     """
-    total, n = StateSum(), 0
+    total = StateSum()
     for state, weight in zip(states, weights, strict=True):
         total.add(state, weight)
-        n += weight
-    return mean_of(total, n)
+    return mean_of(total)
 
 
-def mean_of(total: StateSum, n: float | Tensor) -> State:
-    """Mean `total` / n in the entries' own types: integers rounded half to even.
+def mean_of(total: StateSum) -> State:
+    """Mean Σ weight · state / Σ weight in the entries' own types: integers rounded half to even.
 
     Raises:
         ValueError: if a boolean entry is not the same everywhere.
     """
     vectors = {}
     for dtype, vector in total.flat.items():
-        mean = vector / n
+        mean = vector / total.weight
         if dtype == torch.bool:
             vectors[dtype] = mean > 0.5
             flags = {name: entry for name, entry in total.layout.items() if entry[1] == dtype}

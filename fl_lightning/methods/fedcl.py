@@ -1,8 +1,9 @@
 """FedCL: while training locally, hold on to the weights that matter on the server's proxy data.
 
 Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedAvg, and Ω every `interval` rounds.
-Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`), and has
-the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the paper's.
+Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`),
+and has the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the
+paper's.
 """
 
 from collections.abc import Iterable

@@ -45,7 +45,7 @@ class FedEXPAggregator(Aggregator):
     def begin_round(self, cohort: list[int]) -> None:
         for name, value in self.server.weights.items():
             self.previous[name].copy_(value)
-        self.num_rounds += 1
+        self.num_rounds.add_(1)
 
     def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
         if update.weights is None:
@@ -64,7 +64,7 @@ class FedEXPAggregator(Aggregator):
         mean = super().finish()
         if mean is None:
             return None
-        n, total, start = self.partial.weight, self.summed("weights"), self.server.weights
+        n, total, start = self.total_weight("weights"), self.summed("weights"), self.server.weights
         means = {name: total[name] / n for name in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps

@@ -15,9 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.teacher import mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
-from fl_lightning.client.teacher import mixes_samples
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice

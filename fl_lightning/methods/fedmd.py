@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.federation.codistillation import KnowledgeServer, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
 from fl_lightning.functional.state import raised
 from fl_lightning.utils.settings import check_choice
 

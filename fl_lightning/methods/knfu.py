@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.federation.codistillation import KnowledgeServer, KnowledgeClient, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 

@@ -1,4 +1,4 @@
-"""One folder per run: `<root>/<stem>/<n>` with its checkpoints, and which checkpoint is meant."""
+"""Run folders `<root>/<stem>/<n>`, their checkpoints, and the checkpoint that `--ckpt_path` means."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LAST = "last.ckpt"
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
-    """What runs with these configuration files are called, in whatever order: by the experiments, else by all files.
+    """Name the runs of these configuration files, in any order: by the experiments, else by all files.
 
     >>> stem_of(["configs/trainer/gpu.yaml", "configs/experiment/digits_fedntd.yaml"])
     'digits_fedntd'
@@ -36,7 +36,7 @@ def stem_of(configs: Sequence[str | Path]) -> str:
 
 
 def runs(parent: Path) -> dict[int, Path]:
-    """The numbered folders in `parent`, by number, lowest first."""
+    """Find the numbered folders in `parent`, by number, lowest first."""
     found = parent.iterdir() if parent.is_dir() else ()
     return dict(sorted((int(path.name), path) for path in found if re.fullmatch(r"\d+", path.name)))
 
@@ -68,7 +68,7 @@ def discard(run: Path) -> None:
 
 
 def find_checkpoint(asked: str, parent: Path) -> Path:
-    """The file that `--ckpt_path` means: a path, or `last` or `best` of the highest run that has one.
+    """Find the file that `--ckpt_path` means: a path, or `last` or `best` of the highest run that has one.
 
     Raises:
         FileNotFoundError: naming what was looked for and where.
@@ -91,13 +91,13 @@ def find_checkpoint(asked: str, parent: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint lies in, or None: it lies somewhere else."""
+    """Return the run folder that a checkpoint lies in, or None if it lies somewhere else."""
     run = checkpoint.resolve().parent.parent
     return run if checkpoint.resolve().parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
 
 
 def first_round(path: Path) -> int:
-    """The first round whose row a run that continues from this checkpoint will write.
+    """Return the first round whose row a run that continues from this checkpoint will write.
 
     Raises:
         ValueError: the file is damaged, or no checkpoint of a federation.
@@ -154,7 +154,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class BestOwnCheckpoint(BestCheckpoint):
-    """The same for clients that share no weights, by the mean accuracy of their own models."""
+    """Keeps the best checkpoint of clients that share no weights, by the mean accuracy of their own models."""
 
     def __init__(self, dirpath: str | Path) -> None:
         super().__init__(dirpath, "local/alma", "best-on-test")

@@ -1,11 +1,15 @@
 """A user's mistake ends with one sentence: the rule, what was given, the remedy. Nothing else is printed or lost."""
 
 import sys
+from argparse import ArgumentError
 
 import pytest
 import torch
 
 from fl_lightning.__main__ import main
+from fl_lightning.cli.errors import format_error
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.utils.renamed import RENAMED
 from tests.commands import TINY, refusal, say
 
 FIT = f"fit {TINY} --trainer.max_epochs 1"
@@ -13,7 +17,7 @@ CHECKPOINT = "--trainer.callbacks ModelCheckpoint --trainer.callbacks"
 OWN = """
 import torch
 from torch import nn
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from fl_lightning.data import TensorSource
 from lightning.pytorch import LightningModule as Twin
 
@@ -34,6 +38,10 @@ class Mine(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Folders(LightningDataModule):
+    def __init__(self, width: int = 4):
+        super().__init__()
 
 class Exploding(Mine):
     def training_step(self, batch, batch_idx):
@@ -69,10 +77,13 @@ OPTIONS = [
     ("--nosuch", "unknown option 'nosuch'; fl-lightning fit --help lists all"),
     ("stray", "unexpected argument 'stray'; options begin with --"),
     ("--model.client.betta 3", "model.client: unknown option 'betta'; the nearest is 'beta'"),
-    ("--model.client FedProx --model.client.beta 3", "model.client: unknown option 'beta' (there are mu, "),
+    ("--model.client FedProx --model.client.beta 3", "model.client: unknown option 'beta'; there are mu, "),
     ("--model.client FedNTDD", "model.client: there is no class 'FedNTDD'; the nearest is 'FedNTD'"),
     ("--model.client.net Percptron", "model.client.net: there is no class 'Percptron'; the nearest is 'Perceptron'"),
-    ("--model.client.net torch.nn.Linear", "model.client.net must be a Backbone, and torch.nn.Linear is none; take "),
+    (
+        "--model.client.net torch.nn.Linear",
+        "model.client.net must be a subclass of Backbone, and torch.nn.Linear is none; it takes ",
+    ),
     ("--model.client.net.hiden 3", "model.client.net: unknown option 'hiden'; the nearest is 'hidden'"),
     ("--model.client.optimizer.lrr 3", "model.client.optimizer: unknown option 'lrr'; the nearest is 'lr'"),
     ("--model.client.beta x", "model.client.beta must be float, got x"),
@@ -86,7 +97,10 @@ OPTIONS = [
     ("--data.partition Dirichlet", "there is no class 'Dirichlet'; the nearest is 'DirichletPartition'"),
     ("--trainer.callbacks EarlyStoping", "there is no class 'EarlyStoping'; the nearest is 'EarlyStopping'"),
     ("-c nosuch.yaml", "config: File does not exist: "),
-    ("--model.client torch.nn.Linear", "must be a pytorch_lightning.LightningModule, and torch.nn.Linear is none; "),
+    (
+        "--model.client torch.nn.Linear",
+        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes FedAvg, ",
+    ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
     (
@@ -94,6 +108,10 @@ OPTIONS = [
         "it comes from the twin package `lightning`: import LightningModule from pytorch_",
     ),
     ("--model.client own.Mine --model.client.widht 3", "unknown option 'widht'; the nearest is 'width'"),
+    ("--data.source own.Folders --data.source.widht 3", "data.source: unknown option 'widht'; the nearest is 'width'"),
+    ("--data.source own.Folders --data.source.width x", "data.source.width must be int, got x"),
+    ("--data.source own.Mine", "data.source must be a subclass of Source, and own.Mine is none; it takes CIFAR10, "),
+    ("--trainer.callbacks.patience 3", "trainer.callbacks: its class must be named before the option 'patience'; it "),
 ]
 
 VALUES = [
@@ -148,6 +166,10 @@ def test_a_wrong_key_in_a_file(here):
         ("model: {local_epoch: 3}", "unknown option 'model.local_epoch'; the nearest is 'model.local_epochs'"),
         ("model: [3", "did not find expected ',' or ']'"),
         ("trainer: {callbacks: [{class_path: EarlyStoping}]}", "the nearest is 'EarlyStopping'"),
+        (
+            "trainer: {callbacks: {class_path: EarlyStopping, init_args: {monitr: a}}}",
+            "trainer.callbacks: unknown option 'monitr'; the nearest is 'monitor'",
+        ),
         ("model: {client: {class_path: FedProx, mu: 1.0}}", "options of a class belong under init_args, beside its "),
     ):
         (here / "mine.yaml").write_text(text)
@@ -168,7 +190,7 @@ def test_options_without_a_file(options, says):
 
 
 def test_a_wrong_command():
-    assert "must be fit, validate, test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
+    assert "must be fit or validate or test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +240,17 @@ def test_an_error_in_a_users_own_code_keeps_its_traceback(here):
     assert not list(here.glob("runs/*"))
 
 
+def test_an_option_that_was_renamed_is_refused_with_its_new_name(monkeypatch):
+    monkeypatch.setitem(RENAMED, "Mine", {"breadth": "width"})
+    said = refusal(f"{FIT} --model.client own.Mine --model.client.breadth 3", 2)
+    assert said.endswith("model.client: the option 'breadth' was renamed to 'width'")
+    said = format_error("unrecognized arguments: --data.sets=[a]", None, [], {"data": FederatedDataModule})
+    assert said == "the option 'data.sets' was renamed to 'data.extra_splits'"
+
+
 def test_the_traceback_of_a_refusal_can_be_asked_for(monkeypatch):
     monkeypatch.setenv("FL_LIGHTNING_DEBUG", "1")
+    with pytest.raises(ArgumentError, match=r"unknown option 'nosuch'"):
+        main([*FIT.split(), "--nosuch", "2"])
     with pytest.raises(ValueError, match="participation"):
         main([*FIT.split(), "--data.participation", "2"])

@@ -16,7 +16,7 @@ from fl_lightning import Aggregator, ClientModule, FederatedDataModule, Federate
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
-from fl_lightning.federation.traffic import traffic
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 Inputs = dict[str, Any]
@@ -148,7 +148,9 @@ class Recorder(pl.Callback):
         self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups}
+            self.lrs[-1] |= {
+                group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups
+            }
 
     def on_train_batch_end(self, trainer: pl.Trainer, loop: FederatedLoop, *_: Any) -> None:
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()

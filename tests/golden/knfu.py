@@ -15,7 +15,7 @@ from fl_lightning.methods import FedMD, KnFu, Local
 from fl_lightning.methods.fedmd import consensus, mean_absolute_error
 from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
 from fl_lightning.nets import HeterogeneousNets
-from fl_lightning.federation.traffic import traffic
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import ClientUpdate
 
 from .adapters_fn import Inputs, float64
@@ -86,7 +86,9 @@ class OwnModels(Recorder):
         self.replies[-1][-1][update.client_id] = update
         self.up[-1][update.client_id] += traffic(None, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups}
+            self.lrs[-1] |= {
+                group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups
+            }
 
     def on_exchange_end(self, trainer: pl.Trainer, loop: FederatedLoop, exchange: str) -> None:
         if exchange == "train":

@@ -1,4 +1,4 @@
-"""Aggregators with state, those that gather, and what does not fit together."""
+"""Rules and server sides with state, rules that gather, and what does not fit together."""
 
 import copy
 
@@ -7,62 +7,24 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from fl_lightning import Aggregator, ClientModule, FederatedLoop
-from fl_lightning.functional import state as S
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg, FedNTD
-from tests.hooks.toy import Linear, Quadratic, Updates
+from tests.hooks.toy import SCAFFOLD, Linear, Median, Quadratic, Updates
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer, weights_of
 
-# --- aggregators with state, and those that gather
-
-
-class ScaffoldAggregator(Aggregator):
-    def setup(self):
-        self.control = self.server_state(self.server.trainable)
-
-    def broadcast(self, exchange, client_id):
-        return self.sends(exchange, control=self.control)
-
-    def add(self, update):
-        super().add(update)
-        self.sum("control", update.extras["control_delta"])
-
-    def finish(self, exchange):
-        S.add_(self.control, self.summed("control"), 1 / self.server.num_clients)
-        return super().finish(exchange)
-
-
-class Scaffold(ClientModule):
-    """As in CONTRIBUTING's spirit: the whole method in one screen (Karimireddy et al. 2020, Option II)."""
-
-    server_class = ScaffoldAggregator
-
-    def receive(self, broadcast, local):
-        c = broadcast.extras["control"]
-        self.round_buffer("c", c)
-        self.round_buffer("c_i", self.memory.get("control", S.zeros_like(c)))
-
-    def training_step(self, batch, batch_idx):
-        correction = S.sub(self.round["c"], self.round["c_i"])
-        return self.local_loss(batch, batch_idx) + S.inner(correction, self.params())
-
-    def reply(self, exchange, local):
-        c, c_i = self.round["c"], self.round["c_i"]
-        if not self.num_steps:
-            return {"control_delta": S.zeros_like(c_i)}
-        delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.exposure), c)
-        self.memory["control"] = S.add(c_i, delta)
-        return {"control_delta": delta}
+# --- parts with state, and rules that gather
 
 
 def scaffold_loop():
     return FederatedLoop(
-        Scaffold(net=BatchNormNet, optimizer=sgd()), weighting="uniform", local_epochs=2, lr_decay=0.9, seed=3
+        SCAFFOLD(net=BatchNormNet, optimizer=sgd()), weighting="uniform", local_epochs=2, lr_decay=0.9, seed=3
     )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
-def test_an_aggregator_with_state_keeps_its_invariant_and_resumes(participation, tmp_path):
+def test_a_server_module_with_state_keeps_its_invariant_and_resumes(participation, tmp_path):
     """SCAFFOLD: c = (1/N) Σ c_i over all clients, in every round; c and c_i are in the checkpoint."""
 
     class Invariant(pl.Callback):
@@ -70,10 +32,10 @@ def test_an_aggregator_with_state_keeps_its_invariant_and_resumes(participation,
 
         def on_train_batch_end(self, trainer, loop, *_):
             self.rounds += 1
-            for name, c in loop.aggregator.control.items():
+            for name, c in loop.server_module.control.items():
                 kept = [loop.store.memory(i)["control"][name] for i in loop.store.state_dict()]
                 torch.testing.assert_close(c, sum(v.double() for v in kept) / loop.server.num_clients)
-            assert any(c.any() for c in loop.aggregator.control.values())
+            assert any(c.any() for c in loop.server_module.control.values())
             if self.rounds == 2:
                 trainer.save_checkpoint(tmp_path / "two.ckpt")
 
@@ -93,32 +55,27 @@ def test_an_aggregator_with_state_keeps_its_invariant_and_resumes(participation,
 def test_scaffold_bytes_and_the_first_control_variate_is_the_gradient():
     """After one step c_i = ∇f_i(x): line 12 with c = c_i = 0; W + θ go either way."""
     data = toy_data((6,), batch_size="full", dtype=torch.float64)
-    loop = fit(Scaffold(net=Linear, optimizer=sgd(0.3, 0.9)), 0, data, precision="64-true", seed=8)
+    loop = fit(SCAFFOLD(net=Linear, optimizer=sgd(0.3, 0.9)), 0, data, precision="64-true", seed=8)
     start = copy.deepcopy(loop.client.net).double()
-    loop = fit(Scaffold(net=Linear, optimizer=sgd(0.3, 0.9)), 1, data, precision="64-true", seed=8)
+    loop = fit(SCAFFOLD(net=Linear, optimizer=sgd(0.3, 0.9)), 1, data, precision="64-true", seed=8)
     F.cross_entropy(start(data.split("train").x), data.split("train").y).backward()
     for name, parameter in start.named_parameters():
         torch.testing.assert_close(loop.store.memory(0)["control"][f"net.{name}"], parameter.grad)
     assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 4 * 2 * 15
 
 
-class Median(Aggregator):
-    gathers = True
-
-    def finish(self, exchange):
-        assert list(self.rows) == sorted(self.rows)
-        rows = [update for update in self.rows.values() if update.num_samples]
-        stacked = {name: torch.stack([row.weights[name] for row in rows]) for name in rows[0].weights}
-        return {name: value.double().quantile(0.5, 0).to(value.dtype) for name, value in stacked.items()}
-
-
-def test_an_aggregator_that_gathers_has_every_row():
+def test_a_rule_that_gathers_has_every_row_and_buffers_take_the_mean():
     watch = Updates()
     data = toy_data((7, 12, 0, 9, 16), schedule=[[0, 1, 2, 3, 4], [1, 3]])
     fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data, callbacks=[watch], aggregator=Median())
     for updates, after in zip(watch.rounds, watch.after, strict=True):
+        used = [u for u in updates.values() if u.num_samples]
+        mean = weighted_mean([u.weights for u in used], [u.num_samples for u in used])
         for name, value in after.items():
-            rows = torch.stack([u.weights[name].double() for u in updates.values() if u.num_samples])
+            if name not in {f"net.{n}" for n, _ in BatchNormNet(3, (4,)).named_parameters()}:
+                assert torch.equal(value, mean[name])
+                continue
+            rows = torch.stack([u.weights[name].double() for u in used])
             low, high = (rows.sort(0).values[k] for k in ((len(rows) - 1) // 2, len(rows) // 2))
             torch.testing.assert_close(value, ((low + high) / 2).to(value.dtype))
 
@@ -130,8 +87,8 @@ class LastTwo(Aggregator):
         self.before = self.server_state(self.server.trainable)
         self.now = self.server_state(self.server.trainable)
 
-    def finish(self, exchange):
-        new = super().finish(exchange)
+    def finish(self):
+        new = super().finish()
         for name, value in self.now.items():
             self.before[name].copy_(value)
             value.copy_(new[name])
@@ -190,7 +147,10 @@ class NeedsProxy(FedAvg):
     ("make", "words"),
     [
         (lambda: FedNTD(module=Quadratic()), r"FedNTD needs the logits.*module=Quadratic.*give it net="),
-        (lambda: FederatedLoop(Scaffold(), aggregator=Median()), "Scaffold needs a ScaffoldAggregator, got Median"),
+        (
+            lambda: FederatedLoop(SCAFFOLD(), server_module=ServerModule()),
+            "SCAFFOLD needs a SCAFFOLDServer, got ServerModule",
+        ),
         (lambda: fit(NeedsProxy(), 1), "NeedsProxy needs the split 'proxy'.*no split 'proxy'"),
     ],
 )

@@ -122,26 +122,26 @@ def test_the_teacher_is_frozen_and_shared(mode):
             super().receive(broadcast, local)
             self.first = self.teacher_state()
             assert all(torch.equal(self.net.state_dict()[name], value) for name, value in self.first.items())
-            assert self.frozen("teacher").batch_statistics == (mode == "train")
+            assert self.teacher("global").batch_statistics == (mode == "train")
 
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            teacher = self.frozen("teacher")
+            teacher = self.teacher("global")
             out = teacher(batch[0])
             assert not out.requires_grad
             assert not out.is_inference()
-            self.loads.add((id(teacher.net), self.context.weights_key))
+            self.loads.add((id(teacher.net), self.context.weights_token))
             return loss
 
         def reply(self, exchange, local):
             assert equal(self.first, self.teacher_state())
-            assert all(p.grad is None and not p.requires_grad for p in self.frozen("teacher").net.parameters())
+            assert all(p.grad is None and not p.requires_grad for p in self.teacher("global").net.parameters())
             optimizer = self.optimizers(use_pl_optimizer=False)
             assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in self.net.parameters()}
             return {}
 
         def teacher_state(self):
-            state = S.clone(self.frozen("teacher").net.state_dict())
+            state = S.clone(self.teacher("global").net.state_dict())
             return {n: v for n, v in state.items() if mode == "eval" or not n.endswith("num_batches_tracked")}
 
     client = Teaches(net=BatchNormNet, optimizer=sgd(), teacher_mode=mode)
@@ -168,9 +168,9 @@ def test_the_teacher_of_another_fit_is_not_the_last_one():
 def test_a_teacher_needs_a_net():
     class Teaches(FedAvg):
         def receive(self, broadcast, local):
-            self.frozen("teacher")
+            self.load_teacher("global")
 
-    with pytest.raises(ValueError, match=r"frozen\('teacher'\) needs a client built with net="):
+    with pytest.raises(ValueError, match=r"load_teacher\('global'\) needs a client built with net="):
         fit(Teaches(module=Quadratic()), 1)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import Aggregator, ClientModule
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.functional import state as S
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg
@@ -36,7 +37,7 @@ class TwoExchanges(ClientModule):
         return (Phase(),) if exchange == "second" else ()
 
 
-class Halving(Aggregator):
+class Halving(ServerModule):
     """Halves the weights after the first exchange; after the second, on demand, leaves them."""
 
     def __init__(self, keep_first=False):
@@ -51,18 +52,17 @@ class Halving(Aggregator):
         self.sent.append((exchange, S.clone(sent.weights)))
         return sent
 
-    def finish(self, exchange):
-        new = super().finish(exchange)
+    def finish(self, exchange, aggregate):
         if exchange == "second":
-            return None if self.keep_first else new
-        self.returned.append(S.clone({name: (value * 0.5).to(value.dtype) for name, value in new.items()}))
+            return None if self.keep_first else aggregate
+        self.returned.append(S.clone({name: (value * 0.5).to(value.dtype) for name, value in aggregate.items()}))
         return self.returned[-1]
 
 
 @pytest.mark.parametrize("keep_first", [False, True])
 def test_two_exchanges(keep_first):
     """The second receives what `finish` of the first returned; the server steps once, to the last State returned."""
-    client, aggregator, watch = TwoExchanges(net=BatchNormNet), Halving(keep_first), Updates()
+    client, halving, watch = TwoExchanges(net=BatchNormNet), Halving(keep_first), Updates()
     start = []
 
     class Start(pl.Callback):
@@ -71,12 +71,12 @@ def test_two_exchanges(keep_first):
 
     data = toy_data((4, 6, 5), schedule=[[2, 0], [1, 2]])
     server = partial(torch.optim.SGD, lr=0.5)
-    fit(client, 2, data, callbacks=[watch, Start()], aggregator=aggregator, server_optimizer=server)
+    fit(client, 2, data, callbacks=[watch, Start()], server_module=halving, server_optimizer=server)
     order = [(r, e, c, 0, True) for r, cohort in enumerate(data.schedule) for e in client.exchanges for c in cohort]
     assert client.seen == order
-    assert aggregator.begun == data.schedule
+    assert halving.begun == data.schedule
     for r in range(2):
-        sent, halved = aggregator.sent[4 * r : 4 * r + 4], aggregator.returned[r]
+        sent, halved = halving.sent[4 * r : 4 * r + 4], halving.returned[r]
         assert all(equal(weights, start[r]) for exchange, weights in sent if exchange == "first")
         assert all(equal(weights, halved) for exchange, weights in sent if exchange == "second")
         updates = [watch.rounds[r][c] for c in data.schedule[r]]
@@ -212,10 +212,10 @@ def test_views_of_client_and_server():
             assert equal(dict(self.server.weights), self.start)  # a snapshot, not what the client left in the module
             assert not equal(dict(update.weights), self.start) or not update.num_steps
 
-        def finish(self, exchange):
+        def finish(self):
             a, b = (torch.rand((), generator=self.server.generator("x")).item() for _ in range(2))
             assert a == b
             assert self.summed("nothing") == {}
-            return super().finish(exchange)
+            return super().finish()
 
     fit(Sees(), 2, toy_data((4, 0, 5)), aggregator=ServerSees())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning import Aggregator
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.functional import state as S
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg, FedNTD
@@ -51,7 +51,8 @@ def test_personal_entries(how):
     assert equal({n: v for n, v in watch.after[2].items() if ".body.1." in n}, weighted_mean(owns, [7, 9]))
     assert all(set(u.weights) == set(loop.weights.shared) for updates in watch.rounds for u in updates.values())
     shared = FLOATS - 4 * 8
-    assert (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]) == (4 * 2 * shared, 4 * 2 * shared)
+    both = (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"])
+    assert both == (4 * 2 * shared, 4 * 2 * shared)
 
 
 def test_a_personal_pattern_without_a_match_is_refused():
@@ -70,7 +71,7 @@ def test_nothing_shared_moves_no_bytes():
 # --- broadcasts
 
 
-class Shifted(Aggregator):
+class Shifted(ServerModule):
     """Sends client i the global weights plus i, with i as an extra; of the head nothing where `body_only`."""
 
     def __init__(self, body_only=False):
@@ -89,7 +90,7 @@ class Shifted(Aggregator):
 class Checks(FedNTD):
     def receive(self, broadcast, local):
         super().receive(broadcast, local)
-        teacher = self.frozen("teacher").net.state_dict()
+        teacher = self.teacher("global").net.state_dict()
         for name, value in self.net.state_dict().items():
             assert torch.equal(teacher[name], value)
         assert all(torch.equal(self.received[name], value) for name, value in self.params().items())
@@ -101,7 +102,7 @@ class Checks(FedNTD):
 def test_every_client_may_be_sent_other_weights(body_only):
     client, watch = Checks(net=BatchNormNet, optimizer=sgd()), Updates()
     client.starts = []
-    loop = fit(client, 2, callbacks=[watch], aggregator=Shifted(body_only))
+    loop = fit(client, 2, callbacks=[watch], server_module=Shifted(body_only))
     first = watch.after[0]
     for client_id, start in client.starts[len(SIZES) :]:
         for name, value in start.items():
@@ -112,20 +113,20 @@ def test_every_client_may_be_sent_other_weights(body_only):
     assert loop.round_metrics["comm/bytes_up"] == 4 * len(SIZES) * FLOATS
 
 
-class ScoresOnly(Aggregator):
+class ScoresOnly(ServerModule):
     """Sends no weights: the sum of what clients reply crosses, and goes down in the next round."""
 
     def setup(self):
         self.register_buffer("total", torch.zeros(3, dtype=torch.float64))
 
     def broadcast(self, exchange, client_id):
-        return Broadcast(self.server.round_idx, exchange, None, {"total": self.total})
+        return Broadcast(self.server.round_idx, exchange, None, {"total": self.total}, uploads=False)
 
     def add(self, update):
         assert update.weights is None
         self.sum("scores", {"total": update.extras["scores"]}, update.num_samples)
 
-    def finish(self, exchange):
+    def finish(self, exchange, aggregate):
         self.total.copy_(self.summed("scores")["total"])
 
 

@@ -8,6 +8,8 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from fl_lightning.aggregation import GatheringAggregator, ServerModule
+from fl_lightning.client import ClientModule
 from fl_lightning.functional import state as S
 from fl_lightning.nets import Perceptron
 
@@ -46,3 +48,53 @@ class Quadratic(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SCAFFOLDServer(ServerModule):
+    """Any rule for the weights; c <- c + (1/N) sum_i (c_i+ - c_i) (line 17)."""
+
+    def setup(self):
+        self.control = self.server_state(self.server.trainable)
+
+    def broadcast(self, exchange, client_id):
+        return self.sends(exchange, control=self.control)
+
+    def add(self, update):
+        self.sum("control", update.extras["control_delta"])
+
+    def finish(self, exchange, aggregate):
+        S.add_(self.control, self.summed("control"), 1 / self.server.num_clients)
+        return aggregate
+
+
+class SCAFFOLD(ClientModule):
+    """The whole method in one screen (Karimireddy et al. 2020, Algorithm 1, Option II)."""
+
+    server_class, needs = SCAFFOLDServer, frozenset({"exposure"})
+
+    def receive(self, broadcast, local):
+        c = broadcast.extras["control"]
+        self.round_buffer("c", c)
+        self.round_buffer("c_i", self.memory.get("control", S.zeros_like(c)))
+
+    def training_step(self, batch, batch_idx):
+        correction = S.sub(self.round["c"], self.round["c_i"])
+        return self.local_loss(batch, batch_idx) + S.inner(correction, self.params())
+
+    def reply(self, exchange, local):
+        c, c_i = self.round["c"], self.round["c_i"]
+        if not self.num_steps:
+            return {"control_delta": S.zeros_like(c_i)}
+        delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.exposure), c)
+        self.memory["control"] = S.add(c_i, delta)
+        return {"control_delta": delta}
+
+
+class Median(GatheringAggregator):
+    """Of every trainable entry the median over the clients with samples."""
+
+    def reduce(self, updates):
+        assert list(updates) == sorted(updates)
+        rows = [update.weights for update in updates.values()]
+        stacked = {name: torch.stack([row[name] for row in rows]) for name in self.server.trainable}
+        return {name: value.double().quantile(0.5, 0).to(value.dtype) for name, value in stacked.items()}

@@ -6,7 +6,8 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from fl_lightning import Aggregator, ClientModule
+from fl_lightning import ClientModule
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
@@ -39,7 +40,7 @@ def test_two_rounds_equal_the_algorithm_by_hand():
 
 def test_it_adds_nothing_to_the_client():
     assert FedAvg.training_step is ClientModule.training_step
-    assert FedAvg.server_class is Aggregator
+    assert FedAvg.server_class is ServerModule
     assert not FedAvg.needs
 
 

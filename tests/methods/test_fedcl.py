@@ -63,7 +63,7 @@ def by_hand(net, kind, size):
 @pytest.mark.parametrize(("kind", "size"), [("abs", 1), ("square", 1), ("tensor", 4)])
 def test_importance_is_that_of_a_loop_of_backward_passes(kind, size, monkeypatch):
     """BatchNorm on running statistics, no dropout; in chunks of 5 as in one."""
-    client = fedcl(kind=kind, importance_batch=4, num_classes=3, input_shape=(4,))
+    client = fedcl(importance=kind, importance_batch=4, num_classes=3, input_shape=(4,))
     client.net.body[1].running_mean.fill_(0.3)
     before = copy.deepcopy(client.state_dict())
     modes = [module.training for module in client.modules()]
@@ -83,7 +83,7 @@ def test_importance_is_that_of_a_loop_of_backward_passes(kind, size, monkeypatch
 
 def test_scaled_importance_has_mean_one():
     for kind in ("abs", "tensor"):
-        client = fedcl(scale="mean_one", kind=kind, num_classes=3, input_shape=(4,))
+        client = fedcl(normalization="mean_one", importance=kind, num_classes=3, input_shape=(4,))
         weights = {name: value.detach() for name, value in client.params().items()}
         omega = client.importance_of(weights, [PROXY])
         entries = torch.cat([omega[name].expand_as(value).flatten() for name, value in weights.items()])
@@ -114,7 +114,7 @@ class Silent(FedCLServer):
 
 
 def test_with_ones_it_is_fedprox_with_twice_the_strength():
-    ones = fit(fedcl(strength=0.5), 3, data(), aggregator=Silent())
+    ones = fit(fedcl(strength=0.5), 3, data(), server_module=Silent())
     prox = fit(FedProx(mu=1.0, net=BatchNormNet, optimizer=sgd()), 3, data())
     torch.testing.assert_close(weights_of(ones), weights_of(prox), rtol=1e-5, atol=1e-6)
     assert ones.round_metrics["comm/bytes_down"] == prox.round_metrics["comm/bytes_down"]
@@ -124,7 +124,7 @@ def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
     floats = 4 * 83  # of parameters; BatchNorm's two buffers of 8 travel with the weights
     for kind, extra in (("abs", floats), ("tensor", 4 * 6)):
         watch = Watch()
-        fit(fedcl(interval=2, kind=kind), 3, data(), callbacks=[watch])
+        fit(fedcl(interval=2, importance=kind), 3, data(), callbacks=[watch])
         weights = 5 * (floats + 4 * 16)
         assert watch.bytes == [(weights + 5 * extra, weights), (weights, weights), (weights + 5 * extra, weights)]
 
@@ -205,12 +205,12 @@ def test_around_a_user_s_module():
             for parameter in client.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
         watch = Watch()
-        runs.append((fit(client, 1, data(), callbacks=[watch]).row, watch.used[0][0]))
+        runs.append((fit(client, 1, data(), callbacks=[watch]).round_metrics, watch.used[0][0]))
     (module, inside), (net, outside) = runs
     assert module["loss"] == pytest.approx(net["train/ce"], rel=1e-6)
     for one, other in zip(inside.values(), outside.values(), strict=True):
         torch.testing.assert_close(one, other)
-    with pytest.raises(RuntimeError, match="change the loss, or estimate with kind=tensor"):
+    with pytest.raises(RuntimeError, match="change the loss, or estimate with importance=tensor"):
         fit(FedCL(module=Classifier(reads=True)), 1, data())
 
 
@@ -235,9 +235,9 @@ def test_finite_where_logits_are_huge():
     [
         ({"strength": -1}, "strength must be at least 0, got -1"),
         ({"interval": 0}, "interval must be at least 1, got 0"),
-        ({"kind": "fisher"}, "kind must be one of abs, square, tensor, got 'fisher'"),
+        ({"importance": "fisher"}, "importance must be one of abs, square, tensor, got 'fisher'"),
         ({"when_missing": "zero"}, "when_missing must be one of"),
-        ({"scale": "max"}, "scale must be one of"),
+        ({"normalization": "max"}, "normalization must be one of"),
     ],
 )
 def test_bad_settings(settings, sentence):
@@ -251,4 +251,4 @@ def test_it_needs_a_proxy_set_and_its_own_client():
     with pytest.raises(ValueError, match="needs a proxy set with samples"):
         fit(fedcl(), 1, data(proxy=tuple(t[:0] for t in PROXY)))
     with pytest.raises(ValueError, match="needs a FedCL client, got FedAvg"):
-        fit(FedAvg(net=BatchNormNet), 1, data(), aggregator=FedCLServer())
+        fit(FedAvg(net=BatchNormNet), 1, data(), server_module=FedCLServer())

@@ -27,15 +27,15 @@ class Server:
 def aggregate(deltas, sizes, **settings):
     """One round of updates that move `w` by the rows of `deltas`; the aggregator and what it returned."""
     aggregator = FedEXPAggregator(**settings)
-    aggregator.server = Server(deltas.shape[1])
+    aggregator.attach(Server(deltas.shape[1]))
     aggregator.setup()
     aggregator.begin_round(list(range(len(deltas))))
     aggregator.begin_exchange()
     for client_id, (delta, n) in enumerate(zip(deltas, sizes, strict=True)):
         weights = {"w": delta.clone(), "count": torch.tensor(3 + 7 * n)}
         update = ClientUpdate(client_id, n, n, 0.0, weights)
-        aggregator.add(ClientUpdate(client_id, n, n, 0.0, weights, aggregator.asks(update)))
-    return aggregator, aggregator.finish("train")
+        aggregator.add(ClientUpdate(client_id, n, n, 0.0, weights, aggregator.client_statistics(update)))
+    return aggregator, aggregator.finish()
 
 
 @pytest.mark.parametrize("eps_scale", ["paper", "code"])

@@ -32,7 +32,7 @@ class Watch(pl.Callback):
         self.losses.append({})
 
     def on_client_start(self, trainer, loop, client_id):
-        inner, steps = loop.desk.log, self.losses[-1].setdefault(client_id, [])
+        inner, steps = loop._services.log, self.losses[-1].setdefault(client_id, [])
 
         def log(name, value, *args, **kwargs):
             if name == "train/ka":
@@ -102,7 +102,7 @@ def test_hard_and_proficient_take_the_extreme_loss_and_the_first_of_equals():
 
 
 @pytest.mark.parametrize(
-    "neutral", [{"beta": 0.0}, {"mu": 0}, {"use_missing": False, "use_non_dominant": False}, {"gamma": 0.0}]
+    "neutral", [{"beta": 0.0}, {"max_anchors": 0}, {"use_missing": False, "use_non_dominant": False}, {"gamma": 0.0}]
 )
 def test_neutral_settings_are_fedavg_bit_for_bit(neutral):
     """γ = 0 too, where every client has every class: nothing to anchor, no anchor's forward."""
@@ -179,9 +179,9 @@ def test_each_client_has_one_anchor_of_each_class_it_lacks_and_they_are_drawn_an
     assert not [name for name in loop.state_dict() if "anchor" in name]
 
 
-def test_the_cut_to_mu_keeps_the_columns():
+def test_the_cut_to_max_anchors_keeps_the_columns():
     data = toy_data((1, 1, 9), schedule=[[0, 1]] * 8)  # one class each: two are missing
-    _, watch = run(fedka(mu=1), rounds=8, data=data)
+    _, watch = run(fedka(max_anchors=1), rounds=8, data=data)
     chosen = set()
     for row in watch.used:
         for client_id, used in row.items():
@@ -250,7 +250,7 @@ def test_the_shared_set_is_asked_for_at_start():
     [
         ({"beta": -0.1}, "beta must be at least 0, got -0.1"),
         ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
-        ({"mu": -1}, "mu must be at least 0, got -1"),
+        ({"max_anchors": -1}, "max_anchors must be at least 0, got -1"),
         ({"strategy": "easy"}, "strategy must be one of random, hard, proficient, got 'easy'"),
     ],
 )

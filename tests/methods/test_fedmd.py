@@ -28,11 +28,11 @@ def test_it_is_knfu_with_equal_weights(monkeypatch):
 
 def test_everyone_gets_the_mean_of_all_participants_the_empty_one_included():
     loop = fit(fedmd(), 1, transfer_data(sizes=(7, 0, 5), schedule=[[0, 1]]))
-    fused = loop.aggregator.fused
+    fused = loop.server_module.fused
     assert sorted(fused) == [0, 1]
     assert torch.equal(fused[0], fused[1])
     alone = fit(fedmd(), 1, transfer_data(sizes=(7, 0, 5), schedule=[[0]]))
-    assert not torch.equal(alone.aggregator.fused[0], fused[0])
+    assert not torch.equal(alone.server_module.fused[0], fused[0])
     torch.testing.assert_close(fused[0].sum(1), torch.ones(TRANSFER))
 
 
@@ -47,7 +47,7 @@ def test_the_original_exchanges_logits_and_digests_them():
     x, _ = data.split("transfer").all()
     net = Flat(3, (4,))
     net.load_state_dict(begun)
-    torch.testing.assert_close(loop.aggregator.fused[0], net(x).detach())
+    torch.testing.assert_close(loop.server_module.fused[0], net(x).detach())
     assert fit(fedmd(**original), 2, transfer_data()).round_metrics["train/distance"] > 0
 
 
@@ -60,7 +60,7 @@ def test_consensus_and_absolute_error():
 
 def test_a_client_s_knowledge_does_not_depend_on_the_other_architectures():
     loop = fit(fedmd(), 1, transfer_data(schedule=[[0, 1, 2]]), local_epochs=0)
-    assert {tuple(k.shape) for k in loop.aggregator.fused.values()} == {(TRANSFER, 3)}
+    assert {tuple(k.shape) for k in loop.server_module.fused.values()} == {(TRANSFER, 3)}
 
 
 def test_a_fine_tuning_step_can_be_stacked():
@@ -91,7 +91,7 @@ class Silent(Flat.func):
 def test_knowledge_that_is_zero_counts_like_any_other():
     data = transfer_data(sizes=(7, 0), schedule=[[0, 1]])
     loop = fit(fedmd(targets="logits", ce_on="none", net=Silent), 1, data)
-    fused = loop.aggregator.fused
+    fused = loop.server_module.fused
     assert torch.equal(fused[0], fused[1])
     alone = fit(fedmd(targets="logits", ce_on="none", net=Silent), 1, transfer_data(sizes=(7, 0), schedule=[[0]]))
-    torch.testing.assert_close(2 * fused[0], alone.aggregator.fused[0])
+    torch.testing.assert_close(2 * fused[0], alone.server_module.fused[0])

@@ -199,7 +199,7 @@ class First(FedNTD):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        value = distillation(self(x), self.frozen("teacher", self.teacher_mode)(x), y)
+        value = distillation(self(x), self.teacher("global")(x), y)
         gradients = torch.autograd.grad(value, list(self.params().values()), allow_unused=True)
         largest = max(g.abs().max().item() for g in gradients if g is not None)
         self.noted.append((self.num_steps, value.item(), largest))
@@ -264,7 +264,7 @@ class Uncached(FedNTD):
     """Asks the teacher at every step."""
 
     def training_step(self, batch, batch_idx):
-        self.context.repeats = None
+        self.context.logit_cache = None
         return super().training_step(batch, batch_idx)
 
 
@@ -279,7 +279,7 @@ def test_the_teachers_logits_are_computed_in_the_first_epoch_only(sizes):
 
         def receive(self, broadcast, local):
             super().receive(broadcast, local)
-            teacher = self.frozen("teacher")
+            teacher = self.teacher("global")
             if "_logits" not in vars(teacher):
                 computed = teacher._logits
                 teacher._logits = lambda x: (setattr(Counting, "calls", Counting.calls + 1), computed(x))[1]
@@ -307,7 +307,7 @@ def test_logits_are_not_looked_up_where_they_depend_on_the_batch():
 def test_a_teacher_in_train_mode_takes_one_sample_and_has_no_dropout():
     class Twice(FedNTD):
         def training_step(self, batch, batch_idx):
-            teacher = self.frozen("teacher", self.teacher_mode)
+            teacher = self.teacher("global")
             assert torch.equal(teacher(batch[0]), teacher(batch[0]))
             return super().training_step(batch, batch_idx)
 

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
-from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
 from fl_lightning.data import TensorSource
+from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
 from fl_lightning.methods import FedAvg, FedMD, KnFu
 from fl_lightning.methods.knfu import (
-    KnFuAggregator,
+    KnFuServer,
     class_distributions,
     distances,
     fused_knowledge,
@@ -161,7 +161,7 @@ def test_three_architectures_against_a_loop_by_hand():
     wanted = run_by_hand(nets, data, schedule, 2, size=4, **settings)
     for client_id, net in enumerate(wanted):
         torch.testing.assert_close(model_of(loop, client_id), dict(net.state_dict()), rtol=1e-9, atol=1e-12)
-    assert loop.aggregator.fusion.client_ids == [1, 2, 3, 4]
+    assert loop.server_module.fusion.client_ids == [1, 2, 3, 4]
     assert not any(name.startswith("global/") for name in loop.round_metrics)
     assert 0 <= loop.round_metrics["local/alma"] <= 1
 
@@ -190,8 +190,8 @@ def test_without_distillation_clients_do_not_see_each_other():
 
 def test_alone_in_its_cohort_a_client_gets_its_own_knowledge_back():
     loop = fit(knfu(), 1, transfer_data(schedule=[[2]]))
-    assert loop.aggregator.fusion.weights.tolist() == [[1.0]]
-    assert list(loop.aggregator.fused) == [2]
+    assert loop.server_module.fusion.weights.tolist() == [[1.0]]
+    assert list(loop.server_module.fused) == [2]
 
 
 class Traffic(pl.Callback):
@@ -260,7 +260,7 @@ def test_a_client_that_is_not_finite_is_left_out_of_the_fusion():
     data.setup()
     data.split("train").x[8] = torch.nan  # of client 1
     skipped, without = (fit(knfu(), 1, d, nonfinite="skip") for d in (data, clean))
-    assert skipped.aggregator.fusion.client_ids == [0, 2]
+    assert skipped.server_module.fusion.client_ids == [0, 2]
     assert skipped.round_metrics["train/skipped"] == 1
     assert equal(model_of(skipped, 0), model_of(without, 0))
     assert skipped.store.personal(1) is None
@@ -330,8 +330,8 @@ def test_what_does_not_go_together():
         fit(FedAvg(net=THREE), 1, transfer_data())
     with pytest.raises(ValueError, match="HeterogeneousNets needs at least one net, got none"):
         knfu(net=partial(HeterogeneousNets, nets=[]), num_classes=3, input_shape=(4,))
-    with pytest.raises(ValueError, match="FedMD needs a FedMDAggregator, got KnFuAggregator"):
-        FederatedLoop(FedMD(net=THREE), aggregator=KnFuAggregator())
+    with pytest.raises(ValueError, match="FedMD needs a FedMDServer, got KnFuServer"):
+        FederatedLoop(FedMD(net=THREE), server_module=KnFuServer())
 
 
 def test_fedavg_with_every_entry_personal_may_have_different_nets():
@@ -344,7 +344,5 @@ def test_it_needs_transfer_samples_and_clients_that_send_knowledge():
     empty = TensorSource(tuple(t[:0] for t in samples(2)), samples(2), num_classes=3)
     with pytest.raises(ValueError, match=r"KnFu needs a transfer set with samples, got an empty one"):
         fit(knfu(), 1, toy_data(extra_splits={"transfer": empty}))
-    with pytest.raises(
-        ValueError, match="KnFuAggregator needs a client that sends knowledge, such as KnFu, got FedAvg"
-    ):
-        fit(FedAvg(net=BatchNormNet), 1, transfer_data(), aggregator=KnFuAggregator())
+    with pytest.raises(ValueError, match="KnFuServer needs a client that sends knowledge, such as KnFu, got FedAvg"):
+        fit(FedAvg(net=BatchNormNet), 1, transfer_data(), server_module=KnFuServer())

@@ -1,0 +1,1 @@
+"""The federation: the loop that Lightning fits, the round, and its parts."""
