@@ -67,13 +67,13 @@ class ClientModule(LightningModule):
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
+        self.adds_terms = type(self).training_step is not ClientModule.training_step
         check_client_arguments(self, module, net=net, optimizer=optimizer)
         self.module = module
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
-        self.adds_terms = type(self).training_step is not ClientModule.training_step
         self.context = ClientContext()
         self.forward_context: ForwardContext = nullcontext
         self.outputs: dict[str, Any] = {}

@@ -27,7 +27,7 @@ class Remembering(FedAvg):
 
     def reply(self, exchange, local):
         self.memory["times"] = self.memory.get("times", 0) + 1
-        self.memory["last"] = {name: value.detach() for name, value in self.params().items()}
+        self.memory["last"] = {name: value.detach() for name, value in self.trained().items()}
         return {}
 
 
