@@ -8,7 +8,8 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from fl_lightning import Aggregator, FederatedDataModule, FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx
 from tests.toys import equal, fit, samples, sgd, toy_data, trainer
@@ -58,7 +59,7 @@ class Hooked(FedAvg):
         return []
 
 
-class Own(Aggregator):
+class Own(ServerModule):
     """Another method's."""
 
 
@@ -81,9 +82,9 @@ class NeedsOwn(FedAvg):
             "Hooked overrides train_dataloader.*give the data to Fed",
         ),
         (
-            lambda: FederatedLoop(NeedsOwn(), Aggregator()),
+            lambda: FederatedLoop(NeedsOwn(), server_module=ServerModule()),
             ValueError,
-            "NeedsOwn needs a Own, got Aggregator; leave",
+            "NeedsOwn needs a Own, got ServerModule; leave",
         ),
         (lambda: FedAvg(num_classes=3, input_shape=(4,), module=Mute()), TypeError, "Mute has none"),
         (

@@ -39,8 +39,8 @@ class Count(Aggregator):
     def begin_round(self, cohort):
         self.rounds += 1
 
-    def finish(self, exchange):
-        new = super().finish(exchange)
+    def finish(self):
+        new = super().finish()
         for name, value in self.kept.items():
             value.mul_(0.5).add_(new[name], alpha=0.5)
             new[name] = (new[name] + 0.1 * value).to(new[name].dtype)
@@ -103,7 +103,7 @@ def uninterrupted():
 
 
 def outcome(loop):
-    return weights_of(loop), loop.store.state_dict(), loop.server_step.optimizer.state_dict()
+    return weights_of(loop), loop.store.state_dict(), loop.trainer.optimizers[0].state_dict()
 
 
 def assert_same(loop, other):
@@ -141,7 +141,7 @@ def test_after_any_round(uninterrupted, tmp_path, after):
     resumed = make_loop()
     trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=tmp_path / "last.ckpt")
     assert_same(resumed, uninterrupted)
-    assert resumed.evaluation.peak.tolist() == uninterrupted.evaluation.peak.tolist()
+    assert resumed.recorder.peak.tolist() == uninterrupted.recorder.peak.tolist()
 
 
 class Interrupt(pl.Callback):

@@ -34,12 +34,14 @@ class ClasswiseReport(Callback):
         check_at_least(1, max_rows=max_rows)
         self.dirpath, self.max_rows = dirpath, max_rows
         self._file: Path | None = None
+        self._begun = False
 
     # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
+        self._begun = False  # the rows of an earlier run stay until there is one to take their place
         if isinstance(pl_module, FederatedLoop):
             self._rewrite(pl_module.recorder.history)
 
@@ -50,7 +52,7 @@ class ClasswiseReport(Callback):
         if trainer.state.fn != "fit":
             self._print(trainer, pl_module, accuracy)
         elif self._file is not None and accuracy is not None:
-            if not self._file.is_file():
+            if not self._begun:
                 self._rewrite(pl_module.recorder.history)
                 return
             with self._file.open("a", newline="", encoding="utf-8") as file:
@@ -78,6 +80,7 @@ class ClasswiseReport(Callback):
                 writer.writerows(map(csv_row, rounds, table))
 
         write_atomically(self._file, write)
+        self._begun = True
 
     # --- printing ---------------------------------------------------------------------------------
 

@@ -116,6 +116,11 @@ class Recorder:
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
         return float(forgetting(torch.stack([self.peak, now])))
 
+    def go_back(self, round_idx: int) -> None:
+        """Forget the rows from a round on; without a row left no class has a best accuracy."""
+        self.history.drop(round_idx)
+        self.peak = self.peak if self.history.rounds else None
+
     def keep_round(self, round_idx: int) -> None:
         """Add the row, as it is now, to the history; again where it has grown."""
         self.history.record(round_idx, self.round_metrics)

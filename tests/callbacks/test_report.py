@@ -6,7 +6,6 @@ from pytorch_lightning.loggers import CSVLogger
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
-from fl_lightning.federation.history import History
 from fl_lightning.callbacks.tables import print_classes
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
@@ -17,6 +16,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def rows(path):
     with (path / "classwise.csv").open(newline="") as file:
         return list(csv.reader(file))
+
+
+def accuracies(federated):
+    """The rounds that were evaluated, and A_c in them, (T, C)."""
+    rounds, names, table = federated.recorder.history.columns("/acc_class/")
+    assert names == CLASSES
+    return rounds, table
 
 
 def printed(text):
@@ -31,30 +37,28 @@ def printed(text):
 
 
 def test_csv_has_exactly_one_row_per_round(tmp_path):
-    report = ClasswiseReport()
     seen = []
     complete = At(2, lambda _: seen.append(rows(tmp_path)))
-    runner = trainer([report, complete], tmp_path, rounds=4)
-    runner.fit(loop(), datamodule=data())
+    runner, federated = trainer([ClasswiseReport(), complete], tmp_path, rounds=4), loop()
+    runner.fit(federated, datamodule=data())
     header, *lines = rows(tmp_path)
     assert header == ["round", *CLASSES]
     assert [int(line[0]) for line in lines] == [0, 1, 2, 3]
     assert seen == [rows(tmp_path)[:4]]  # complete at any moment
     table = torch.tensor([[float(cell) for cell in line[1:]] for line in lines], dtype=torch.float64)
-    assert torch.equal(table, report.history.table)
+    assert torch.equal(table, accuracies(federated)[1])
     with (tmp_path / "metrics.csv").open(newline="") as file:
         logged = [float(row["global/acc_class/owl"]) for row in csv.DictReader(file)]
     assert logged == pytest.approx(table[:, 2].tolist())
 
 
 def test_table_is_the_history_in_words(tmp_path, capsys):
-    report = ClasswiseReport()
-    federated = data()
-    runner = trainer([report], tmp_path, rounds=5)
-    runner.fit(loop(), datamodule=federated)
+    federated, divided = loop(), data()
+    runner = trainer([ClasswiseReport()], tmp_path, rounds=5)
+    runner.fit(federated, datamodule=divided)
     out = capsys.readouterr().out
-    table = report.history.table
-    labels = federated.split("test").labels
+    table = accuracies(federated)[1]
+    labels = divided.split("test").labels
     lost = forgetting_per_class(table)
     for c, cells in enumerate(printed(out).values()):
         numbers = (table[-1, c], table[:, c].max(), lost[c])
@@ -67,17 +71,16 @@ def test_table_is_the_history_in_words(tmp_path, capsys):
 
 
 def test_resume_keeps_the_whole_history(tmp_path):
-    whole = ClasswiseReport()
-    trainer([whole], tmp_path / "whole", rounds=5).fit(loop(), datamodule=data())
+    whole, resumed = loop(), loop()
+    trainer([ClasswiseReport()], tmp_path / "whole", rounds=5).fit(whole, datamodule=data())
     first = tmp_path / "part"
     trainer([ClasswiseReport()], first, rounds=3).fit(loop(), datamodule=data())
     with (first / "classwise.csv").open("a") as file:
         file.write("3,0,0,0\r\n")  # a round that the checkpoint does not know
-    resumed = ClasswiseReport()
-    runner = trainer([resumed], first, rounds=5)
-    runner.fit(loop(), datamodule=data(), ckpt_path=first / "last.ckpt")
-    assert resumed.history.rounds == [0, 1, 2, 3, 4]
-    assert torch.equal(resumed.history.table, whole.history.table)
+    runner = trainer([ClasswiseReport()], first, rounds=5)
+    runner.fit(resumed, datamodule=data(), ckpt_path=first / "last.ckpt")
+    assert accuracies(resumed)[0] == [0, 1, 2, 3, 4]
+    assert torch.equal(accuracies(resumed)[1], accuracies(whole)[1])
     assert rows(first) == rows(tmp_path / "whole")
 
 
@@ -85,17 +88,18 @@ def test_checkpoint_from_within_the_end_of_a_round(tmp_path):
     """Taken after the round's validation: the round is neither lost nor doubled."""
     path = tmp_path / "mid.ckpt"
     trainer([ClasswiseReport(), At(1, lambda t: t.save_checkpoint(path))]).fit(loop(), datamodule=data())
-    resumed = ClasswiseReport(tmp_path)
-    trainer([resumed], rounds=4).fit(loop(), datamodule=data(), ckpt_path=path)
-    assert resumed.history.rounds == [0, 1, 2, 3]
+    resumed = loop()
+    trainer([ClasswiseReport(tmp_path)], rounds=4).fit(resumed, datamodule=data(), ckpt_path=path)
+    assert accuracies(resumed)[0] == [0, 1, 2, 3]
     assert [line[0] for line in rows(tmp_path)[1:]] == ["0", "1", "2", "3"]
 
 
-def test_second_fit_from_scratch_starts_a_new_history():
-    report = ClasswiseReport()
-    trainer([report], rounds=3).fit(loop(), datamodule=data())
-    trainer([report], rounds=2).fit(loop(), datamodule=data())
-    assert report.history.rounds == [0, 1]
+def test_second_fit_from_scratch_starts_a_new_history(tmp_path):
+    report, federated = ClasswiseReport(tmp_path), loop()
+    trainer([report], rounds=3).fit(federated, datamodule=data())
+    trainer([report], rounds=2).fit(federated, datamodule=data())
+    assert accuracies(federated)[0] == [0, 1]
+    assert [line[0] for line in rows(tmp_path)[1:]] == ["0", "1"]
 
 
 @pytest.mark.parametrize("verb", ["validate", "test"])
@@ -198,21 +202,6 @@ def test_class_without_samples_and_many_classes(capsys):
     print_classes("Title", names, samples, accuracy, None, max_rows=60)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("c7 "))
     assert line.split() == ["c7", "0", "-"]
-
-
-def test_history_replaces_later_rounds_and_survives_a_checkpoint(tmp_path):
-    history = History()
-    for t in range(40):
-        history.record(t, torch.tensor([t, 0.0]), ["a", "b"])
-    history.record(30, torch.tensor([-1.0, 0.0]), ["a", "b"])
-    torch.save(history.state_dict(), tmp_path / "state")
-    other = History()
-    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    other.record(31, torch.tensor([5.0, 0.0]), ["a", "b"])
-    assert other.rounds == list(range(32))
-    assert other.table[:, 0].tolist() == [*range(30), -1, 5]
-    assert len(history) == 31
-    assert history.table.shape == (31, 2)
 
 
 def test_max_rows_is_checked():

@@ -16,7 +16,8 @@ if __name__ == "__main__":
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning.aggregation import GatheringAggregator
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
@@ -26,15 +27,13 @@ from tests.user_modules import Classifier
 SIZES = (7, 12, 5, 0, 16, 9, 3)
 
 
-class Median(Aggregator):
-    """Gathers."""
+class Median(GatheringAggregator):
+    """Of every entry the middle value."""
 
-    gathers = True
-
-    def finish(self, exchange):
-        rows = [update for update in self.rows.values() if update.num_samples]
-        stacked = {name: torch.stack([row.weights[name].double() for row in rows]) for name in rows[0].weights}
-        return {name: v.quantile(0.5, 0).to(rows[0].weights[name].dtype) for name, v in stacked.items()}
+    def reduce(self, updates):
+        rows = [update.weights for update in updates.values()]
+        stacked = {name: torch.stack([row[name].double() for row in rows]) for name in self.server.trainable}
+        return {name: values.quantile(0.5, 0).to(rows[0][name].dtype) for name, values in stacked.items()}
 
 
 class Mindful(ClientModule):

@@ -8,10 +8,10 @@ import torch
 from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of
 
 
-def checkpoint(run, name="last.ckpt", **federated):
+def checkpoint(run, name="last.ckpt", pending_round=None):
     path = run / "checkpoints" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"global_step": 3, "federated": {"row_round": None, **federated}}, path)
+    torch.save({"global_step": 3, "federated": {"recorder": {"pending_round": pending_round}}}, path)
     (run / "config.yaml").touch()
     return path
 
@@ -82,9 +82,9 @@ def test_a_checkpoint_belongs_to_the_run_around_it(tmp_path):
     assert run_of(tmp_path / "loose.ckpt") is None
 
 
-@pytest.mark.parametrize(("row_round", "first"), [(None, 3), (2, 2)])
-def test_the_first_round_is_the_one_whose_row_is_not_written(tmp_path, row_round, first):
-    assert first_round(checkpoint(tmp_path, row_round=row_round)) == first
+@pytest.mark.parametrize(("pending_round", "first"), [(None, 3), (2, 2)])
+def test_the_first_round_is_the_one_whose_row_is_not_written(tmp_path, pending_round, first):
+    assert first_round(checkpoint(tmp_path, pending_round=pending_round)) == first
 
 
 def test_a_damaged_checkpoint_and_a_foreign_one_are_refused(tmp_path):
