@@ -44,6 +44,8 @@ class NotSetUp:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # copy and pickle ask
+            raise AttributeError(attribute)
         raise RuntimeError(f"{self._name} sees the server's {attribute} once a FederatedLoop has set it up")
 
 
