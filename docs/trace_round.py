@@ -85,6 +85,80 @@ def trace() -> list[tuple[str, str]]:
     return calls.found
 
 
+def imports(path: Path, root: str) -> set[str]:
+    """Modules of the package that a file imports at module level, `TYPE_CHECKING` ones counted."""
+    found: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in inside:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.startswith(root)}
+
+
+def circles() -> list[list[str]]:
+    """Groups of files that import each other in a circle."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph = {name: {n for n in imports(path, "fl_lightning") if n in names} - {name} for name, path in names.items()}
+    reach = {name: set(targets) for name, targets in graph.items()}
+    for middle in names:  # Warshall's transitive closure
+        for name in names:
+            if middle in reach[name]:
+                reach[name] |= reach[middle]
+    groups = {frozenset(n for n in names if n in reach[name] and name in reach[n]) for name in names}
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def assigned(node: ast.AST) -> set[tuple[str, str]]:
+    """(object, attribute) of every assignment to an attribute of a name."""
+    found = set()
+    for inner in ast.walk(node):
+        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+        for target in targets if isinstance(inner, ast.Assign | ast.AnnAssign | ast.AugAssign) else []:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(part, ast.Attribute):
+                    found.add((ast.unparse(part.value), part.attr))
+    return found
+
+
+def attributes() -> tuple[list[str], list[str]]:
+    """Attributes first assigned outside `__init__`, and those of other objects that are assigned."""
+    classes: dict[str, tuple[Path, ast.ClassDef]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef))
+        classes |= {node.name: (path, node) for node in found}
+
+    def declared(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        node = classes[name][1]
+        own = {a for f in node.body if getattr(f, "name", "") == "__init__" for o, a in assigned(f) if o == "self"}
+        own |= {
+            n.target.id
+            for n in node.body
+            if isinstance(n, ast.AnnAssign)
+            and isinstance(n.target, ast.Name)
+            and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+        }
+        return own.union(*(declared(ast.unparse(base)) for base in node.bases))
+
+    late, foreign = set(), set()
+    for name, (path, node) in classes.items():
+        for function in (f for f in ast.walk(node) if isinstance(f, ast.FunctionDef) and f.name != "__init__"):
+            for owner, attribute in assigned(function):
+                place = f"{path.relative_to(PACKAGE)} {name}.{function.name}: {owner}.{attribute}"
+                if owner == "self" and attribute not in declared(name) | {"automatic_optimization"}:
+                    late.add(place)
+    for path in PACKAGE.rglob("*.py"):
+        for owner, attribute in assigned(ast.parse(path.read_text())):
+            if owner != "self":
+                foreign.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
+    return sorted(late), sorted(foreign)
+
+
 def main() -> None:
     """Print the figures."""
     calls = trace()
@@ -94,13 +168,19 @@ def main() -> None:
     print(f"hops {sum(a[0] != b[0] for a, b in pairwise(calls))}")
     for file in files:
         print(f"  {file:32} {sizes[file]:4} code lines, {sum(call[0] == file for call in calls):3} calls")
-    print(f"code lines of the files entered: {sum(sizes.values())} in {len(sizes)}")
+    core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
+    print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
-    longest = max(
-        (size, f"{path.relative_to(PACKAGE)} {name}") for path in everything for name, size in functions(path).items()
-    )
+    longest = max((n, f"{path.relative_to(PACKAGE)} {f}") for path in everything for f, n in functions(path).items())
     print(f"longest function: {longest[1]}, {longest[0]} code lines")
+    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(ast.parse(path.read_text())))
+    print(f"assert statements: {asserts}")
+    found = circles()
+    print(f"import circles: {len(found)}", *found)
+    late, foreign = attributes()
+    print(f"attributes first assigned outside __init__: {len(late)}", *late, sep="\n  ")
+    print(f"assignments to other objects' attributes: {len(foreign)}", *foreign, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """How the server turns client updates into the next global model: rules, server modules, transforms."""
 
+from fl_lightning.aggregation.guard import NonFiniteGuard
 from fl_lightning.aggregation.server_parts import (
     Aggregator,
     GatheringAggregator,
@@ -7,7 +8,7 @@ from fl_lightning.aggregation.server_parts import (
     ServerModule,
     StateBuffers,
 )
-from fl_lightning.aggregation.transforms import NonFiniteGuard, NormClip, UpdateTransform
+from fl_lightning.aggregation.transforms import NormClip, UpdateTransform
 
 __all__ = [
     "Aggregator",

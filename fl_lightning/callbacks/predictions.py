@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from fl_lightning.callbacks.client_checkpoint import save
-from fl_lightning.distributed import Communicator
+from fl_lightning.distributed import current_communicator
 
 
 class SavePredictions(BasePredictionWriter):
@@ -29,7 +29,7 @@ class SavePredictions(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
-        ranks = Communicator(pl_module.device)
+        ranks = current_communicator(pl_module.device)
         parts = ranks.gather_to_root([output for output in predictions if output is not None])
         if not trainer.is_global_zero:
             return

@@ -255,8 +255,15 @@ class ClientModule(LightningModule):
             return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
-        """`local_loss` of a batch at other values of some parameters, by name; differentiable in them."""
-        return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+        """`local_loss` of a batch at other values of some parameters, by name; differentiable in them.
+
+        In full precision: torch.func has no rule for BatchNorm in mixed types.
+        """
+        precision, self.forward_context = self.forward_context, nullcontext
+        try:
+            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+        finally:
+            self.forward_context = precision
 
     # --- for the engine ----------------------------------------------------------------------------------------
 

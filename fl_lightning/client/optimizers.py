@@ -1,7 +1,7 @@
-"""The local optimizers and schedulers of one client, as `configure_optimizers` describes them."""
+"""The local optimizers of one client, whose steps are counted."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -12,86 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-
-@dataclass
-class LocalScheduler:
-    """One lr scheduler with the fields of Lightning's `lr_scheduler` dictionary."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    strict: bool = True
-
-
-def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LocalScheduler]]:
-    """What `configure_optimizers` returned, in every form that Lightning allows.
-
-    Raises:
-        TypeError: if it is none of them.
-    """
-    if configured is None:
-        return [], []
-    if isinstance(configured, Optimizer):
-        return [configured], []
-    if isinstance(configured, Mapping):
-        scheduler = configured.get("lr_scheduler")
-        monitor = configured.get("monitor")  # read where the scheduler stands there by itself, as in Lightning
-        return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler, monitor)]
-    if isinstance(configured, Sequence) and not isinstance(configured, str):
-        items = list(configured)
-        if all(isinstance(item, Optimizer) for item in items):
-            return items, []
-        if all(isinstance(item, Mapping) for item in items):
-            pairs = [parse_optimizers(item, owner) for item in items]
-            return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
-        if len(items) == 2 and isinstance(items[0], Sequence):
-            schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
-            return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]
-    raise TypeError(
-        f"{owner}.configure_optimizers must return an optimizer, a dict, a list of them or (optimizers, schedulers), "
-        f"got {type(configured).__name__}"
-    )
-
-
-def _scheduler(value: Any, monitor: str | None = None) -> LocalScheduler:
-    if isinstance(value, Mapping):
-        known = {key: value[key] for key in ("interval", "frequency", "monitor", "strict") if key in value}
-        return LocalScheduler(value["scheduler"], **known)
-    return LocalScheduler(value, monitor=monitor)
-
-
-def step_scheduler(
-    entry: LocalScheduler, metrics: Mapping[str, Any], override: Callable[[Any, Any], None] | None
-) -> None:
-    """Step one scheduler; ReduceLROnPlateau with the value of its monitor.
-
-    Raises:
-        ValueError: if that value was not logged (with `strict: False` nothing is stepped then), or the scheduler is
-            stepped beyond its end.
-    """
-    metric = None
-    if isinstance(entry.scheduler, ReduceLROnPlateau):
-        if entry.monitor is None or entry.monitor not in metrics:
-            if not entry.strict:
-                return
-            raise ValueError(
-                f"ReduceLROnPlateau needs a monitor that the client logs in training, got {entry.monitor!r}; monitor "
-                f"one of {sorted(metrics)} (a client has no validation of its own), or set strict=False to wait for it"
-            )
-        metric = metrics[entry.monitor]
-    try:
-        if override is not None:
-            override(entry.scheduler, metric)
-        elif metric is not None:
-            entry.scheduler.step(metric)
-        else:
-            entry.scheduler.step()
-    except ValueError as error:
-        raise ValueError(
-            f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "
-            f"{error}; give it their number, since trainer.estimated_stepping_batches counts rounds"
-        ) from error
+from fl_lightning.client.schedulers import parse_optimizers
 
 
 class Exposure:

@@ -20,10 +20,9 @@ from fl_lightning.client.optimizers import (
     LocalOptimizer,
     LocalOptimizers,
     LocalProgress,
-    LocalScheduler,
-    step_scheduler,
     zero_grad,
 )
+from fl_lightning.client.schedulers import LocalScheduler, step_scheduler
 from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, reduced
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
 from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase

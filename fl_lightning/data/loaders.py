@@ -1,6 +1,6 @@
 """The iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +71,3 @@ class RoundLoader:
 
     def __iter__(self) -> Iterator[int]:
         yield self.cohort_size
-
-
-def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
-    """Refuse a scheduled cohort that is empty, repeats a client or names one that does not exist.
-
-    Raises:
-        ValueError: naming the cohort.
-
-    >>> check_cohort([2, 0], num_clients=3)
-    """
-    wrong = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
-    if not cohort or wrong or len(set(cohort)) < len(cohort):
-        raise ValueError(
-            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
-            f"data.schedule"
-        )

@@ -9,12 +9,13 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from fl_lightning.data.clients import ClientView, ClientViews, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
-from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, check_cohort
+from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.sources import Source
-from fl_lightning.data.splits import ClientView, Split
+from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.renamed import refuses_renamed
@@ -85,18 +86,14 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         check_at_least(1, num_clients=num_clients, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_at_least(0, shared_per_class=shared_per_class)
-        if not 0 < participation <= 1:
-            raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
         if batch_size != "full":
             check_at_least(1, "'full' is the whole split", batch_size=batch_size)
-        for cohort in schedule or []:
-            check_cohort(cohort, num_clients)
         self.source = DataModuleSource(source) if isinstance(source, LightningDataModule) else source
         self.partition = partition or IIDPartition()
-        self.num_clients, self.schedule = num_clients, schedule
-        self.cohort_size = max(1, int(participation * num_clients + 1e-9))
+        self.num_clients, self.seed = num_clients, seed
+        self.cohort = Cohorts(num_clients, participation, schedule, seed if sampling_seed is None else sampling_seed)
+        self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
-        self.seed, self.sampling_seed = seed, seed if sampling_seed is None else sampling_seed
         self.extra_splits = dict(extra_splits or {})
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
         self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
@@ -345,28 +342,12 @@ class FederatedDataModule(LightningDataModule):
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """One client's data in one round."""
-        own = self.client_indices("train", client_id)
-        return ClientView(self, client_id, round_idx, self._splits["train"], {"train": own})
+        return self.views()(client_id, round_idx)
 
-    # --- rounds --------------------------------------------------------------------------------------------------
-
-    def cohort(self, round_idx: int) -> list[int]:
-        """The client ids of a round; they depend on (`sampling_seed`, round) only.
-
-        Raises:
-            ValueError: if the schedule has no such round.
-        """
-        if self.schedule is not None:
-            if round_idx >= len(self.schedule):
-                raise ValueError(
-                    f"schedule names the cohorts of {len(self.schedule)} rounds, round {round_idx} was asked; lower "
-                    f"max_epochs or extend data.schedule"
-                )
-            return list(self.schedule[round_idx])
-        if self.cohort_size == self.num_clients:
-            return list(range(self.num_clients))
-        generator = keyed_numpy(self.sampling_seed, "cohort", round_idx)
-        return sorted(generator.choice(self.num_clients, self.cohort_size, replace=False).tolist())
+    def views(self) -> ClientViews:
+        """Every client's data, as `(client_id, round_idx) -> ClientView`."""
+        self.client_indices("train", 0)
+        return ClientViews(self, self._splits["train"], self._clients["train"])
 
     # --- Lightning -----------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fl_lightning.data import partition_by_class as P
-from fl_lightning.data import partition_by_client as PC
+import fl_lightning.data.partition_by_class as P
+import fl_lightning.data.partition_by_client as PC
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_at_least, check_choice
 

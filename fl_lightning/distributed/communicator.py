@@ -1,42 +1,33 @@
-"""What the processes of a run tell each other; with one process every call is free."""
+"""What the processes of a run tell each other, where there is one; `processes` has what several do."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.aggregation import PartialAggregate
-from fl_lightning.functional.state import StateSum
-from fl_lightning.types import ClientUpdate, State
-
-
-class RemoteError(RuntimeError):
-    """Another process failed; the message names its rank and the cause."""
+from fl_lightning.types import State
 
 
 class Communicator:
-    """Exchanges values between the processes of a run; with one process every call is free.
+    """Exchanges values between the processes of a run; with one process, as here, every call is free.
 
     Args:
         device: where tensors cross (the process group's own).
+
+    Attributes:
+        rank: of this process.
+        world: number of processes.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+        self.rank, self.world = 0, 1
         self.device = device or torch.device("cpu")
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value` on every rank, by rank. Tensors in it should lie on the CPU."""
-        if self.world == 1:
-            return [value]
-        out: list[Any] = [None] * self.world
-        dist.all_gather_object(out, value)
-        return out
+        return [value]
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
         """`gather`, by which all ranks learn at once that one of them failed.
@@ -45,16 +36,9 @@ class Communicator:
             Exception: this rank's own `error`.
             RemoteError: naming the first other rank that failed, and why.
         """
-        if self.world == 1 and error is None:
-            return [value]
-        failures = [f"{type(error).__name__}: {error}" if error is not None else None, value]
-        everyone = self.gather(failures)
         if error is not None:
             raise error
-        for rank, (failure, _) in enumerate(everyone):
-            if failure is not None:
-                raise RemoteError(f"rank {rank} of {self.world} failed: {failure}")
-        return [value for _, value in everyone]
+        return [value]
 
     def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
         """Let every process's partial aggregates stand for all processes, or learn that one of them failed.
@@ -67,76 +51,19 @@ class Communicator:
         Raises:
             Exception: as `all_gather_or_raise`.
         """
-        if self.world == 1:
-            if error is not None:
-                raise error
-            return
-        rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
-        sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
-        layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}
-        open_rows = {name: found for name, found in rows.items() if name != to_root}
-        gathered = self.all_gather_or_raise((layouts, open_rows), error)
-        merged = self._add_up(sums, [found for found, _ in gathered])
-        closed = self.gather_to_root(rows[to_root]) if to_root else []
-        for name, part in partials.items():
-            found = closed if name == to_root else [every[name] for _, every in gathered]
-            everyone = {c: row for one in found for c, row in one.items()}
-            part.become(
-                {key.removeprefix(f"{name}/"): s for key, s in merged.items() if key.startswith(f"{name}/")},
-                {c: to_device(everyone[c], self.device) for c in sorted(everyone)},
-            )
-
-    def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums; `parts` are all ranks' layouts and weights, so one without clients joins too."""
-        union: dict[str, Any] = {}
-        weights: dict[str, float | Tensor] = {}
-        for found in parts:
-            for key, (layout, weight) in found.items():
-                if union.setdefault(key, layout) != layout:
-                    raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
-                weights[key] = weights.get(key, 0) + weight
-        out = {}
-        for key in sorted(union):
-            total = out[key] = sums[key] if key in sums else StateSum.zeros(union[key], self.device)
-            total.weigh(to_device(weights[key], self.device))
-            for vector in (total.flat[dtype] for dtype in sorted(total.flat, key=str)):
-                dist.all_reduce(vector)
-        return out
-
-    def sum(self, vector: Tensor) -> Tensor:
-        """The sum of every rank's float64 vector."""
-        if self.world > 1:
-            dist.all_reduce(vector)
-        return vector
+        if error is not None:
+            raise error
 
     def from_root(self, make: Callable[[], State | None]) -> State | None:
         """What `make` returns on the root process, which alone calls it, on all of them."""
-        if self.world == 1:
-            return make()
-        found: State | None = None
-        error: Exception | None = None
-        try:
-            found = to_device(make(), torch.device("cpu")) if self.rank == 0 else None
-        except Exception as problem:
-            error = problem
-        first: State | None = self.all_gather_or_raise(found, error)[0]
-        return first if first is None else {name: value.to(self.device) for name, value in first.items()}
+        return make()
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Every rank takes rank 0's values (weights that a user's module drew without a seed)."""
-        if self.world > 1:
-            for tensor in tensors:
-                there = tensor.detach().to(self.device).contiguous()
-                dist.broadcast(there, 0)
-                tensor.detach().copy_(there)
 
     def gather_to_root(self, value: Any) -> list[Any]:
         """Every rank's `value` on rank 0, an empty list on the others."""
-        if self.world == 1:
-            return [value]
-        out: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(value, out, 0)
-        return out or []
+        return [value]
 
     def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
         """This rank's clients: those it owns, and of the others the longest first to the least loaded rank.
@@ -146,31 +73,4 @@ class Communicator:
             work: samples that a client trains on.
             owners: rank that keeps a client's memory, by client id.
         """
-        if self.world == 1:
-            return list(cohort)
-        load = [0] * self.world
-        mine: list[int] = []
-        free = []
-        for client_id in cohort:
-            if client_id in owners:
-                load[owners[client_id]] += work(client_id)
-                mine += [client_id] if owners[client_id] == self.rank else []
-            else:
-                free.append(client_id)
-        for client_id in sorted(free, key=lambda c: (-work(c), c)):
-            rank = min(range(self.world), key=lambda r: (load[r], r))
-            load[rank] += max(1, work(client_id))
-            mine += [client_id] if rank == self.rank else []
-        return sorted(mine)
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """A nest of dicts, lists and updates with its tensors on `device`."""
-
-    def moved(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return item.detach().to(device)
-        parts = ("num_samples", "weights", "extras", "included")
-        return replace(item, **{part: to_device(getattr(item, part), device) for part in parts})
-
-    return apply_to_collection(value, (Tensor, ClientUpdate), moved)
+        return list(cohort)

@@ -8,7 +8,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveragi
 from fl_lightning.aggregation import Aggregator, ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
-from fl_lightning.client.optimizers import Exposure, parse_optimizers
+from fl_lightning.client.optimizers import Exposure
+from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.federation.server import GlobalWeights

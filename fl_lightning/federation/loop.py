@@ -24,7 +24,7 @@ from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.distributed import Communicator
+from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation.checks import (
     check_combination,
@@ -125,9 +125,8 @@ class FederatedLoop(Forwarding):
         self.initial_personal: State = {}
         self._untouched: C.Untouched | None = None
         self._deferred_state: dict[str, Any] = {}
-        self._services, self._evaluation_services = ClientServices(), ClientServices(trains=False)
+        self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
-        self._handed_over = False
         self._weights: GlobalWeights | None = None
         self._server: Server | None = None
         self._server_step: ServerOptimizer | None = None
@@ -190,7 +189,7 @@ class FederatedLoop(Forwarding):
                 self.engine.local.transfer,
                 self._evaluation_services,
                 self.recorder,
-                Communicator(self.device),
+                current_communicator(self.device),
             )
         return self._evaluation
 
@@ -251,7 +250,7 @@ class FederatedLoop(Forwarding):
         check_exposure(self.client, (self.server_module, self.aggregator))
         if self.initial_weights is not None:
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
-        Communicator().broadcast_(list(weights.live(list(weights.entries)).values()))
+        current_communicator().broadcast_(list(weights.live(list(weights.entries)).values()))
         self.initial_personal = self.initial_personal or clone(weights.live(weights.personal))
         self._server = Server(weights, data, self.store, lambda: self.seed)
         for part in (self.server_module, self.aggregator):
@@ -293,12 +292,12 @@ class FederatedLoop(Forwarding):
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # one that is too short is refused here
-        communicator, error = Communicator(self.device), None
+        processes, error = current_communicator(self.device), None
         try:
             self.store.start(self.trainer, self.device)
         except Exception as problem:
             error = problem
-        communicator.all_gather_or_raise(None, error)
+        processes.all_gather_or_raise(None, error)
         self._round = Round(
             client=self.client,
             engine=self.engine,
@@ -308,12 +307,13 @@ class FederatedLoop(Forwarding):
             aggregator=self.aggregator,
             guard=self.guard,
             transforms=self.transforms,
-            communicator=communicator,
+            communicator=processes,
             store=self.store,
             recorder=self.recorder,
             traffic=TrafficCounter(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
-            view=self.data.view,
+            cohort=self.data.cohort,
+            view=self.data.views(),
             notify=self._notify,
         )
         self.forward_hook("on_fit_start")
@@ -339,7 +339,7 @@ class FederatedLoop(Forwarding):
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
             start = {name: before[name] for name in weights.shared} if weights.personal else before
-            result = round_.run(round_idx, self.trainer.datamodule.cohort(round_idx), start)  # type: ignore[attr-defined]
+            result = round_.run(round_idx, start)
             weights.load(self._step(start, result.weights))
             if weights.personal:
                 weights.load(result.personal or {name: before[name] for name in weights.personal})
@@ -401,9 +401,9 @@ class FederatedLoop(Forwarding):
         self.recorder.keep_round(round_idx)
 
     def _alma(self, round_idx: int) -> float:
-        communicator, owners = self.evaluation.communicator, self.store.owners
+        processes, owners = self.evaluation.communicator, self.store.owners
         clients = range(self.data.num_clients)
-        mine = [c for c in clients if owners.get(c, c % communicator.world) == communicator.rank]
+        mine = [c for c in clients if owners.get(c, c % processes.world) == processes.rank]
         return self.evaluation.alma(round_idx, self.engine, self._record_of, mine)
 
     def _record_of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
@@ -516,7 +516,7 @@ class FederatedLoop(Forwarding):
         C.begin_round_anew(checkpoint)
         inside_round = self._server is not None and self._server.in_round
         checkpoint["federated"] = {
-            "store": C.whole_store(self.store, Communicator(self.device), inside_round),
+            "store": C.whole_store(self.store, current_communicator(self.device), inside_round),
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
             "transforms": [transform.state_dict() for transform in self.transforms],
@@ -536,8 +536,8 @@ class FederatedLoop(Forwarding):
             C.build(self.client, saved.get(C.DATA_SHAPE))
             entries = self._present(entries)
         C.check_entries(self.state_dict(), entries)
-        communicator = Communicator()
-        self.store.load_state_dict(saved["store"], communicator.rank, communicator.world)
+        processes = current_communicator()
+        self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
         self.recorder.load_state_dict(saved["recorder"])
         for transform, state in zip(self.transforms, saved["transforms"], strict=True):

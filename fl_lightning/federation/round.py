@@ -16,7 +16,7 @@ from fl_lightning.aggregation import (
     ServerModule,
     UpdateTransform,
 )
-from fl_lightning.aggregation.transforms import replace_nonfinite
+from fl_lightning.aggregation.guard import replace_nonfinite
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
@@ -70,6 +70,7 @@ class Round:
         recorder: of what is logged.
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
+        cohort: `round_idx -> ` the ids of its clients.
         view: `(client_id, round_idx) -> ` the client's data.
         notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
     """
@@ -87,22 +88,22 @@ class Round:
     recorder: Recorder
     traffic: TrafficCounter
     initial_personal: Callable[[int], State | None] | None
+    cohort: Callable[[int], list[int]]
     view: Callable[[int, int], ClientData]
     notify: Callable[..., None]
 
-    def run(self, round_idx: int, cohort: list[int], weights: State) -> RoundResult:
+    def run(self, round_idx: int, weights: State) -> RoundResult:
         """All exchanges of a round.
 
         Args:
             round_idx: from 0.
-            cohort: client ids.
             weights: the shared entries that the round starts from.
 
         Raises:
             NonFiniteUpdateError: naming client and round.
         """
         server, server_module, rule, communicator = self.server, self.server_module, self.aggregator, self.communicator
-        gathers, result = isinstance(rule, GatheringAggregator), RoundResult()
+        gathers, result, cohort = isinstance(rule, GatheringAggregator), RoundResult(), self.cohort(round_idx)
         server.begin_round(round_idx, weights)
         server_module.begin_round(cohort)
         rule.begin_round(cohort)

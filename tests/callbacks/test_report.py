@@ -6,7 +6,6 @@ from pytorch_lightning.loggers import CSVLogger
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
-from fl_lightning.federation.history import History
 from fl_lightning.callbacks.tables import print_classes
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer

@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
-from fl_lightning.methods import FedAvg
 from fl_lightning.client.store import ClientStore
 from fl_lightning.client.tracked_checkpoint_io import REGISTRY
+from fl_lightning.methods import FedAvg
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 6

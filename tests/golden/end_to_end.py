@@ -14,9 +14,9 @@ from torch.optim import SGD
 
 from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
-from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 Inputs = dict[str, Any]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fl_lightning import FederatedLoop
 from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
+from fl_lightning.federation.recorder import traffic
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.methods import FedMD, KnFu, Local
 from fl_lightning.methods.fedmd import consensus, mean_absolute_error
 from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
 from fl_lightning.nets import HeterogeneousNets
-from fl_lightning.federation.recorder import traffic
 from fl_lightning.types import ClientUpdate
 
 from .adapters_fn import Inputs, float64
