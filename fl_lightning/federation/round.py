@@ -70,7 +70,6 @@ class Round:
         recorder: of what is logged.
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
-        cohort: `round_idx -> ` the ids of its clients.
         view: `(client_id, round_idx) -> ` the client's data.
         notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
     """
@@ -88,23 +87,23 @@ class Round:
     recorder: Recorder
     traffic: TrafficCounter
     initial_personal: Callable[[int], State | None] | None
-    cohort: Callable[[int], list[int]]
     view: Callable[[int, int], ClientData]
     notify: Callable[..., None]
 
-    def run(self, round_idx: int, weights: State) -> RoundResult:
+    def run(self, round_idx: int, cohort: list[int], weights: State | None = None) -> RoundResult:
         """All exchanges of a round.
 
         Args:
             round_idx: from 0.
-            weights: the shared entries that the round starts from.
+            cohort: client ids.
+            weights: a snapshot of the shared entries; None: it is taken here.
 
         Raises:
             NonFiniteUpdateError: naming client and round.
         """
         server, server_module, rule, communicator = self.server, self.server_module, self.aggregator, self.communicator
-        gathers, result, cohort = isinstance(rule, GatheringAggregator), RoundResult(), self.cohort(round_idx)
-        server.begin_round(round_idx, weights)
+        gathers, result = isinstance(rule, GatheringAggregator), RoundResult()
+        server.begin_round(round_idx, self.weights.snapshot(self.weights.shared) if weights is None else weights)
         server_module.begin_round(cohort)
         rule.begin_round(cohort)
         mine = communicator.assign_clients(cohort, server.size, self.store.owners)
