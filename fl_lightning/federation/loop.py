@@ -363,7 +363,7 @@ class FederatedLoop(Forwarding):
         weights, parts = round_.weights, {"aggregator": self.aggregator, "server_module": self.server_module}
         before, states, kept = weights.snapshot(weights.entries), {}, []
         for name, part in parts.items():
-            states[name] = copy.deepcopy(part.state_dict())
+            states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
         for transform in self.transforms:
             kept.append(copy.deepcopy(transform.state_dict()))
         self._untouched = C.Untouched(before, states)
