@@ -338,7 +338,10 @@ class FederatedLoop(Forwarding):
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
             start = {name: before[name] for name in weights.shared} if weights.personal else before
-            result = round_.run(round_idx, self.data.cohort(round_idx), start)
+            try:
+                result = round_.run(round_idx, self.data.cohort(round_idx), start)
+            except StopIteration as stop:  # Lightning would take it for the end of the epoch
+                raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             weights.load(self._step(start, result.weights))
             if weights.personal:
                 weights.load(result.personal or {name: before[name] for name in weights.personal})

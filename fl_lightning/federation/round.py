@@ -193,8 +193,9 @@ class Round:
             paths.append(there[4])
             if self.communicator.world > 1:
                 self.store.own(dict.fromkeys(there[3], rank))
-        if broken or not all(map(math.isfinite, host[len(clients) :])):
-            self._refuse(broken)
+        aggregate_is_finite = all(map(math.isfinite, host[len(clients) :]))
+        if broken or not aggregate_is_finite:
+            self._refuse(broken, aggregate_is_finite)
             found = [finite_rows(part) for part in found]
             for client_id in broken & result.records.keys():
                 del result.records[client_id]
@@ -212,8 +213,8 @@ class Round:
         self.aggregator.end_exchange()
         self.server_module.end_exchange()
 
-    def _refuse(self, broken: set[int]) -> None:
-        """End the round, unless the clients that are not finite were left out.
+    def _refuse(self, broken: set[int], aggregate_is_finite: bool) -> None:
+        """End the round, unless the clients that are not finite were left out and the others' aggregate is finite.
 
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule.
@@ -223,7 +224,7 @@ class Round:
                 f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
                 f"round {self.server.round_idx}; {self.client.nonfinite_hint()}"
             )
-        if not broken:
+        if not aggregate_is_finite:
             raise NonFiniteUpdateError(
                 f"the new global weights must be finite, but {type(self.aggregator).__name__} and "
                 f"{type(self.server_module).__name__} made NaN or infinite values of finite updates in round "

@@ -87,7 +87,9 @@ def raised(x: Tensor) -> Tensor:
 
 
 class FlatState(dict[str, Tensor]):
-    """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile).
+    """A state that is laid end to end at most once, whoever asks, until an entry is replaced.
+
+    No entry may be edited in place meanwhile.
 
     Args:
         entries: tensors by name.
@@ -99,10 +101,11 @@ class FlatState(dict[str, Tensor]):
     ) -> None:
         super().__init__(entries)
         self.vectors = vectors
+        self.laid = [*self.values()]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Note what `flatten` gives."""
-        self.vectors = vectors
+        """Note what `flatten` gives for the entries as they are."""
+        self.vectors, self.laid = vectors, [*self.values()]
 
 
 class StateSum:
@@ -163,7 +166,7 @@ class StateSum:
 
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
-        return unflatten(self.flat, self.layout)
+        return dict(unflatten(self.flat, self.layout))
 
 
 def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
@@ -172,7 +175,11 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    if isinstance(state, FlatState) and state.vectors is not None:
+    if (
+        isinstance(state, FlatState)
+        and state.vectors is not None
+        and [*map(id, state.values())] == [*map(id, state.laid)]
+    ):
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
