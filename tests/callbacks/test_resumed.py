@@ -1,4 +1,4 @@
-"""A run that is evaluated every second round and was broken off: its files and pictures are those of an unbroken one."""
+"""Files and pictures of a run that was broken off, evaluated every second round: those of an unbroken one."""
 
 import numpy as np
 import pytest
