@@ -146,7 +146,7 @@ def departures(text: str) -> list[str]:
     for kind, given in classes_in(yaml.safe_load(text)):
         for name, value in given.items():
             default = defaults_of(kind)[name]  # a KeyError is an argument that the class does not have
-            excused = re.search(rf"^ *{name}:.*# not the default( \S+){{3,}}", text, re.MULTILINE)
+            excused = re.search(rf"^ *{name}:.*# not the default:( \S+){{3,}}", text, re.MULTILINE)
             if default is not inspect.Parameter.empty and (value == default) == bool(excused):
                 found.append(f"{kind.__name__}: {name} is {value}, by default {default}")
     return found
