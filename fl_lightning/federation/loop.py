@@ -325,7 +325,6 @@ class FederatedLoop(Forwarding):
         self.data.to(self.device)
         self.recorder.go_back(self.current_epoch)  # a run that goes back
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
-            self.recorder.keep_round(self.recorder.pending_round)
             self._write_row()  # resumed from a checkpoint taken within the end of that round
         self.forward_hook("on_train_start")
 

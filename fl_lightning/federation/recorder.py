@@ -84,8 +84,13 @@ class Recorder:
         return float(forgetting(torch.stack([self.peak, now])))
 
     def go_back(self, round_idx: int) -> None:
-        """Forget the rows from a round on; without a row left no class has a best accuracy."""
+        """Forget the rows from a round on, but for one that is only to be written (resumed at the end of its round).
+
+        Without a row left no class has a best accuracy.
+        """
         self.history.drop(round_idx)
+        if self.pending_round is not None and self.pending_round <= round_idx:
+            self.keep_round(self.pending_round)
         self.peak = self.peak if self.history.rounds else None
 
     def keep_round(self, round_idx: int) -> None:
