@@ -1,4 +1,4 @@
-"""The values of all rounds of a run."""
+"""History of a run: the values of all its rounds."""
 
 import math
 from collections.abc import Mapping
@@ -49,14 +49,14 @@ class History:
             self.rounds.pop()
 
     def curve(self, name: str) -> dict[int, float]:
-        """A value by round, where it is known."""
+        """Look up a value by round, where it is known."""
         if name not in self.names:
             return {}
         column = self.table[:, self.names.index(name)].tolist()
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}
 
     def columns(self, part: str) -> tuple[list[int], list[str], Tensor]:
-        """The columns with `part` in their name, over the rounds that have one of them.
+        """Select the columns with `part` in their name, over the rounds that have one of them.
 
         Returns:
             The rounds, what follows `part` in each name, and the values (T', K').

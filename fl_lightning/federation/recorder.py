@@ -1,4 +1,4 @@
-"""The record of a run: logged values, which everybody writes and reads here, and the bytes that its messages move."""
+"""The recorder: owns the logged values of a run, and counts the bytes of its messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Bytes = dict[tuple[str, str], int]
 
 
 class Recorder:
-    """One row of values a round, and what it takes to make it.
+    """Owner of the logged values: takes them in a round, reduces them to one row, keeps the rows of all rounds.
 
     Attributes:
         round_metrics: the row of the last round, by log key.
@@ -53,7 +53,7 @@ class Recorder:
         self._logged.log(key, value, weight, reduce)
 
     def absorb(self, logged: MetricAccumulator) -> None:
-        """Take what one client logged."""
+        """Take the values that one client logged."""
         self._logged.absorb(logged)
 
     def discard_round(self) -> None:
@@ -62,18 +62,18 @@ class Recorder:
         self.round_metrics, self.pending_round = {}, None
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """What was logged, and `more` 0-d tensors, on the host in one transfer."""
+        """Move the logged values, and `more` 0-d tensors, to the host in one transfer."""
         return self._logged.drain(more)
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
-        """Where in `root` the logged metric objects are, so that ranks on which none was logged find them."""
+        """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
         if not self._logged.metrics:
             return {}
         where = {id(module): path for path, module in root.named_modules()}
         return {name: where[id(metric)] for name, metric in self._logged.metrics.items() if id(metric) in where}
 
     def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """The values of all processes' rows, and of the metric objects, which are reset.
+        """Reduce all processes' rows and the metric objects to values; the metrics are reset.
 
         Args:
             rows: of every rank.
@@ -94,7 +94,7 @@ class Recorder:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
-        """Begin the row of a round with what its training brought."""
+        """Begin the row of a round with the values of its training."""
         self.round_metrics, self.pending_round = values, round_idx
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -106,7 +106,7 @@ class Recorder:
         self.class_accuracy, self.class_names = class_accuracy, list(class_names)
 
     def forgetting(self) -> float | None:
-        """F of FedNTD after this round: mean over classes of peak − present accuracy; None without classes.
+        """Update the peaks and compute FedNTD's F: mean over classes of peak − present accuracy; None without classes.
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
@@ -126,7 +126,7 @@ class Recorder:
         self.history.record(round_idx, self.round_metrics)
 
     def take_pending(self) -> int | None:
-        """The round whose row is to be written now, or None; once only."""
+        """Hand over the round whose row is to be written; None where there is none, or it was handed over."""
         round_idx, self.pending_round = self.pending_round, None
         return round_idx
 
@@ -147,7 +147,7 @@ class Recorder:
 
 
 def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
-    """4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
+    """Count 4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
 
     Args:
         weights: shared entries, or None.
@@ -160,7 +160,7 @@ def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
 
 
 def _floats(value: Any) -> int:
-    """Float entries of the tensors, and floats, in a nest."""
+    """Count the floats in a nest, those in its tensors included."""
     found: list[int] = []
     apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
     apply_to_collection(value, float, lambda _: found.append(1))
@@ -188,13 +188,13 @@ class TrafficCounter:
         self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
 
     def take(self) -> Bytes:
-        """The bytes of this process, by log key and exchange, since the last call."""
+        """Hand over the bytes of this process since the last call, by log key and exchange."""
         counted, self._bytes = self._bytes, {}
         return counted
 
 
 def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:
-    """A round's bytes by log key, and where it has several exchanges those of each one too.
+    """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
 
     Args:
         parts: of each process, what `TrafficCounter.take` gave.
@@ -217,7 +217,7 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
-    """Bytes of the sets that every client is sent once, as they are stored; nothing where a method needs none."""
+    """Count the bytes, as stored, of the sets that every client is sent once; empty where a method needs none."""
     splits = [data.split(name) for name in needs if name not in (*SERVER_ONLY, "logits", "exposure")]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

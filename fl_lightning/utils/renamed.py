@@ -1,4 +1,4 @@
-"""Arguments that have a new name: the old one is refused with the new one in the sentence."""
+"""Renamed arguments: the old name is refused, with the new one in the sentence."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ RENAMED: dict[str, dict[str, str]] = {
     "FedCL": {"kind": "importance", "scale": "normalization"},
     "FederatedDataModule": {"sets": "extra_splits"},
 }
-"""By the name of a class: its arguments' old names and their new ones. Subclasses inherit them."""
+"""New names of arguments by class and old name. Subclasses inherit them."""
 
 
 def new_name(kind: type, argument: str) -> str | None:
-    """The name that an argument of a class has now, or None if it was not renamed.
+    """Look up the new name of a class's argument; None if it was not renamed.
 
     >>> class FedKA: ...
     >>> class MyFedKA(FedKA): ...
