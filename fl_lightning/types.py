@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -189,8 +189,7 @@ class ServerView(Protocol):
 # --- engines
 
 
-@dataclass(frozen=True)
-class ClientJob:
+class ClientJob(NamedTuple):
     """Job of an engine: one client to be trained in one exchange.
 
     Args:
@@ -211,8 +210,7 @@ class ClientJob:
     start: State | None = None
 
 
-@dataclass(frozen=True)
-class ClientResult:
+class ClientResult(NamedTuple):
     """Result of a job: the client's update, and what stays with the client.
 
     Args:

@@ -28,12 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 EXPORTED = {name: getattr(methods, name) for name in methods.__all__ if inspect.isclass(getattr(methods, name))}
 CLIENTS = {name: kind for name, kind in EXPORTED.items() if issubclass(kind, ClientModule)}
-TIED = {kind.server_class for kind in CLIENTS.values()}
-"""Aggregators that come with a client."""
 PARTS = {
     name.removesuffix("Aggregator"): kind
     for name, kind in EXPORTED.items()
-    if issubclass(kind, Aggregator | torch.optim.Optimizer) and kind not in TIED
+    if issubclass(kind, Aggregator | torch.optim.Optimizer)
 }
 """Methods that are only an aggregator or an optimizer."""
 NAMES = sorted({*CLIENTS, *PARTS})

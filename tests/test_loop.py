@@ -1,6 +1,7 @@
 """What the loop refuses before it starts: its own arguments, Trainer settings, and what does not fit together."""
 
 import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -223,6 +224,12 @@ def test_initial_weights_of_something_else_are_refused(tmp_path, content, senten
     path.write_text("trainer: {}\n") if content is None else torch.save(content, path)
     with pytest.raises(ValueError, match=sentence):
         fit(FedAvg(), 1, initial_weights=path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loop: pickle.loads(pickle.dumps(loop))])
+def test_a_loop_can_be_copied_before_it_is_fitted(copied):
+    loop = FederatedLoop(FedAvg(), seed=3)
+    assert equal(fit(None, 1, loop=copied(loop)).state_dict(), fit(None, 1, loop=loop).state_dict())
 
 
 def test_a_fitted_loop_can_be_copied():

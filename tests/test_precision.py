@@ -5,6 +5,7 @@ import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
 
 from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.methods import FedAvg, FedED, FedNTD, FedProx
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain
@@ -47,7 +48,7 @@ def test_losses_and_aggregates_stay_float32(precision):
         def add(self, update):
             seen.append({v.dtype for v in update.weights.values() if v.is_floating_point()})
             super().add(update)
-            seen.append({v.dtype for v in self.tally.sums["weights"].flat.values()})
+            seen.append({v.dtype for v in self.partial.sums["weights"].flat.values()})
 
     client = watched(FedNTD)
     loop = federate(client, precision, aggregator=Watching())
@@ -115,16 +116,15 @@ def test_a_step_that_the_scaler_skips_is_no_step():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
-    class Counting(Aggregator):
+    class Counting(ServerModule):
         def broadcast(self, exchange, client_id):
             steps.append([])
             return super().broadcast(exchange, client_id)
 
         def add(self, update):
             assert update.num_steps == sum(steps[-1])
-            super().add(update)
 
-    federate(Steep(), "16-mixed", 1, aggregator=Counting(), local_epochs=4)
+    federate(Steep(), "16-mixed", 1, server_module=Counting(), local_epochs=4)
     assert {step for found in steps for step in found} == {True, False}
 
 

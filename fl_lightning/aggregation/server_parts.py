@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_lightning.functional.state import StateSum, clone, mean_of
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
+from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_choice
 
 
@@ -44,6 +45,8 @@ class NotSetUp:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # copy and pickle ask
+            raise AttributeError(attribute)
         raise RuntimeError(f"{self._name} sees the server's {attribute} once a FederatedLoop has set it up")
 
 
@@ -63,6 +66,10 @@ class ServerPart(nn.Module):
         super().__init__()
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self.partial = PartialAggregate()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_renamed_hooks(cls)
 
     def attach(self, server: ServerView) -> None:
         """Set `server`; the loop calls it before `setup`."""

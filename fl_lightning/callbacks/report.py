@@ -43,7 +43,7 @@ class ClasswiseReport(Callback):
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
         self._begun = False  # the rows of an earlier run stay until there is one to take their place
         if isinstance(pl_module, FederatedLoop):
-            self._rewrite(pl_module.recorder.history)
+            self._rewrite(pl_module.recorder.history, trainer.current_epoch)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not isinstance(pl_module, FederatedLoop):
@@ -53,7 +53,7 @@ class ClasswiseReport(Callback):
             self._print(trainer, pl_module, accuracy)
         elif self._file is not None and accuracy is not None:
             if not self._begun:
-                self._rewrite(pl_module.recorder.history)
+                self._rewrite(pl_module.recorder.history, trainer.current_epoch + 1)
                 return
             with self._file.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
@@ -67,9 +67,10 @@ class ClasswiseReport(Callback):
         if isinstance(pl_module, FederatedLoop):
             self._print(trainer, pl_module, pl_module.recorder.class_accuracy)
 
-    def _rewrite(self, history: History) -> None:
-        """Write all rows anew: a reader finds the old file or the new one."""
+    def _rewrite(self, history: History, num_rounds: int) -> None:
+        """Write the rows of the first rounds anew: a reader finds the old file or the new one."""
         rounds, names, table = history.columns(BY_CLASS)
+        rounds = [round_idx for round_idx in rounds if round_idx < num_rounds]
         if self._file is None or not rounds:
             return
 
@@ -77,7 +78,7 @@ class ClasswiseReport(Callback):
             with part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 writer.writerow(["round", *names])
-                writer.writerows(map(csv_row, rounds, table))
+                writer.writerows(map(csv_row, rounds, table))  # without the rows of later rounds
 
         write_atomically(self._file, write)
         self._begun = True

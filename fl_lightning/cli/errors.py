@@ -112,10 +112,11 @@ def nearest(name: str, names: list[str]) -> str:
 def unknown_option(option: str | None, argument: str, options: list[str], kinds: dict[str, type]) -> str:
     """Say that a class or the command line has no such option."""
     name = option or argument.lstrip("-").partition("=")[0]
-    prefix, dot, last = name.rpartition(".")
-    kind = kinds.get(prefix, object)
-    if new := new_name(kind, last):
-        return f"the option {name!r} was renamed to {prefix + dot + new!r}"
+    parts = name.split(".")
+    for k, part in enumerate(parts):  # of a nested value each key is an option: `data.sets.proxy`
+        if new := new_name(kinds.get(".".join(parts[:k]), object), part):
+            return f"the option {'.'.join(parts[: k + 1])!r} was renamed to {'.'.join([*parts[:k], new])!r}"
+    kind = kinds.get(name.rpartition(".")[0], object)
     if kind in EMPTY:
         return class_not_named(name, kind)
     if not option and argument[0] != "-":

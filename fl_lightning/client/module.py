@@ -22,6 +22,7 @@ from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
 from fl_lightning.types import Batch, Broadcast, ClientData, ForwardContext, OptimizerFactory, Phase, State
+from fl_lightning.utils.renamed import refuse_renamed_hooks
 
 ONE_PHASE = (Phase(),)
 
@@ -88,6 +89,10 @@ class ClientModule(LightningModule):
             self._num_arguments = min(2, num_arguments(module.training_step))
         elif num_classes is not None and input_shape is not None:
             self.build(num_classes, tuple(input_shape))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_renamed_hooks(cls)
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         """Build the net once the data are known (idempotent).

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.plugins.precision import Precision
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
@@ -98,6 +98,31 @@ class MetricAccumulator:
             out[name] = (self._reduce[name], pairs)
         self._rows, self._reduce = {}, {}
         return host[: len(more)], out
+
+    def metric_paths(self, root: nn.Module) -> dict[str, str]:
+        """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
+        if not self.metrics:
+            return {}
+        where = {id(module): path for path, module in root.named_modules()}
+        return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
+
+    def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
+        """Reduce all processes' rows and the metric objects to values; the metrics are reset.
+
+        Args:
+            rows: of every rank.
+            paths: `metric_paths` of every rank; the metrics are computed in one order, since each is a collective.
+            root: the module that the metric objects are part of.
+        """
+        for found in paths:
+            for name, path in found.items():
+                self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
+        values = reduced(rows)
+        for name in sorted(self.metrics):
+            metric = self.metrics.pop(name)
+            values[name] = float(metric.compute())
+            metric.reset()
+        return values
 
     def forget(self) -> None:
         """Drop everything; metric objects are not reset, since another accumulator has taken them over."""

@@ -18,6 +18,7 @@ from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.renamed import refuses_renamed
 from fl_lightning.utils.settings import check_at_least
 
 Value = TypeVar("Value")
@@ -59,6 +60,7 @@ class FederatedDataModule(LightningDataModule):
         ValueError: naming the argument, its range and the value.
     """
 
+    @refuses_renamed
     def __init__(
         self,
         source: Source | LightningDataModule,

@@ -8,6 +8,7 @@ import numpy as np
 
 import fl_lightning.data.partition_by_class as P
 import fl_lightning.data.partition_by_client as PC
+from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +41,10 @@ class Partition(ABC):
 
     column: str | None = None
     """The column whose values are handed over as labels; None: the samples' classes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_renamed_hooks(cls)
 
     @abstractmethod
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:

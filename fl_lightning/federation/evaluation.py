@@ -123,11 +123,8 @@ class Evaluation:
         """End a pass: load the global weights again and return the pass's values by log key."""
         self.restore()
         logged = self.services.logged
-        found = Recorder()
-        found.absorb(logged)
-        logged.forget()
-        gathered = self.communicator.gather((found.drain()[1], found.metric_paths(self.client)))
-        values = found.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
+        gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
+        values = logged.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
         if self._accuracy is None or not self.weights.shared:
             return values
         result = self._accuracy.compute().cpu()

@@ -7,52 +7,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROWS_AT_ONCE = 256
+"""Largest number of rows that wait to be laid out."""
+
 
 class History:
-    """A table that grows by one row a round and by a column with every new key.
-
-    Attributes:
-        names: keys of the columns.
-        rounds: the 0-based round of each row, ascending.
-    """
+    """A table that grows by one row a round and by a column with every new key."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.rounds: list[int] = []
+        self._names: dict[str, int] = {}
+        self._rounds: list[int] = []
         self._rows = torch.empty(0, 0, dtype=torch.float64)
+        self._new: list[tuple[int, Mapping[str, float]]] = []
 
     def __len__(self) -> int:
         return len(self.rounds)
 
     @property
+    def names(self) -> list[str]:
+        """Keys of the columns."""
+        self._lay_out()
+        return list(self._names)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The 0-based round of each row, ascending."""
+        self._lay_out()
+        return self._rounds
+
+    @property
     def table(self) -> Tensor:
         """(T, K) float64, a view; NaN where a round has no such value."""
-        return self._rows[: len(self.rounds), : len(self.names)]
+        self._lay_out()
+        return self._rows[: len(self._rounds), : len(self._names)]
 
     def record(self, round_idx: int, row: Mapping[str, float]) -> None:
-        """Add a row; rows of the same and of later rounds are replaced by it."""
-        self.drop(round_idx)
-        known = set(self.names)
-        self.names += [name for name in row if name not in known]
-        length, width = len(self.rounds), len(self.names)
-        if length == len(self._rows) or width > self._rows.shape[1]:
-            grown = torch.full((2 * length + 16, width + 16), math.nan, dtype=torch.float64)
-            grown[:length, : self._rows.shape[1]] = self._rows[:length]
-            self._rows = grown
-        self._rows[length, :width] = torch.tensor([row.get(n, math.nan) for n in self.names], dtype=torch.float64)
-        self.rounds.append(round_idx)
+        """Add a row, which may grow until the next round's; rows of the same and of later rounds are replaced by it."""
+        while self._new and self._new[-1][0] >= round_idx:
+            self._new.pop()
+        if self._rounds and self._rounds[-1] >= round_idx:
+            self.drop(round_idx)
+        if len(self._new) >= ROWS_AT_ONCE:
+            self._lay_out()
+        self._new.append((round_idx, row))
+
+    def _lay_out(self) -> None:
+        """Put the new rows into the table; called when it is read, which most runs never do."""
+        for round_idx, row in self._new:
+            for name in row:
+                self._names.setdefault(name, len(self._names))
+            length, width = len(self._rounds), len(self._names)
+            if length == len(self._rows) or width > self._rows.shape[1]:
+                grown = torch.full((2 * length + 16, width + 16), math.nan, dtype=torch.float64)
+                grown[:length, : self._rows.shape[1]] = self._rows[:length]
+                self._rows = grown
+            values = [row.get(name, math.nan) for name in self._names]
+            self._rows[length, :width] = torch.tensor(values, dtype=torch.float64)
+            self._rounds.append(round_idx)
+        self._new.clear()
 
     def drop(self, first_round: int) -> None:
         """Forget the rows of `first_round` and of all later rounds."""
-        while self.rounds and self.rounds[-1] >= first_round:
-            self._rows[len(self.rounds) - 1] = math.nan
-            self.rounds.pop()
+        self._lay_out()
+        while self._rounds and self._rounds[-1] >= first_round:
+            self._rounds.pop()
+            self._rows[len(self._rounds)] = math.nan
 
     def curve(self, name: str) -> dict[int, float]:
         """Look up a value by round, where it is known."""
-        if name not in self.names:
+        self._lay_out()
+        if name not in self._names:
             return {}
-        column = self.table[:, self.names.index(name)].tolist()
+        column = self.table[:, self._names[name]].tolist()
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}
 
     def columns(self, part: str) -> tuple[list[int], list[str], Tensor]:
@@ -68,7 +94,8 @@ class History:
         return rounds, [self.names[k].partition(part)[2] for k in chosen], values[there]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"names": list(self.names), "rounds": list(self.rounds), "table": self.table.clone()}
+        return {"names": self.names, "rounds": list(self.rounds), "table": self.table.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.names, self.rounds, self._rows = list(state["names"]), list(state["rounds"]), state["table"].clone()
+        self._names = {name: k for k, name in enumerate(state["names"])}
+        self._rounds, self._rows, self._new = list(state["rounds"]), state["table"].clone(), []

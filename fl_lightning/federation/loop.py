@@ -312,7 +312,6 @@ class FederatedLoop(Forwarding):
             recorder=self.recorder,
             traffic=TrafficCounter(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
-            cohort=self.data.cohort,
             view=self.data.views(),
             notify=self._notify,
         )
@@ -339,7 +338,7 @@ class FederatedLoop(Forwarding):
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
             start = {name: before[name] for name in weights.shared} if weights.personal else before
-            result = round_.run(round_idx, start)
+            result = round_.run(round_idx, self.data.cohort(round_idx), start)
             weights.load(self._step(start, result.weights))
             if weights.personal:
                 weights.load(result.personal or {name: before[name] for name in weights.personal})
@@ -360,7 +359,7 @@ class FederatedLoop(Forwarding):
         weights, parts = round_.weights, {"aggregator": self.aggregator, "server_module": self.server_module}
         before, states, kept = weights.snapshot(weights.entries), {}, []
         for name, part in parts.items():
-            states[name] = copy.deepcopy(part.state_dict())
+            states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
         for transform in self.transforms:
             kept.append(copy.deepcopy(transform.state_dict()))
         self._untouched = C.Untouched(before, states)

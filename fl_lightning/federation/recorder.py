@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import Tensor
 
-from fl_lightning.client.services import MetricAccumulator, Rows, reduced
+from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
@@ -28,6 +28,7 @@ class Recorder:
         class_names: as log keys carry them.
         peak: each class's best accuracy over the rounds so far, (C,), or None.
         history: the rows of all rounds.
+        logged: values of the round under way.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Recorder:
         self.class_names: list[str] = []
         self.peak: Tensor | None = None
         self.history = History()
-        self._logged = MetricAccumulator(most_rows=None)
+        self.logged = MetricAccumulator(most_rows=None)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -50,46 +51,12 @@ class Recorder:
             weight: of the value in the round's mean.
             reduce: `mean`, `sum`, `max` or `min` over the round.
         """
-        self._logged.log(key, value, weight, reduce)
-
-    def absorb(self, logged: MetricAccumulator) -> None:
-        """Take the values that one client logged."""
-        self._logged.absorb(logged)
+        self.logged.log(key, value, weight, reduce)
 
     def discard_round(self) -> None:
         """Forget the round under way and the row before it (the round failed)."""
-        self._logged.clear()
+        self.logged.clear()
         self.round_metrics, self.pending_round = {}, None
-
-    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move the logged values, and `more` 0-d tensors, to the host in one transfer."""
-        return self._logged.drain(more)
-
-    def metric_paths(self, root: nn.Module) -> dict[str, str]:
-        """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
-        if not self._logged.metrics:
-            return {}
-        where = {id(module): path for path, module in root.named_modules()}
-        return {name: where[id(metric)] for name, metric in self._logged.metrics.items() if id(metric) in where}
-
-    def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Reduce all processes' rows and the metric objects to values; the metrics are reset.
-
-        Args:
-            rows: of every rank.
-            paths: `metric_paths` of every rank; the metrics are computed in one order, since each is a collective.
-            root: the module that the metric objects are part of.
-        """
-        metrics = self._logged.metrics
-        for found in paths:
-            for name, path in found.items():
-                metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
-        values = reduced(rows)
-        for name in sorted(metrics):
-            metric = metrics.pop(name)
-            values[name] = float(metric.compute())
-            metric.reset()
-        return values
 
     # --- rounds ------------------------------------------------------------------------------------------------
 

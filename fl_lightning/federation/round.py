@@ -70,7 +70,6 @@ class Round:
         recorder: of logged values.
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
-        cohort: `round_idx -> ` the ids of its clients.
         view: `(client_id, round_idx) -> ` the client's data.
         notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
     """
@@ -88,23 +87,23 @@ class Round:
     recorder: Recorder
     traffic: TrafficCounter
     initial_personal: Callable[[int], State | None] | None
-    cohort: Callable[[int], list[int]]
     view: Callable[[int, int], ClientData]
     notify: Callable[..., None]
 
-    def run(self, round_idx: int, weights: State) -> RoundResult:
+    def run(self, round_idx: int, cohort: list[int], weights: State | None = None) -> RoundResult:
         """Run all exchanges of a round.
 
         Args:
             round_idx: from 0.
-            weights: the shared entries that the round starts from.
+            cohort: client ids.
+            weights: a snapshot of the shared entries; None: it is taken here.
 
         Raises:
             NonFiniteUpdateError: naming client and round.
         """
         server, server_module, rule, communicator = self.server, self.server_module, self.aggregator, self.communicator
-        gathers, result, cohort = isinstance(rule, GatheringAggregator), RoundResult(), self.cohort(round_idx)
-        server.begin_round(round_idx, weights)
+        gathers, result = isinstance(rule, GatheringAggregator), RoundResult()
+        server.begin_round(round_idx, self.weights.snapshot(self.weights.shared) if weights is None else weights)
         server_module.begin_round(cohort)
         rule.begin_round(cohort)
         mine = communicator.assign_clients(cohort, server.size, self.store.owners)
@@ -167,7 +166,7 @@ class Round:
         self.server_module.add(update)
         if one.memory or own is not None or update.client_id in self.store.clients:
             result.records[update.client_id] = (one.memory, one.personal)
-        self.recorder.absorb(one.logged)
+        self.recorder.logged.absorb(one.logged)
         self.notify("on_client_end", update)
 
     def _close(self, result: RoundResult) -> RoundResult:
@@ -179,26 +178,27 @@ class Round:
         clients, totals = self.guard.take_totals()
         if result.weights is not None:
             totals += self.guard.finite_sums(result.weights)
-        host, rows = self.recorder.drain(totals)
+        logged = self.recorder.logged
+        host, rows = logged.drain(totals)
         broken = set()
         for client_id, value in zip(clients, host, strict=False):
             if not math.isfinite(value):
                 broken.add(client_id)
-        here = (broken, rows, self.traffic.take(), list(result.records), self.recorder.metric_paths(self.client))
-        logged, counted, paths = [], [], []
+        here = (broken, rows, self.traffic.take(), list(result.records), logged.metric_paths(self.client))
+        found, counted, paths = [], [], []
         for rank, there in enumerate(self.communicator.all_gather_or_raise(here, None)):
             broken |= there[0]
-            logged.append(there[1])
+            found.append(there[1])
             counted.append(there[2])
             paths.append(there[4])
             if self.communicator.world > 1:
                 self.store.own(dict.fromkeys(there[3], rank))
         if broken or not all(map(math.isfinite, host[len(clients) :])):
             self._refuse(broken)
-            logged = [finite_rows(found) for found in logged]
+            found = [finite_rows(part) for part in found]
             for client_id in broken & result.records.keys():
                 del result.records[client_id]
-        result.metrics = self.recorder.reduce(logged, paths, self.client)
+        result.metrics = logged.reduce(found, paths, self.client)
         if self.guard.skips:
             result.metrics["train/skipped"] = float(len(broken))
         result.metrics |= per_exchange(counted, self.client.exchanges)

@@ -51,6 +51,9 @@ class GlobalWeights:
                     f"{list(self.entries)[:8]}"
                 )
         self._check(client)
+        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
+        found = {name: getattr(*entry) for name, entry in self.entries.items()}
+        self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
@@ -86,11 +89,13 @@ class GlobalWeights:
 
     def live(self, names: list[str]) -> FlatState:
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
-        return FlatState([(name, getattr(*self.entries[name]).detach()) for name in names])
+        known, rest = self._parameters, self.entries
+        return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
 
     def snapshot(self, names: Iterable[str]) -> State:
         """Copy the named entries."""
-        return {name: getattr(*self.entries[name]).detach().clone() for name in names}
+        known, rest = self._parameters, self.entries
+        return {n: (known[n] if n in known else getattr(*rest[n])).detach().clone() for n in names}
 
     def saved(self, state: State) -> State:
         """Rename the entries of `state` as in the loop's state dict, tied names included."""
@@ -105,7 +110,8 @@ class GlobalWeights:
             KeyError: if the module has no such entry.
         """
         for name, value in state.items():
-            getattr(*self.entries[name]).copy_(value)
+            entry = self._parameters.get(name)
+            (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
 
 
 class ServerData(Protocol):

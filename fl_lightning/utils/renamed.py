@@ -1,6 +1,10 @@
-"""Renamed arguments: the old name is refused, with the new one in the sentence."""
+"""Renamed arguments and hooks: the old name is refused, with the new one in the sentence."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 RENAMED: dict[str, dict[str, str]] = {
     "FedKA": {"mu": "max_anchors"},
@@ -8,6 +12,23 @@ RENAMED: dict[str, dict[str, str]] = {
     "FederatedDataModule": {"sets": "extra_splits"},
 }
 """New names of arguments by class and old name. Subclasses inherit them."""
+
+HOOKS: dict[str, dict[str, str]] = {
+    "ClientModule": {
+        "aggregator_class": "server_class (of a ServerModule)",
+        "frozen": "load_teacher in receive, and teacher in training_step",
+        "looking": "evaluation_mode",
+        "remedy": "nonfinite_hint",
+    },
+    "KnowledgeClient": {"knowledge_of": "predictions", "digest": "distillation_loss"},
+    "Aggregator": {
+        "asks": "client_statistics",
+        "broadcast": "ServerModule.broadcast",
+        "gathers": "reduce of a GatheringAggregator",
+    },
+    "Partition": {"deal_test": "partition_test"},
+}
+"""Hooks of a class by their old names, and what is defined in their place."""
 
 
 def new_name(kind: type, argument: str) -> str | None:
@@ -31,3 +52,26 @@ def refuse_renamed(kind: type, arguments: Iterable[str]) -> None:
     for argument in arguments:
         if new := new_name(kind, argument):
             raise TypeError(f"{kind.__name__}: the argument {argument!r} was renamed to {new!r}")
+
+
+def refuses_renamed(init: Init) -> Init:
+    """Let a constructor refuse arguments under an old name; for those without `**base`."""
+
+    @wraps(init)
+    def checked(self: object, *args: Any, **kwargs: Any) -> None:
+        refuse_renamed(type(self), kwargs)
+        init(self, *args, **kwargs)
+
+    return cast(Init, checked)
+
+
+def refuse_renamed_hooks(kind: type) -> None:
+    """Refuse a class that defines a hook under its old name, which is never called.
+
+    Raises:
+        TypeError: naming the hook in its place.
+    """
+    for base in kind.__mro__:
+        for old, new in HOOKS.get(base.__name__, {}).items():
+            if hasattr(kind, old):
+                raise TypeError(f"{kind.__name__} defines {old!r}, in whose place there is now {new}")

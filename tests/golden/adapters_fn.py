@@ -68,16 +68,15 @@ def bwt_forgetting(inputs: Inputs) -> dict[str, Any]:
 def aggregated(
     states: list[dict[str, Tensor]], sizes: list[int], weighting: str, aggregator: Aggregator | None = None
 ) -> dict[str, Tensor] | None:
-    """One exchange of an aggregator (None: the plain one), as the loop drives it."""
+    """One exchange of a rule (None: the mean), as the round drives it."""
     aggregator = aggregator or Aggregator()
-    aggregator.weighting = weighting
+    aggregator.weigh_by(weighting)
     aggregator.setup()
     aggregator.begin_round(list(range(len(states))))
-    aggregator.begin_exchange()
     for client_id, (state, n) in enumerate(zip(states, sizes, strict=True)):
         update = ClientUpdate(client_id, n, int(n > 0), 0.0, state)
-        aggregator.add(replace(update, extras=aggregator.asks(update)))
-    return aggregator.finish("train")
+        aggregator.add(replace(update, extras=aggregator.client_statistics(update)))
+    return aggregator.finish()
 
 
 def aggregate(inputs: Inputs) -> dict[str, Any]:
@@ -98,5 +97,8 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     "lda_counts": lambda inputs: {"counts": lda_counts(inputs["class_sizes"], inputs["proportions"])},
 }
 
-PENDING: dict[str, str] = {}
-"""Names whose issue has not come, with that issue; their cases are expected to fail."""
+PENDING: dict[str, str] = dict.fromkeys(["anchor_plan[columns=all]", "ka_loss[columns=all]"], "issue H")
+"""Names whose issue has not come, with that issue; their cases are expected to fail.
+
+`NAME[setting=value]`: only the cases with that setting.
+"""

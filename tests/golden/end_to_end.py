@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.federation.recorder import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
@@ -30,7 +31,7 @@ class GoldenNet(Backbone):
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...], layers: list[list[Any]], init: Tensor) -> None:
         super().__init__()
-        make = {"linear": nn.Linear, "bn": nn.BatchNorm1d, "relu": nn.ReLU}
+        make = {"linear": nn.Linear, "bn": nn.BatchNorm1d, "gn": nn.GroupNorm, "ln": nn.LayerNorm, "relu": nn.ReLU}
         *body, head = [make[kind](*sizes) for kind, *sizes in layers]
         self.body, self.head = nn.Sequential(*body), head
         self.double()
@@ -131,16 +132,16 @@ class Recorder(pl.Callback):
         self.down.append(Counter())
         self.up.append(Counter())
 
-    def watch(self, aggregator: Aggregator) -> None:
+    def watch(self, server_module: ServerModule) -> None:
         """Count the bytes of each broadcast by client."""
-        inner = aggregator.broadcast
+        inner = server_module.broadcast
 
         def broadcast(exchange: str, client_id: int) -> Broadcast:
             sent = inner(exchange, client_id)
             self.down[-1][client_id] += traffic(sent.weights, sent.extras)
             return sent
 
-        aggregator.broadcast = broadcast
+        server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         weights = {name: value.detach().clone() for name, value in update.weights.items()}
@@ -148,19 +149,24 @@ class Recorder(pl.Callback):
         self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {
-                group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups
-            }
+            self.lrs[-1] |= local_lrs(loop)
 
     def on_train_batch_end(self, trainer: pl.Trainer, loop: FederatedLoop, *_: Any) -> None:
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
-        self.evaluated.append(loop.aggregator.evaluation_weights(self.servers[-1]))
+        self.evaluated.append(loop.evaluated_weights(self.servers[-1]))
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
         self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
+
+
+def local_lrs(loop: FederatedLoop) -> set[float]:
+    """Of the client that was trained last."""
+    optimizers = loop.engine.services.optimizers(use_pl_optimizer=False)
+    optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+    return {group["lr"] for optimizer in optimizers for group in optimizer.param_groups}
 
 
 @dataclass
@@ -239,7 +245,7 @@ def run(
         weighting=cfg.get("weighting", "samples"),
         **loop,
     )
-    recorder.watch(fitted.aggregator)
+    recorder.watch(fitted.server_module)
     trainer = pl.Trainer(
         max_epochs=len(cfg["schedule"]),
         precision="64-true",

@@ -68,8 +68,8 @@ class Omegas(Recorder):
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         super().on_client_end(trainer, loop, update)
         mine = loop.client.round["importance"]
-        if loop.aggregator.importance:
-            self.sent[-1] = flat(loop.aggregator.importance[name].expand_as(mine[name]) for name in mine)
+        if loop.server_module.importance:
+            self.sent[-1] = flat(loop.server_module.importance[name].expand_as(mine[name]) for name in mine)
         used = flat(mine.values())
         same = [r for r, sent in enumerate(self.sent) if sent is not None and torch.equal(used, sent)]
         self.used[-1][update.client_id] = same[0] if same else -1
@@ -82,7 +82,7 @@ def fedcl_rounds(inputs: Inputs) -> dict[str, Any]:
         FedCL,
         strength=cfg["lam"],
         interval=cfg["interval"],
-        kind=cfg["kind"],
+        importance=cfg["kind"],
         when_missing=cfg["when_missing"],
         importance_batch=cfg.get("importance_batch", 64),
     )

@@ -72,7 +72,7 @@ def fedexp(inputs: Inputs) -> dict[str, Any]:
     if "w_t" in inputs:
         now, before = ({"w": torch.from_numpy(inputs[name])} for name in ("w_t", "w_tm1"))
         aggregator = FedEXPAggregator()
-        aggregator.server = Server(before, ["w"])
+        aggregator.attach(Server(before, ["w"]))
         aggregator.setup()
         aggregator.begin_round([0])
         first = aggregator.evaluation_weights(now)["w"]
@@ -83,7 +83,7 @@ def fedexp(inputs: Inputs) -> dict[str, Any]:
     states = inputs["locals"] if named else [{"w": y} for y in inputs["ys"]]
     states = [{name: torch.from_numpy(value) for name, value in state.items()} for state in [start, *states]]
     aggregator = FedEXPAggregator(eps=inputs["eps"], eps_scale=inputs["eps_scale"])
-    aggregator.server = Server(states[0], inputs.get("trainable", ["w"]))
+    aggregator.attach(Server(states[0], inputs.get("trainable", ["w"])))
     state = aggregated(states[1:], inputs["n"], inputs["weighting"], aggregator)
     deltas = torch.stack([one["w"] - states[0]["w"] for one in states[1:]])
     p = torch.tensor(inputs["n"]).double() if inputs["weighting"] == "samples" else torch.ones(len(deltas)).double()
@@ -140,8 +140,8 @@ class Watched(FedEXPAggregator):
         super().__init__(**settings)
         self.step_sizes: list[float] = []
 
-    def finish(self, exchange: str) -> dict[str, Tensor] | None:
-        result = super().finish(exchange)
+    def finish(self) -> dict[str, Tensor] | None:
+        result = super().finish()
         self.step_sizes.append(float(self.eta_g))
         return result
 

@@ -27,7 +27,7 @@ def plan_anchors(inputs: Inputs) -> dict[str, Any]:
     plan = anchor_plan(split)
     classes = torch.arange(len(inputs["counts"]))
     samples = {source: (classes.double(), classes) for source in ("shared", "local")}
-    drawn = FedKA(mu=inputs["mu"]).draw_anchors(plan, samples, Stub())
+    drawn = FedKA(max_anchors=inputs["mu"]).draw_anchors(plan, samples, Stub())
     assert [anchor.index for anchor in drawn] == [anchor.label for anchor in drawn]
     return {
         "plan": [list(entry) for entry in plan.items()],
@@ -96,8 +96,8 @@ def fedka_rounds(inputs: Inputs) -> dict[str, Any]:
     cfg = inputs["cfg"]
     schedule = cfg["schedule"]
     given = [dict(zip(cohort, row, strict=True)) for cohort, row in zip(schedule, inputs["anchors"], strict=True)]
-    names = ("beta", "gamma", "mu", "use_missing", "use_non_dominant")
-    client = partial(Given, given=given, **{name: cfg[name] for name in names})
+    names = ("beta", "gamma", "use_missing", "use_non_dominant")
+    client = partial(Given, given=given, max_anchors=cfg["mu"], **{name: cfg[name] for name in names})
     finished = run(client, {**inputs, "shared": inputs["shared_set"]}, sets=("shared",))
     result = rounds(finished)
     for r, one in enumerate(result["rounds"]):

@@ -19,7 +19,7 @@ from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import ClientUpdate
 
 from .adapters_fn import Inputs, float64
-from .end_to_end import GoldenNet, Recorder, flat, run
+from .end_to_end import GoldenNet, Recorder, flat, local_lrs, run
 
 
 def fuse(inputs: Inputs) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class OwnModels(Recorder):
 
     @staticmethod
     def model(loop: FederatedLoop) -> Tensor:
-        return flat(value.detach().clone() for value in loop.client.params().values())
+        return flat(value.detach().clone() for value in loop.client.trained().values())
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         assert update.weights is None
@@ -86,15 +86,13 @@ class OwnModels(Recorder):
         self.replies[-1][-1][update.client_id] = update
         self.up[-1][update.client_id] += traffic(None, update.extras)
         if update.num_steps:
-            self.lrs[-1] |= {
-                group["lr"] for optimizer in loop.engine.services.optimizers_now for group in optimizer.param_groups
-            }
+            self.lrs[-1] |= local_lrs(loop)
 
     def on_exchange_end(self, trainer: pl.Trainer, loop: FederatedLoop, exchange: str) -> None:
         if exchange == "train":
             self.models[-1].append({})
             self.replies[-1].append({})
-            self.server_sides.append({name: getattr(loop.aggregator, name, None) for name in ("fused", "fusion")})
+            self.server_sides.append({name: getattr(loop.server_module, name, None) for name in ("fused", "fusion")})
 
 
 def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dict[str, Any]:

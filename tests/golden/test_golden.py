@@ -33,11 +33,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for file in files:
             label = file.stem if folder == HERE else f"{folder.name}/{file.stem}"
             for case in load(file):
-                issue = PENDING[case.table].get(case.name)
-                pending = pytest.mark.xfail(reason=f"{case.name} comes with: {issue}", run=False)
-                marks = [pending] if issue and case.name not in ADAPTERS[case.table] else []
+                name = pending_name(case)
+                pending = pytest.mark.xfail(reason=f"{name} comes with: {PENDING[case.table].get(name)}", run=False)
+                marks = [pending] if name else []
                 parameters.append(pytest.param(case, id=f"{label}:{case.id}", marks=marks))
     metafunc.parametrize("case", parameters)
+
+
+def pending_name(case: Case) -> str | None:
+    """Under which name a case waits for its issue: that of its method, or `NAME[setting=value]`; None: it does not."""
+    settings = {**case.inputs, **case.inputs.get("cfg", {})}
+    values = [f"{case.name}[{name}={value}]" for name, value in settings.items() if isinstance(value, str)]
+    own = [case.name] if case.name not in ADAPTERS[case.table] else []
+    return next((name for name in own + values if name in PENDING[case.table]), None)
 
 
 def test_case(case: Case) -> None:
@@ -62,6 +70,6 @@ def test_no_name_is_both_adapted_and_pending(table: str) -> None:
 
 @pytest.mark.parametrize("table", ["fn", "method"])
 def test_every_pending_name_has_a_case(table: str) -> None:
-    shipped = {case.name for file in HERE.glob("*.json") for case in load(file) if case.table == table}
+    shipped = {pending_name(case) for file in HERE.glob("*.json") for case in load(file) if case.table == table}
     unknown = sorted(PENDING[table].keys() - shipped)
     assert not unknown, f"{unknown} stand in PENDING but occur in no shipped golden file"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fl_lightning.client.context import ClientContext
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedCL, FedProx
 from fl_lightning.methods.fedcl import FedCLServer
@@ -217,8 +218,9 @@ def test_around_a_user_s_module():
 def test_a_step_can_be_stacked():
     client = fedcl(num_classes=3, input_shape=(4,))
     client.net.body[3].p = 0.0
-    client.context.received = {name: value.detach().clone() for name, value in client.params().items()}
-    omega = {name: torch.rand(3, *value.shape) for name, value in client.received.items()}
+    start = {name: value.detach().clone() for name, value in client.params().items()}
+    client.begin(ClientContext(0, start, tuple(start)))
+    omega = {name: torch.rand(3, *value.shape) for name, value in start.items()}
     x, y = (torch.stack(parts) for parts in zip(*(samples(5, seed=s) for s in range(3)), strict=True))
     torch.testing.assert_close(*stacked_and_alone(client, {"importance": omega}, x, y))
 

@@ -30,7 +30,6 @@ def aggregate(deltas, sizes, **settings):
     aggregator.attach(Server(deltas.shape[1]))
     aggregator.setup()
     aggregator.begin_round(list(range(len(deltas))))
-    aggregator.begin_exchange()
     for client_id, (delta, n) in enumerate(zip(deltas, sizes, strict=True)):
         weights = {"w": delta.clone(), "count": torch.tensor(3 + 7 * n)}
         update = ClientUpdate(client_id, n, n, 0.0, weights)
