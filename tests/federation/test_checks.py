@@ -87,9 +87,9 @@ def test_a_need_that_is_met_trains_and_costs_no_bytes():
 def test_a_rule_is_refused_where_there_is_nothing_to_aggregate():
     with pytest.raises(ValueError, match=r"Median makes one set of weights.*those of Local share none.*aggregator"):
         fit(Local(), 1, aggregator=Median())
-    with pytest.raises(ValueError, match="FedEXPAggregator makes one set of weights.*those of KnFu share none"):
+    with pytest.raises(ValueError, match=r"FedEXPAggregator makes one set of weights.*those of KnFu share none"):
         fit(KnFu(), 1, transfer_data(), aggregator=FedEXPAggregator())
-    with pytest.raises(ValueError, match="Median makes one set of weights.*those of FedAvg share none"):
+    with pytest.raises(ValueError, match=r"Median makes one set of weights.*those of FedAvg share none"):
         fit(FedAvg(), 1, aggregator=Median(), personal=["*"])
 
 
