@@ -1,6 +1,8 @@
 """Every shipped YAML is parsed by the real command line, alone and composed with others in any order."""
 
+import inspect
 import random
+import re
 from itertools import cycle
 
 import pytest
@@ -116,6 +118,53 @@ def test_every_method_has_its_files(name):
         assert any(path in leaves(load(file)).values() for file in (CONFIGS / folder).glob("*.yaml")), (
             f"{name} needs a file in configs/{folder} that sets it"
         )
+
+
+def classes_in(given):
+    """The classes of `methods` in a configuration, each with its arguments."""
+    if not isinstance(given, dict):
+        return
+    home, _, name = str(given.get("class_path", "")).rpartition(".")
+    if home == "fl_lightning.methods":
+        yield getattr(fl_lightning.methods, name), given.get("init_args", {})
+    for value in given.values():
+        yield from classes_in(value)
+
+
+def defaults_of(kind: type) -> dict[str, object]:
+    """A class's arguments, those that it hands on to its bases too, with their defaults."""
+    found = {}
+    for base in kind.__mro__[::-1]:
+        if base.__module__.startswith("fl_lightning") and "__init__" in vars(base):
+            found |= inspect.signature(base.__init__).parameters
+    return {name: parameter.default for name, parameter in found.items()}
+
+
+def departures(text: str) -> list[str]:
+    """The arguments that a method's file gives another value than its class, as far as the file does not say why."""
+    found = []
+    for kind, given in classes_in(yaml.safe_load(text)):
+        for name, value in given.items():
+            default = defaults_of(kind)[name]  # a KeyError is an argument that the class does not have
+            excused = re.search(rf"^ *{name}:.*# not the default:( \S+){{3,}}", text, re.MULTILINE)
+            if default is not inspect.Parameter.empty and (value == default) == bool(excused):
+                found.append(f"{kind.__name__}: {name} is {value}, by default {default}")
+    return found
+
+
+@pytest.mark.parametrize("path", KINDS["method"], ids=name_of)
+def test_a_method_file_holds_the_defaults_of_its_classes(path):
+    """Another value is marked in its line: `# not the default: REASON`."""
+    assert not departures(path.read_text(encoding="utf-8"))
+
+
+def test_another_value_than_the_default_needs_a_reason():
+    text = "model: {client: {class_path: fl_lightning.methods.FedProx, init_args:\n  {\n    mu: %s\n}}}"
+    assert not departures(text % "0.01")
+    assert not departures(text % "0.1 # not the default: the paper's for digits")
+    assert departures(text % "0.1") == ["FedProx: mu is 0.1, by default 0.01"]
+    assert departures(text % "0.1 # not the default") == ["FedProx: mu is 0.1, by default 0.01"]
+    assert departures(text % "0.01 # not the default: the paper's for digits")  # it is
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

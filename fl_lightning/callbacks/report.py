@@ -17,7 +17,7 @@ from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 
 BY_CLASS = "/acc_class/"
-"""In the key of the accuracy of one class."""
+"""Part of the log key of one class's accuracy; the class's name follows it."""
 
 
 class ClasswiseReport(Callback):
@@ -42,8 +42,10 @@ class ClasswiseReport(Callback):
         folder = run_folder(trainer, self.dirpath)
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
         self._begun = False  # the rows of an earlier run stay until there is one to take their place
-        if isinstance(pl_module, FederatedLoop):
-            self._rewrite(pl_module.recorder.history, trainer.current_epoch)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._begun and isinstance(pl_module, FederatedLoop):
+            self._rewrite(pl_module.recorder.history)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not isinstance(pl_module, FederatedLoop):
@@ -53,13 +55,15 @@ class ClasswiseReport(Callback):
             self._print(trainer, pl_module, accuracy)
         elif self._file is not None and accuracy is not None:
             if not self._begun:
-                self._rewrite(pl_module.recorder.history, trainer.current_epoch + 1)
+                self._rewrite(pl_module.recorder.history)
                 return
             with self._file.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
+            if not self._begun:  # nothing was left to do
+                self._rewrite(pl_module.recorder.history)
             _, _, table = pl_module.recorder.history.columns(BY_CLASS)
             self._print(trainer, pl_module, table[-1] if len(table) else None)
 
@@ -67,10 +71,9 @@ class ClasswiseReport(Callback):
         if isinstance(pl_module, FederatedLoop):
             self._print(trainer, pl_module, pl_module.recorder.class_accuracy)
 
-    def _rewrite(self, history: History, num_rounds: int) -> None:
-        """Write the rows of the first rounds anew: a reader finds the old file or the new one."""
+    def _rewrite(self, history: History) -> None:
+        """Write all rows anew: a reader finds the old file or the new one."""
         rounds, names, table = history.columns(BY_CLASS)
-        rounds = [round_idx for round_idx in rounds if round_idx < num_rounds]
         if self._file is None or not rounds:
             return
 
@@ -78,7 +81,7 @@ class ClasswiseReport(Callback):
             with part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 writer.writerow(["round", *names])
-                writer.writerows(map(csv_row, rounds, table))  # without the rows of later rounds
+                writer.writerows(map(csv_row, rounds, table))
 
         write_atomically(self._file, write)
         self._begun = True

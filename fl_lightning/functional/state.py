@@ -78,7 +78,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
 
 
 def raised(x: Tensor) -> Tensor:
-    """Half types as float32, everything else unchanged: sums are never taken in half precision.
+    """Raise half types to float32 and leave everything else: sums are never taken in half precision.
 
     >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -93,7 +93,7 @@ class FlatState(dict[str, Tensor]):
 
     Args:
         entries: tensors by name.
-        vectors: what `flatten` gives, where it is known.
+        vectors: result of `flatten`, where it is known.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StateSum:
         self.weight: float | Tensor = 0
 
     def weigh(self, weight: float | Tensor) -> None:
-        """Set Σ weight, where the states were added elsewhere."""
+        """Set Σ weight, where the states were added by other processes."""
         self.weight = weight
 
     def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
@@ -157,7 +157,7 @@ class StateSum:
 
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
-        """An empty sum of a known layout, to be added to those of other processes."""
+        """Make an empty sum of a known layout, to be added to those of other processes."""
         sizes: dict[torch.dtype, int] = {}
         for shape, dtype in layout.values():
             sizes[dtype] = sizes.get(dtype, 0) + shape.numel()
@@ -170,7 +170,7 @@ class StateSum:
 
 
 def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
-    """All entries of one type laid end to end, in order of appearance.
+    """Lay all entries of one type end to end, in order of appearance.
 
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
@@ -193,7 +193,7 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
 
 
 def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
-    """Views of the vectors that `flatten` gave (of whatever type they are now), by name.
+    """Split vectors that `flatten` gave (of whatever type they are now) into views by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
