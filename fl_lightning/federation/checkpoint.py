@@ -24,10 +24,12 @@ class Untouched:
     Args:
         entries: of the client module.
         parts: state dicts by the names that the parts have in the loop's.
+        transforms: state dicts of the transforms.
     """
 
     entries: State
     parts: Mapping[str, Mapping[str, Any]]
+    transforms: list[dict[str, Any]]
 
     def state_dict(self, weights: GlobalWeights) -> dict[str, Any]:
         """Give the contents by their names in the loop's state dict."""

@@ -364,7 +364,7 @@ class FederatedLoop(Forwarding):
             states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
         for transform in self.transforms:
             kept.append(copy.deepcopy(transform.state_dict()))
-        self._untouched = C.Untouched(before, states)
+        self._untouched = C.Untouched(before, states, kept)
         try:
             yield before
         except BaseException:
@@ -520,7 +520,7 @@ class FederatedLoop(Forwarding):
             "store": C.whole_store(self.store, current_communicator(self.device), inside_round),
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
-            "transforms": [transform.state_dict() for transform in self.transforms],
+            "transforms": self._untouched.transforms if self._untouched else [t.state_dict() for t in self.transforms],
             "client": inner,
             C.DATA_SHAPE: C.data_shape(self.client),
         }
@@ -537,6 +537,11 @@ class FederatedLoop(Forwarding):
             C.build(self.client, saved.get(C.DATA_SHAPE))
             entries = self._present(entries)
         C.check_entries(self.state_dict(), entries)
+        if len(saved["transforms"]) != len(self.transforms):
+            raise ValueError(
+                f"the checkpoint must be of the same model.transforms, but has {len(saved['transforms'])} and there "
+                f"are {len(self.transforms)} here; give the configuration it was made with"
+            )
         processes = current_communicator()
         self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}

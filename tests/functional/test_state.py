@@ -79,3 +79,18 @@ def test_the_order_of_names_does_not_matter():
     mean = S.weighted_mean([{"a": a, "b": b}, {"b": b, "a": a}], [1, 1])
     assert torch.equal(mean["a"], a)
     assert torch.equal(mean["b"], b)
+
+
+def test_a_state_whose_entries_are_replaced_is_laid_end_to_end_anew():
+    """Of a mean, of live weights and of a sum: what is added is what the entries say."""
+    start = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(4)}
+    for state in (S.weighted_mean([start], [1]), S.FlatState(start)):
+        S.flatten(state)
+        state["a"] = torch.tensor([5.0, 6.0])
+        assert S.flatten(state)[torch.float32].tolist() == [5.0, 6.0]
+        del state["a"]
+        assert S.flatten(state).keys() == {torch.int64}
+    total, again = S.StateSum(), S.StateSum()
+    total.add(start, 2)
+    again.add(total.state())
+    assert {name: value.tolist() for name, value in again.state().items()} == {"a": [2.0, 4.0], "n": 8.0}

@@ -1,11 +1,11 @@
 """What the tests of the hooks share."""
 
-import copy
 from functools import partial
 from types import SimpleNamespace
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 
 from fl_lightning.aggregation import GatheringAggregator, ServerModule
@@ -29,7 +29,8 @@ class Updates(pl.Callback):
 
     def on_client_end(self, trainer, loop, update):
         weights = None if update.weights is None else S.clone(update.weights)
-        copied = SimpleNamespace(**{**vars(update), "weights": weights, "extras": copy.deepcopy(update.extras)})
+        extras = apply_to_collection(dict(update.extras), torch.Tensor, lambda value: value.detach().clone())
+        copied = SimpleNamespace(**{**vars(update), "weights": weights, "extras": extras})
         self.rounds[-1][update.client_id] = copied
 
     def on_train_batch_end(self, trainer, loop, *_):

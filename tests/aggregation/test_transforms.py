@@ -1,0 +1,256 @@
+"""Transforms between client and sum: their order, what is counted, norm clipping, their state."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import NormClip, UpdateTransform
+from fl_lightning.functional import state as S
+from fl_lightning.methods import FedAvg, FedEXPAggregator
+from fl_lightning.types import Broadcast, ClientUpdate
+from tests.commands import TINY, say
+from tests.hooks.toy import FLOATS, Median, Updates
+from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+
+def client():
+    return FedAvg(net=BatchNormNet, optimizer=sgd())
+
+
+# --- order, and what is counted
+
+
+class Notes(UpdateTransform):
+    """Notes when it is called, and what it sees."""
+
+    def __init__(self, name, calls):
+        super().__init__()
+        self.name, self.calls = name, calls
+
+    def on_client(self, update, broadcast):
+        self.calls.append((self.name, "client", update.client_id))
+        return replace(update, extras={**update.extras, self.name: float(len(update.extras))})
+
+    def on_server(self, update, broadcast):
+        finite = all(value.isfinite().all() for value in update.weights.values())
+        self.calls.append((self.name, "server", update.client_id, finite, int(update.num_samples)))
+        assert broadcast.round_idx == self.server.round_idx
+        return update
+
+
+def test_the_guard_comes_first_then_the_transforms_in_their_order():
+    """On the client the update is as it was trained; on the server one that is skipped is already replaced."""
+    data, calls = toy_data((7, 12)), []
+    data.setup()
+    data.split("train").x[8] = torch.nan  # of client 1
+    watch, transforms = Updates(), [Notes("a", calls), Notes("b", calls)]
+    loop = fit(client(), 1, data, callbacks=[watch], nonfinite="skip", transforms=transforms)
+    sides = [("client",), ("server",)]
+    assert [call[:3] for call in calls] == [(n, *side, c) for c in range(2) for side in sides for n in "ab"]
+    assert [call[3:] for call in calls if call[1] == "server"] == [(True, 7)] * 2 + [(True, 0)] * 2
+    assert watch.rounds[0][0].extras == {"a": 0.0, "b": 1.0}
+    assert loop.round_metrics["train/skipped"] == 1
+    assert loop.round_metrics["comm/bytes_up"] == 4 * 2 * (FLOATS + 2)  # what `on_client` added is sent
+
+
+class Bits(UpdateTransform):
+    """Sends the sign of what every entry moved, and one length for each; all else stays at home."""
+
+    def on_client(self, update, broadcast):
+        moved = {n: update.weights[n] - broadcast.weights[n] for n in self.server.trainable}
+        packed = {n: (value.sign().to(torch.int8), value.abs().mean()) for n, value in moved.items()}
+        return replace(update, weights=None, extras={**update.extras, "packed": packed})
+
+    def on_server(self, update, broadcast):
+        packed = update.extras["packed"]
+        moved = {n: broadcast.weights[n] + sign * length for n, (sign, length) in packed.items()}
+        return replace(update, weights={**broadcast.weights, **moved})
+
+
+def test_compression_is_counted_as_it_is_sent_and_undone_before_the_rule():
+    loop = fit(client(), 1, transforms=[Bits()])
+    assert loop.round_metrics["comm/bytes_down"] == 4 * 5 * FLOATS
+    assert loop.round_metrics["comm/bytes_up"] == 4 * 5 * 6  # six lengths; the signs are whole numbers
+    start = fit(client(), 0).client.state_dict()
+    for name, value in loop.client.state_dict().items():
+        same = torch.equal(value, start[name])
+        assert same if name not in loop.server.trainable else not same or name == "net.body.0.bias"
+
+
+class LeavesOut(UpdateTransform):
+    """A client, as the device would say it."""
+
+    def on_server(self, update, broadcast):
+        keeps = torch.tensor(update.client_id != 1)
+        return replace(update, num_samples=keeps.to(torch.int64) * update.num_samples)
+
+
+@pytest.mark.parametrize("rule", [Aggregator, FedEXPAggregator, Median])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_an_update_without_samples_is_left_out_by_every_rule(rule, weighting):
+    settings = {"weighting": weighting, "personal": "net.head.*"}
+    left = fit(client(), 1, toy_data(SIZES), aggregator=rule(), transforms=[LeavesOut()], **settings)
+    absent = fit(client(), 1, toy_data(SIZES, schedule=[[0, 2, 3, 4]]), aggregator=rule(), **settings)
+    for name, value in weights_of(absent).items():
+        torch.testing.assert_close(weights_of(left)[name], value)
+
+
+class Replaces(UpdateTransform):
+    """An entry of the update that the guard has looked at, in place."""
+
+    def on_server(self, update, broadcast):
+        update.weights["net.head.bias"] = torch.zeros(3)
+        return update
+
+
+@pytest.mark.parametrize("rule", [Aggregator, Median])
+def test_an_entry_that_a_transform_replaces_is_what_the_rule_takes(rule):
+    loop = fit(client(), 1, aggregator=rule(), transforms=[Replaces()])
+    assert not loop.client.net.head.bias.any()
+
+
+# --- norm clipping
+
+
+class Server:
+    """What a transform sees."""
+
+    trainable = ("w", "b")
+
+    def __init__(self, weights):
+        self.weights = weights
+
+
+def test_norm_clipping_is_the_formula():
+    """Δ · min(1, τ/‖Δ‖), one norm over all trainable entries; a client within the bound stays bit for bit."""
+    start = {"w": torch.randn(3, 2), "b": torch.randn(2), "mean": torch.zeros(2), "n": torch.tensor(3)}
+    clip = NormClip(max_norm=0.5)
+    clip.setup(Server(start))
+    for size in (0.0, 1e-3, 2.0, 1e4):
+        moved = {name: size * torch.randn(start[name].shape) for name in Server.trainable}
+        weights = {**start, **S.add({n: start[n] for n in moved}, moved), "mean": torch.ones(2), "n": torch.tensor(9)}
+        update = ClientUpdate(0, 4, 2, 0.1, dict(weights))
+        new = clip.on_server(update, Broadcast(0, "train", start)).weights
+        norm = sum((weights[n].double() - start[n].double()).square().sum() for n in moved).sqrt().item()
+        for name, value in weights.items():
+            if name in moved and norm > 0.5:
+                wanted = start[name].double() + 0.5 / norm * (value.double() - start[name].double())
+                assert torch.equal(new[name], wanted.float())
+            else:
+                assert torch.equal(new[name], value)
+
+
+def test_it_measures_from_what_the_client_was_sent():
+    start = {"w": torch.zeros(2), "b": torch.zeros(1)}
+    clip = NormClip(max_norm=1.0)
+    clip.setup(Server(start))
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    update = ClientUpdate(0, 1, 1, 0.1, {"w": torch.tensor([3.0, 6.0]), "b": torch.zeros(1)})
+    assert clip.on_server(update, Broadcast(0, "train", sent)).weights["w"].tolist() == [3.0, 5.0]
+
+
+def test_clients_share_the_bound_in_a_federation():
+    watch = Updates()
+    loop = fit(client(), 2, callbacks=[watch], transforms=[NormClip(0.05)])
+    names = loop.server.trainable
+    for updates in watch.rounds[1].values():  # in round 1 from what round 0 left
+        moved = S.sub({n: updates.weights[n].double() for n in names}, {n: watch.after[0][n].double() for n in names})
+        assert S.inner(moved, moved).sqrt().item() == pytest.approx(0.05, rel=1e-4)
+    assert equal(weights_of(fit(client(), 2, transforms=[NormClip(1e6)])), weights_of(fit(client(), 2)))
+
+
+def test_a_bound_of_zero_is_refused():
+    with pytest.raises(ValueError, match="max_norm must be above 0, got 0"):
+        NormClip(max_norm=0)
+
+
+def test_transforms_in_yaml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clip = "{class_path: fl_lightning.aggregation.NormClip, init_args: {max_norm: 0.0001}}"
+    (tmp_path / "clip.yaml").write_text(f"trainer: {{max_epochs: 1}}\nmodel: {{transforms: [{clip}]}}\n")
+    losses = []
+    for more in ("--trainer.max_epochs 1", "-c clip.yaml"):
+        said = say(f"fit {TINY} {more}")
+        assert said.code == 0, said.err
+        path = sorted(tmp_path.glob("runs/*/*/metrics.csv"))[-1]
+        with path.open() as file:
+            losses.append([float(row["global/loss"]) for row in csv.DictReader(file)])
+    assert losses[0] != losses[1]
+    saved = sorted(tmp_path.glob("runs/*/*/config.yaml"))[-1].read_text()
+    assert "max_norm: 0.0001" in saved
+
+
+# --- state
+
+
+class Feeds(UpdateTransform):
+    """Halves what moves, and adds what it kept back in the rounds before to the next client's."""
+
+    def __init__(self):
+        super().__init__()
+        self.rest, self.updates = {}, 0
+
+    def on_server(self, update, broadcast):
+        start = {n: broadcast.weights[n] for n in self.server.trainable}
+        moved = S.sub({n: update.weights[n] for n in start}, start)
+        moved = S.add(moved, self.rest) if self.rest else moved
+        self.rest, self.updates = S.scale(moved, 0.5), self.updates + 1
+        return replace(update, weights={**update.weights, **S.add(start, self.rest)})
+
+    def state_dict(self):
+        return {"rest": self.rest, "updates": self.updates}
+
+    def load_state_dict(self, state):
+        self.rest, self.updates = state["rest"], state["updates"]
+
+
+class Save(pl.Callback):
+    def __init__(self, hook, path):
+        setattr(self, hook, lambda trainer, loop, *_: self.save(trainer, path))
+
+    @staticmethod
+    def save(trainer, path):
+        if trainer.current_epoch == 1 and not path.exists():
+            trainer.save_checkpoint(path)
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_client_end", "on_exchange_end"])
+def test_a_transform_with_state_resumes_exactly(hook, tmp_path):
+    """Also from a checkpoint that was taken within a round: it holds the state before the round."""
+    whole, again = Feeds(), Feeds()
+    first = fit(client(), 3, callbacks=[Save(hook, tmp_path / "at.ckpt")], transforms=[whole])
+    second = fit(client(), 3, ckpt_path=tmp_path / "at.ckpt", transforms=[again])
+    assert equal(weights_of(first), weights_of(second))
+    assert whole.updates == again.updates == 3 * len(SIZES)
+    assert equal(whole.rest, again.rest)
+
+
+def test_a_failed_round_leaves_the_state_as_it_was():
+    class Fails(pl.Callback):
+        def on_client_end(self, trainer, loop, update):
+            if trainer.current_epoch == 1 and update.client_id == 3:
+                raise ZeroDivisionError
+
+    feeds, one = Feeds(), Feeds()
+    loop = FederatedLoop(client(), transforms=[feeds], seed=3)
+    with pytest.raises(ZeroDivisionError):
+        fit(None, 3, loop=loop, callbacks=[Fails()])
+    assert equal(weights_of(loop), weights_of(fit(client(), 1, transforms=[one])))
+    assert feeds.updates == one.updates == len(SIZES)
+    assert equal(feeds.rest, one.rest)
+
+
+def test_the_checkpoint_of_other_transforms_is_refused(tmp_path):
+    fit(client(), 2, callbacks=[Save("on_train_epoch_end", tmp_path / "at.ckpt")], transforms=[Feeds()])
+    with pytest.raises(ValueError, match=r"checkpoint.*transforms"):
+        fit(client(), 3, ckpt_path=tmp_path / "at.ckpt")
+
+
+def test_before_a_loop_there_is_no_server():
+    with pytest.raises(RuntimeError, match="NormClip sees the server"):
+        NormClip(1.0).on_server(ClientUpdate(0, 1, 1, 0.1, {"w": nn.Parameter(torch.zeros(1))}), Broadcast(0, "a", {}))

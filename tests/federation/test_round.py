@@ -1,0 +1,77 @@
+"""A round that fails, and what leaves it."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fl_lightning import Aggregator, FederatedLoop, NonFiniteUpdateError
+from fl_lightning.aggregation import ServerModule, UpdateTransform
+from fl_lightning.methods import FedAvg
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+
+class MakesNaN(Aggregator):
+    """In round 1 of finite updates."""
+
+    def finish(self):
+        new = super().finish()
+        if self.server.round_idx == 1:
+            new["net.head.bias"] = new["net.head.bias"] / 0.0
+        return new
+
+
+def client():
+    return FedAvg(net=BatchNormNet, optimizer=sgd())
+
+
+@pytest.mark.parametrize(("nonfinite", "broken"), [("error", False), ("skip", False), ("skip", True)])
+def test_a_rule_that_makes_nan_of_finite_updates_is_named_and_the_model_stays(nonfinite, broken):
+    """With a client left out too: what is aggregated of the others is checked all the same."""
+    data = toy_data()
+    if broken:
+        data.setup()
+        data.split("train").x[8] = torch.nan  # of client 1
+    loop = FederatedLoop(client(), MakesNaN(), nonfinite=nonfinite, seed=3)
+    with pytest.raises(NonFiniteUpdateError, match=r"MakesNaN and ServerModule made NaN.*finite updates in round 1"):
+        fit(None, 3, data, loop=loop)
+    assert equal(weights_of(loop), weights_of(fit(client(), 1, data, nonfinite=nonfinite)))
+    assert loop.round_metrics == {}
+
+
+def stop():
+    next(iter(()))
+
+
+class StopsRule(Aggregator):
+    def finish(self):
+        stop()
+
+
+class StopsServer(ServerModule):
+    def begin_round(self, cohort):
+        stop()
+
+
+class StopsTransform(UpdateTransform):
+    def on_server(self, update, broadcast):
+        stop()
+
+
+class StopsCallback(pl.Callback):
+    def on_client_end(self, *arguments):
+        stop()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"aggregator": StopsRule()},
+        {"server_module": StopsServer()},
+        {"transforms": [StopsTransform()]},
+        {"callbacks": [StopsCallback()]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_stop_iteration_on_the_server_does_not_end_the_round_in_silence(settings):
+    with pytest.raises(RuntimeError, match="StopIteration ended round 0"):
+        fit(FedAvg(), 2, **settings)
