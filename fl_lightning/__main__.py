@@ -1,4 +1,4 @@
-"""`fl-lightning`: the command line, and what it says when something is wrong."""
+"""`fl-lightning`: entry point of the command line, which prints errors as one sentence."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pict
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
 """
 CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
-"""Packages whose own `raise` statements speak of what the user gave."""
+"""Packages whose own `raise` statements are about the user's input."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -59,7 +59,7 @@ def main(args: list[str] | None = None) -> None:
     if argv[0] == "--version":
         print(PROG, version("fl_lightning"))
         return
-    sys.path.append(os.getcwd())  # as with `python -m`: classes of one's own lie where one works
+    sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
     handler = signal.getsignal(signal.SIGINT)
     try:
         from fl_lightning.cli import FederatedCLI  # noqa: PLC0415 - slow to import
@@ -82,14 +82,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Say what is wrong in the last line, and end."""
+    """Print the error as the last line, and end the process."""
     sys.stdout.flush()
     sys.stderr.write(f"{PROG}: error: {sentence}\n")
     sys.exit(code)
 
 
 def is_the_users(error: Exception) -> bool:
-    """True for an error that a check raised about what was given; anything else is a bug with a traceback."""
+    """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
     from fl_lightning import NonFiniteUpdateError  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Messages between client and server, what an engine is given and gives back, and the views each side is handed."""
+"""Messages between client and server, jobs and results of an engine, and the views that each side has of the data."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 """Tensors by name."""
 
 Batch = Any
-"""What a dataloader yields: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
+"""A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
 
 NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
 """`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""
@@ -25,18 +25,18 @@ ForwardContext = Callable[[], AbstractContextManager[Any]]
 """Makes the context of a forward pass (the Trainer's precision)."""
 
 
-# --- what travels
+# --- messages
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to one client at the start of an exchange.
+    """Message from the server to one client, at the start of an exchange.
 
     Args:
         round_idx: communication round, from 0.
         exchange: name of the exchange (`"train"` for methods with one).
         weights: shared entries of the model, or None where nothing of the model is sent.
-        extras: whatever else the method sends; tensors in it count as traffic.
+        extras: further contents of the method's; tensors in it count as traffic.
         uploads: whether the client's shared entries come back.
     """
 
@@ -49,7 +49,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client returns at the end of an exchange.
+    """Message from one client to the server, at the end of an exchange.
 
     Args:
         client_id: 0 ... N-1.
@@ -59,7 +59,7 @@ class ClientUpdate:
         exposure: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
             (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
         weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
-        extras: whatever else the method sends up (`ClientModule.reply`).
+        extras: further contents of the method's (`ClientModule.reply`).
         included: False, in a 0-d tensor, where the update is left out and its values are replaced (`nonfinite: skip`).
     """
 
@@ -72,7 +72,7 @@ class ClientUpdate:
     included: bool | Tensor = True
 
 
-# --- what a client does with it
+# --- local training, and what both sides see of the data
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ClientData(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
 
     @property
     def label_counts(self) -> Tensor:
@@ -129,7 +129,7 @@ class ClientData(Protocol):
         """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
 
     def augments(self, split: str = "train") -> bool:
-        """Whether a sample differs from one local epoch to the next."""
+        """True where a sample differs from one local epoch to the next."""
 
     def all(self, split: str = "train") -> Batch:
         """The whole split as one batch, without augmentation."""
@@ -148,7 +148,7 @@ class ClientData(Protocol):
         """
 
     def restricted(self, split: str, positions: Tensor) -> "ClientData":
-        """The same client with only some samples of a split.
+        """Restrict the client to some samples of a split.
 
         Args:
             split: name of the split; the others stay as they are.
@@ -170,7 +170,7 @@ class ServerView(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
 
     @property
     def weights(self) -> State:
@@ -190,7 +190,7 @@ class ServerView(Protocol):
 
 
 class ClientJob(NamedTuple):
-    """What an engine is given to train one client.
+    """Job of an engine: one client to be trained in one exchange.
 
     Args:
         client_id: 0 ... N-1.
@@ -211,7 +211,7 @@ class ClientJob(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What an engine gives back; memory and personal entries stay with the client.
+    """Result of a job: the client's update, and what stays with the client.
 
     Args:
         update: what is sent up; its weights are valid until the next result is drawn.
@@ -227,7 +227,7 @@ class ClientResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """Trains clients."""
+    """Interface of what trains clients."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """The results of the jobs, which are drawn one by one; closed where the round is broken off."""
+        """Yield the result of every job, drawing jobs one by one; the generator is closed if the round ends early."""

@@ -1,4 +1,4 @@
-"""How the server turns client updates into the next global model: rules, server modules, transforms."""
+"""The server's side of a round: rules, server modules, and transforms of updates on their way to them."""
 
 from fl_lightning.aggregation.guard import NonFiniteGuard
 from fl_lightning.aggregation.server_parts import (

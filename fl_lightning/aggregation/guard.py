@@ -15,7 +15,7 @@ from fl_lightning.utils.settings import check_choice
 
 
 class NonFiniteGuard(UpdateTransform):
-    """Finds the clients whose update, or what they keep, holds NaN or infinite values: one flag each on the device.
+    """Finds clients with NaN or infinite values in their update or in what they keep; one flag each, on the device.
 
     Args:
         skips: leave such an update out (its weights become the round's, its extras 0); else it stays and the round
@@ -59,13 +59,13 @@ class NonFiniteGuard(UpdateTransform):
         return self._skipped(update, torch.isfinite(total)) if self.skips else update
 
     def finite_sums(self, weights: State) -> list[Tensor]:
-        """`sums` of shared entries without those that are no one's fault."""
+        """Give the `sums` of shared entries that take part in the check (`setup` excludes constants)."""
         if self._nonfinite_constants:
             weights = {name: value for name, value in weights.items() if name not in self._nonfinite_constants}
         return sums(weights)
 
     def _skipped(self, update: ClientUpdate, finite: Tensor) -> ClientUpdate:
-        """The update, or on the device one without samples and without a change where it is not finite."""
+        """Replace an update that is not finite by one without samples and without a change, on the device."""
         weights = update.weights and replace_nonfinite(update.weights, finite, self.server.weights)
         extras = apply_to_collection(
             dict(update.extras),
@@ -76,14 +76,14 @@ class NonFiniteGuard(UpdateTransform):
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=finite)
 
     def take_totals(self) -> tuple[list[int], list[Tensor]]:
-        """Of every update since the last call its client, and a 0-d float64 that is finite where all of it is."""
+        """Hand over each update's client, and a 0-d float64 that is finite where all of it is; since the last call."""
         found = self._clients, self._totals
         self._clients, self._totals = [], []
         return found
 
 
 def sums(state: State) -> list[Tensor]:
-    """0-d float64 sums over the floating entries, one for each type: finite where all entries are."""
+    """Sum the floating entries, one 0-d float64 for each type: finite where all entries are."""
     found = []
     for dtype, vector in flatten(state).items():
         if dtype.is_floating_point:
@@ -92,12 +92,12 @@ def sums(state: State) -> list[Tensor]:
 
 
 def sums_of_nest(value: Any) -> list[Tensor]:
-    """The same for each floating tensor in a nest of dicts, lists and tuples."""
+    """Sum each floating tensor in a nest of dicts, lists and tuples: 0-d float64, finite where the tensor is."""
     found: list[Tensor] = []
     apply_to_collection(value, Tensor, found.append)
     return [tensor.detach().sum(dtype=torch.float64) for tensor in found if tensor.is_floating_point()]
 
 
 def replace_nonfinite(state: State, finite: Tensor, fallback: Mapping[str, Tensor]) -> State:
-    """`state` where `finite`, else `fallback`, chosen on the device."""
+    """Choose `state` where `finite`, else `fallback`, on the device."""
     return {name: torch.where(finite, tensor, fallback[name]) for name, tensor in state.items()}

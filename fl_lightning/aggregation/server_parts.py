@@ -19,7 +19,7 @@ from fl_lightning.utils.settings import check_choice
 
 @dataclass
 class PartialAggregate:
-    """What one process has taken in since the exchange began: all that crosses processes before `finish`."""
+    """Sums and rows of one process in an exchange: all that crosses processes before `finish`."""
 
     sums: dict[str, StateSum] = field(default_factory=dict)
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
@@ -30,12 +30,12 @@ class PartialAggregate:
         return None if total is None or not bool(total.weight) else mean_of(total)
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
-        """Stand for all processes' sums and rows."""
+        """Take the sums and rows of all processes in place of this one's."""
         self.sums, self.rows = sums, rows
 
 
 class NotSetUp:
-    """Stands for the server until it is there.
+    """Placeholder of the server until a FederatedLoop sets it; every access is an error that says so.
 
     Args:
         name: of the class that asks for it.
@@ -57,7 +57,7 @@ class ServerPart(nn.Module):
         needs: splits that the server owns, `logits` (a classifier with `net=`) or `exposure` (E_i is defined);
             checked before any client trains.
         server: the server as its parts see it, set before `setup`.
-        partial: what the exchange has brought so far.
+        partial: sums and rows of the exchange so far.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -72,14 +72,14 @@ class ServerPart(nn.Module):
         refuse_renamed_hooks(cls)
 
     def attach(self, server: ServerView) -> None:
-        """Hand over the view of the server; the loop calls it before `setup`."""
+        """Set `server`; the loop calls it before `setup`."""
         self.server = server
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
 
     def begin_round(self, cohort: list[int]) -> None:
-        """Called once at the start of a round with the ids of its clients."""
+        """Prepare for a round with the clients in `cohort`; called once, before its first exchange."""
 
     def end_exchange(self) -> None:
         """Forget the exchange's sums and rows; the round calls it."""
@@ -99,7 +99,7 @@ class ServerPart(nn.Module):
         sums[name].add(state, weight)
 
     def total_weight(self, name: str) -> float | Tensor:
-        """Σ weight of the sum `name`."""
+        """Σ of the weights in the sum `name`; 0 if no client added to it."""
         total = self.partial.sums.get(name)
         return 0 if total is None else total.weight
 
@@ -148,7 +148,7 @@ class Aggregator(ServerPart):
         self.weighting = weighting
 
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
-        """What a client adds to its reply for this rule, whatever its method (FedEXP's norm); runs on the client.
+        """Compute extras of a client for this rule, whatever its method (FedEXP's norm); runs on the client.
 
         `update` is the client's own, weights live.
         """
@@ -160,7 +160,7 @@ class Aggregator(ServerPart):
             self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
-        """The new shared weights, or None: they stay as they are (no client had data)."""
+        """Make the new shared weights; None: they stay as they are (no client had data)."""
         return self.partial.mean("weights")
 
     def weight(self, update: ClientUpdate) -> int | Tensor:
@@ -179,7 +179,7 @@ class GatheringAggregator(Aggregator, ABC):
 
     @abstractmethod
     def reduce(self, updates: Mapping[int, ClientUpdate]) -> Mapping[str, Tensor]:
-        """The new trainable shared entries, by name.
+        """Make the new trainable shared entries, by name.
 
         Args:
             updates: of the clients with samples, by client id, ascending; at least one.
@@ -203,21 +203,21 @@ class GatheringAggregator(Aggregator, ABC):
 
 
 class ServerModule(ServerPart):
-    """The server side of FedAvg, and the hooks with which a method replaces it; any rule goes with it.
+    """The server side of a method: what it sends, takes in and keeps; as it stands, FedAvg's. Any rule goes with it.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
     """
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        """What goes down to one client; the default sends the global weights."""
+        """Make the message to one client; the default sends the global weights."""
         return self.sends(exchange)
 
     def add(self, update: ClientUpdate) -> None:
         """Take in what the method itself needs of an update (`sum`, `gather`); the rule takes the weights."""
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        """The new shared weights, by default the rule's aggregate; None: they stay as they are.
+        """Make the new shared weights, by default the rule's aggregate; None: they stay as they are.
 
         A state returned before the last exchange is what the next exchange sends down.
         """

@@ -11,7 +11,7 @@ from fl_lightning.utils.settings import check_above
 
 
 class UpdateTransform:
-    """Changes updates on their way into the sum; as it stands, not at all.
+    """Base of the transforms of updates between client and sum; as it stands, it changes nothing.
 
     To leave an update out, return it with `num_samples` 0 (a tensor on the device: nothing is read inside a round).
     """
@@ -27,19 +27,19 @@ class UpdateTransform:
         return self._server
 
     def setup(self, server: ServerView) -> None:
-        """Called once, before a checkpoint is restored."""
+        """Take the server, and allocate state; called once, before a checkpoint is restored."""
         self._server = server
 
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        """What leaves the client; bytes are counted after it."""
+        """Change an update before it leaves the client; bytes are counted after it."""
         return update
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        """What the rule and the server module take in."""
+        """Change an update at the server, before the rule and the server module take it in."""
         return update
 
     def state_dict(self) -> dict[str, Any]:
-        """What the transform keeps between rounds: tensors, numbers, strings, lists and dicts of them."""
+        """State kept between rounds: tensors, numbers, strings, lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class NormClip(UpdateTransform):
         weights = {name: update.weights[name] for name in self.server.trainable}
         delta = {name: value.double() - start[name].double() for name, value in weights.items()}
         norm = torch.stack([value.square().sum() for value in delta.values()]).sum().sqrt()
-        factor = (self.max_norm / norm).clamp(max=1.0)  # ∞ where the client did not move: it counts as it is
+        factor = (self.max_norm / norm).clamp(max=1.0)  # ∞ where the client did not move: it stays unclipped
         clipped = {
             name: torch.where(factor < 1, start[name].double() + factor * delta[name], weights[name].double())
             for name in weights

@@ -47,7 +47,7 @@ class RoundProgressBar(ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        """Read by `LightningModule.print`."""
+        """True where a bar is shown; `LightningModule.print` reads it."""
         return self._enabled and self.refresh_rate > 0
 
     def enable(self) -> None:
@@ -98,7 +98,7 @@ class RoundProgressBar(ProgressBar):
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         bar = [] if self.total is None else [BarColumn()]
         out, err = sys.stdout, sys.stderr
-        to_out, to_err = out.isatty(), err.isatty()  # what is written to a file stays there
+        to_out, to_err = out.isatty(), err.isatty()  # output to a file is not redirected
         progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
         progress.add_task("", total=self.total, completed=self.first, visible=False)
         live = progress.console.is_interactive and progress.console.file.isatty()  # with FORCE_COLOR a file is, too
@@ -121,7 +121,7 @@ class RoundProgressBar(ProgressBar):
         self._show()
 
     def _show(self, at_once: bool = False) -> None:
-        """Draw the line if it is time to; else this costs next to nothing."""
+        """Draw the line if a redrawing is due."""
         now, progress = monotonic(), self.progress
         if progress is not None and (at_once or now >= self.due):
             done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges
@@ -133,11 +133,11 @@ class RoundProgressBar(ProgressBar):
             self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
 
     def _text(self, done: float, seconds: float) -> str:
-        """What is shown beside the bar after so many rounds and seconds."""
+        """Text beside the bar after `done` rounds and `seconds` seconds."""
         number = f"Round {self.rounds + bool(self.phase)}" + (f"/{self.total}" if self.total is not None else "")
         client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
         time = str(timedelta(seconds=int(seconds)))
-        if self.total is not None and self.first < done < self.total:  # rich's own estimate forgets what is 30 s old
+        if self.total is not None and self.first < done < self.total:  # rich's own estimate covers the last 30 s only
             time += f", {timedelta(seconds=int(seconds / (done - self.first) * (self.total - done)) + 1)} left"
         phase = client if self.phase == "client" else self.phase
         return "  ".join(filter(None, (number, phase, self.values, time)))

@@ -77,7 +77,7 @@ def own_arguments(kind: type) -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
+    """True for a value that loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     if isinstance(value, list | tuple):

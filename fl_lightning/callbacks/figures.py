@@ -42,7 +42,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     axes = figure.add_subplot(grid[1, 0])
     norm = PowerNorm(0.5, vmin=0, vmax=max(1.0, table.max(initial=0)))
     shown = np.ma.masked_equal(table.T, 0)
-    visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # one sample is not white
+    visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
     axes.set_xlabel("client")
     axes.set_ylabel("class")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_SHARE = 0.02
-"""Of the run's time that drawing during it may take."""
+"""Share of the run's time that drawing during the run may take."""
 
 
 class RunPlots(Callback):
@@ -68,7 +68,7 @@ class RunPlots(Callback):
         self._draw()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        with suppress(Exception):  # the one under way is to be seen
+        with suppress(Exception):  # the error under way must not be hidden by one of the plots
             self._draw()
 
     def _draw(self) -> None:
@@ -90,12 +90,12 @@ class RunPlots(Callback):
 
 
 def is_accuracy(name: str) -> bool:
-    """Whether a key's values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
+    """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
     return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
 
 
 def is_loss(name: str) -> bool:
-    """Whether a key's values are losses."""
+    """True for a key whose values are losses."""
     return name.endswith("loss")
 
 

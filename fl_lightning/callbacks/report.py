@@ -17,7 +17,7 @@ from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 
 BY_CLASS = "/acc_class/"
-"""In the key of the accuracy of one class."""
+"""Part of the log key of one class's accuracy; the class's name follows it."""
 
 
 class ClasswiseReport(Callback):

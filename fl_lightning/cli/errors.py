@@ -30,7 +30,7 @@ BASES: dict[str, type] = {
     "callbacks": pl.Callback,
     "logger": pl.loggers.Logger,
 }
-"""By the last part of an option: whose subclasses it takes."""
+"""Base class of the values of an option, by the option's last part."""
 
 EMPTY = (optim.Optimizer, pl.Callback)
 """Base classes that can be created, but do nothing."""
@@ -44,7 +44,7 @@ UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
-"""Encloses what the parser of a class says, which jsonargparse puts into the message of the parser around it."""
+"""Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""
 
 
 def format_error(

@@ -167,12 +167,12 @@ def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Ca
         monitor, name = ("val/acc", "best") if validates else ("global/acc", "best-on-test")
         ours += [BestCheckpoint(folder, monitor, name), BestOwnCheckpoint(folder)]
     if not any(callback.save_last for callback in own):
-        ours.append(LastCheckpoint(folder))  # after the best: it remembers which that is
+        ours.append(LastCheckpoint(folder))  # after the best one, whose path it stores
     return ours
 
 
 def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
-    """Say what a run that was stopped by Ctrl-C left behind, and how it goes on."""
+    """Sentence after Ctrl-C: the rounds that are kept, and the command that continues the run."""
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
     done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
@@ -187,5 +187,5 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Make a list of what may be a list, one thing or None."""
+    """Make a list of a list, of one value or of None."""
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""The client: what a method overrides, and how one client is trained."""
+"""The client: the base class of methods, local training, and the store of client state."""
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def check_module(module: object) -> None:
-    """Refuse what cannot be a client.
+    """Refuse a module that cannot be a client.
 
     Raises:
         TypeError: if `module` is no `pytorch_lightning.LightningModule`, has no `training_step` of its own or one
@@ -43,7 +43,7 @@ def check_module(module: object) -> None:
 
 
 def num_arguments(step: Callable[..., Any]) -> int:
-    """How many positional arguments a step takes, of at most three: batch, its index, its dataloader's index.
+    """Count the positional arguments of a step, at most three: batch, its index, its dataloader's index.
 
     >>> num_arguments(lambda batch: batch), num_arguments(lambda batch, batch_idx: batch), num_arguments(print)
     (1, 2, 3)
@@ -87,7 +87,7 @@ def check_client_arguments(client: Any, module: LightningModule | None, **others
 
 
 def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:
-    """The client's own value, else that of the data.
+    """Choose the client's own value, else that of the data.
 
     Raises:
         ValueError: if they differ, or neither is known.
@@ -106,7 +106,7 @@ def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:
 
 
 def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The loss and the further outputs of the wrapped module's `training_step`.
+    """Split what the wrapped module's `training_step` returned into the loss and the further outputs.
 
     Raises:
         ValueError: without a loss where one is needed.

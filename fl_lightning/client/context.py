@@ -11,13 +11,13 @@ from fl_lightning.types import State
 
 @dataclass
 class ClientContext:
-    """What belongs to one client in one exchange.
+    """State of one client in one exchange.
 
     Args:
-        client_id: 0 ... N-1; -1: nobody.
+        client_id: 0 ... N-1; -1: no client.
         start: shared entries that training starts from.
         trainable: names of those that are trained.
-        memory: what the client keeps between rounds.
+        memory: state of the client between rounds.
         weights_token: the same object for all clients that received the same weights.
         round: constants of the client for this round, by name.
         progress: steps so far.

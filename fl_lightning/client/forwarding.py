@@ -12,7 +12,7 @@ from fl_lightning.data.loaders import EMPTY_BATCH
 
 
 def forwards(name: str) -> Callable[..., None]:
-    """A hook that calls the clients' hooks of the same name, with logging lent."""
+    """Make a hook that calls the clients' hooks of that name, with the logging services attached."""
 
     def hook(self: "Forwarding", *args: Any, **kwargs: Any) -> None:
         if not any(argument is EMPTY_BATCH for argument in args):
@@ -23,18 +23,18 @@ def forwards(name: str) -> Callable[..., None]:
 
 
 class Forwarding(LightningModule):
-    """A LightningModule that forwards its hooks; `client_modules` says to whom, `services_of` what they may use."""
+    """A LightningModule that forwards its hooks to `client_modules`, with the services of `services_of` attached."""
 
     def __init__(self) -> None:
         super().__init__()
         self._forwarded: dict[str, list[Callable[..., Any]]] = {}
 
     def client_modules(self) -> list[LightningModule]:
-        """The modules whose hooks are called."""
+        """List the modules whose hooks are called."""
         raise AttributeError("client_modules must be given by the subclass")
 
     def services_of(self, hook: str) -> ClientServices:
-        """What the hook of that name may use."""
+        """Services that are attached while the hook of that name runs."""
         raise AttributeError("services_of must be given by the subclass")
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -51,7 +51,7 @@ class Forwarding(LightningModule):
         return attach_services(self.client_modules(), self.services_of(name).methods)
 
     def on_validation_model_zero_grad(self) -> None:
-        """There are no gradients between rounds."""
+        """Do nothing: there are no gradients between rounds."""
 
     def on_validation_model_eval(self) -> None:
         super().on_validation_model_eval()

@@ -44,7 +44,7 @@ def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., A
 
 
 def refuse_unforwarded(module: LightningModule) -> None:
-    """Refuse a module with a hook that nobody would call.
+    """Refuse a module that overrides a hook which is not called inside a round.
 
     Raises:
         TypeError: naming the hook and what to do instead.

@@ -1,4 +1,4 @@
-"""The client of a federation: a LightningModule with its own `training_step`, and the hooks that a method overrides."""
+"""Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +45,7 @@ class ClientModule(LightningModule):
         server_class: the method's server side.
         exchanges: names of a round's exchanges, in order.
         needs: names of splits, `logits` (a net, not a module) or `exposure` (E_i is defined: SGD); checked at start.
-        stackable: whether an engine may train several clients at once; not inherited, a class says so itself.
+        stackable: whether an engine may train several clients at once; counts only in the class that sets it.
         neutral: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is called.
 
     Raises:
@@ -78,7 +78,7 @@ class ClientModule(LightningModule):
         self.context = ClientContext()
         self.forward_context: ForwardContext = nullcontext
         self.outputs: dict[str, Any] = {}
-        """What the wrapped module's last `training_step` returned besides the loss."""
+        """Further outputs of the wrapped module's last `training_step`, besides the loss."""
         self._transfer: Callable[[Batch], Batch] | None = None
         self._teachers: dict[str, Teacher] = {}
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
@@ -107,14 +107,14 @@ class ClientModule(LightningModule):
         if self.net is None:
             self.net = self.net_factory(self.num_classes, self.input_shape)
 
-    # --- what a method overrides -------------------------------------------------------------------------------
+    # --- hooks of a method -------------------------------------------------------------------------------------
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         """True for an entry of the state dict that never travels; `owner` is the module that holds it."""
         return False
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        """Called once per exchange with the broadcast, its weights loaded: make teachers, masks, round buffers.
+        """Prepare for an exchange, once its weights are loaded: make teachers, masks, round buffers.
 
         May make own passes over the local data (`over`) and move the starting point (edit the module's weights).
         """
@@ -122,7 +122,7 @@ class ClientModule(LightningModule):
     def phases(self, exchange: str) -> Iterable[Phase]:
         """The stretches of local training of an exchange, in order; none: nothing is trained.
 
-        As a generator it may do something of its own between two stretches.
+        May be a generator: code between two `yield`s runs between the two stretches.
         """
         return ONE_PHASE
 
@@ -147,22 +147,22 @@ class ClientModule(LightningModule):
         return 1.0
 
     def nonfinite_hint(self) -> str:
-        """What to do about an update that is not finite; ends the error's sentence."""
+        """Advice for an update that is not finite; ends the error's sentence."""
         return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        """What goes up besides the weights, after the exchange's training."""
+        """Make the extras that go up besides the weights, after the exchange's training."""
         return {}
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """What this client would use after training; called with its entries and memory loaded."""
+        """Predictor `x -> logits` that this client would use after training; its entries and memory are loaded."""
         return self
 
-    # --- what a method reads -----------------------------------------------------------------------------------
+    # --- values and helpers for a method -----------------------------------------------------------------------
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What this client keeps between rounds: tensors, numbers, strings, lists and dicts of them."""
+        """State of this client between rounds: tensors, numbers, strings, lists and dicts of them."""
         return self.context.memory
 
     @property
@@ -238,11 +238,11 @@ class ClientModule(LightningModule):
     # --- a method's own passes over data -----------------------------------------------------------------------
 
     def evaluation_mode(self) -> AbstractContextManager[None]:
-        """Eval mode, and nothing is logged."""
+        """Context in which the module is in eval mode and nothing is logged."""
         return evaluation_mode(self)
 
     def transferred(self, batch: Batch) -> Batch:
-        """`batch` as training sees it: on the device and in the Trainer's precision, through the transfer hooks."""
+        """Put a batch where training has it: through the transfer hooks, on the device, in the Trainer's precision."""
         if self._transfer is None:
             self._transfer = BatchTransfer(list(self.lightning_modules()), device=next(self.parameters()).device)
         return self._transfer(batch)
@@ -250,12 +250,12 @@ class ClientModule(LightningModule):
     def over(
         self, local: ClientData, fn: Callable[[Batch], Any], split: str = "train", batch_size: int | None = None
     ) -> list[Any]:
-        """`fn` of every batch of a split, in order and without augmentation, in eval mode."""
+        """Apply `fn` to every batch of a split, in order and without augmentation, in eval mode."""
         with self.evaluation_mode():
             return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
-        """`local_loss` of a batch at other values of some parameters, by name; differentiable in them.
+        """Compute `local_loss` of a batch at other values of some parameters, by name; differentiable in them.
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
@@ -268,7 +268,7 @@ class ClientModule(LightningModule):
     # --- for the engine ----------------------------------------------------------------------------------------
 
     def begin(self, context: ClientContext) -> None:
-        """Stand for another client."""
+        """Become the client of `context`."""
         self.context = context
         if isinstance(self.net, HeterogeneousNets):
             self.net.choose(context.client_id)
@@ -287,13 +287,13 @@ class ClientModule(LightningModule):
         return self._parameter_owners
 
     def has(self, client_id: int, name: str) -> bool:
-        """Whether the entry (or module) `name` is this client's: not one of another client's net."""
+        """True where the entry (or module) `name` belongs to this client, not to another client's net."""
         net = self.net
         return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
 
     @property
     def distils(self) -> bool:
-        """True once there is a teacher."""
+        """True once `load_teacher` was called."""
         return bool(self._teachers)
 
     def lightning_modules(self) -> Iterator[LightningModule]:
@@ -310,7 +310,7 @@ class ClientModule(LightningModule):
             return inner(*args, **kwargs)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Under a plain Trainer, what stands in for the federation."""
+        """Add the callback that stands in for the federation under a plain Trainer."""
         return [StandaloneClient()] if self.trainer.lightning_module is self else []
 
     def configure_model(self) -> None:
@@ -327,6 +327,6 @@ class ClientModule(LightningModule):
         if self.module is not None:
             return self.module.configure_optimizers()
         optimizer: Any = self.optimizer_factory(self.parameters())
-        if hasattr(optimizer, "attach_module"):  # SAM leaves BatchNorm's statistics alone in its second pass
+        if hasattr(optimizer, "attach_module"):  # SAM keeps BatchNorm's statistics in its second pass
             optimizer.attach_module(self)
         return optimizer

@@ -33,7 +33,7 @@ class Exposure:
         self.value, self.momentum = self._start, 0.0
 
     def reset(self) -> None:
-        """As before the first step."""
+        """Set E back to its value before the first step."""
         self.value, self.momentum = self._start, 0.0
 
     def step(self) -> None:
@@ -49,13 +49,13 @@ class Exposure:
 
 @dataclass
 class LocalProgress:
-    """K and E of one client in one exchange: optimizer steps, and how far they would move a scalar with gradient 1."""
+    """K and E of one client in one exchange: optimizer steps, and their way on a scalar whose gradient is always 1."""
 
     num_steps: int = 0
     exposure: float = 0.0
 
     def move(self, steps: int, exposure: float) -> None:
-        """So many further steps were taken, and E is this now."""
+        """Add `steps` to K and set E."""
         self.num_steps += steps
         self.exposure = exposure
 
@@ -88,19 +88,19 @@ class LocalOptimizers:
         self.steps = 0
         self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped, self.raw) for optimizer in self.raw]
         self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
-        # torch's own optimizers keep all they remember in `state` and `param_groups`, so that a reset one is a new one
+        # torch's own optimizers keep their state in `state` and `param_groups` only, so a reset one equals a new one
         torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
         self.reusable = torchs and not self.schedulers and scaler is None
         self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self._progress, self._before, self._used = LocalProgress(), 0.0, False
 
     def begin(self, progress: LocalProgress, lr: float | None = None, factor: float = 1.0) -> None:
-        """As if built anew, for a phase of one client.
+        """Begin a phase of one client, as if the optimizers were built anew.
 
         Args:
             progress: counts the client's steps.
-            lr: in place of the optimizers' own; None: their own.
-            factor: times that (lr_decay^t).
+            lr: learning rate in place of the optimizers' own; None: their own.
+            factor: of the learning rate (lr_decay^t).
         """
         if self._used:
             self._restore()
@@ -116,7 +116,7 @@ class LocalOptimizers:
         self._progress.move(1, self._before + self.exposure.value)
 
     def _set_lr(self, lr: float | None, factor: float) -> None:
-        """Before the first step: schedules compute with what was not decayed, whatever they keep of it."""
+        """Set the learning rates, before the first step; schedulers compute with the rates before the decay."""
         groups = [group for optimizer in self.raw for group in optimizer.param_groups]
         if lr is not None:
             for group in groups:
@@ -133,7 +133,7 @@ class LocalOptimizers:
                 group["lr"] = group["lr"] * factor
 
     def release(self) -> None:
-        """Before others are made: a module may hand out the same optimizers again, which then are as they were."""
+        """Restore the optimizers and take the hooks off: a module may hand out the same ones again."""
         self._restore()
         for wrapped in self.wrapped:
             while wrapped.hooks:
@@ -189,11 +189,11 @@ class LocalOptimizer:
         self.wants_closure = needs_closure(optimizer)
         self._unscaled = False
         self._lrs: list[Any] = []
-        # a step that the scaler skips is no step: the hook runs only where the optimizer really moved
+        # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
 
     def decay(self, factor: float) -> None:
-        """Multiply the learning rates by `factor`, while a step is taken: schedules know nothing of it."""
+        """Multiply the learning rates by `factor` while a step is taken, so that schedulers do not see the factor."""
 
         def before(*_: Any) -> None:
             self._lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -214,7 +214,7 @@ class LocalOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Only this optimizer's parameters require a gradient inside."""
+        """Context in which only this optimizer's parameters require a gradient."""
         toggled = toggle(self, self.everyone)
         try:
             yield

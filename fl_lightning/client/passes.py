@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 
 @contextmanager
 def evaluation_mode(client: Any) -> Iterator[None]:
-    """Eval mode, and nothing is logged, whatever the client's services are.
+    """Put the client in eval mode and log nothing within the block, whatever services are attached.
 
     Args:
         client: a ClientModule.
@@ -33,4 +33,4 @@ def evaluation_mode(client: Any) -> Iterator[None]:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Stands for `log` where nothing is logged."""
+    """Replacement of `log` where nothing is logged."""

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` returns, in every form that Lightning allows, and the lr schedulers in it."""
+"""Reader of what `configure_optimizers` returns, in every form that Lightning allows; and lr schedulers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class LocalScheduler:
 
 
 def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LocalScheduler]]:
-    """What `configure_optimizers` returned, in every form that Lightning allows.
+    """Read the optimizers and lr schedulers from what `configure_optimizers` returned.
 
     Raises:
         TypeError: if it is none of them.

@@ -1,4 +1,4 @@
-"""The services that Lightning gives the fitted module only (logging, optimizers, transfer), for the client at work."""
+"""Services that Lightning gives the fitted module only (logging, optimizers, transfer), for a client that is driven."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from fl_lightning.client.optimizers import LocalOptimizers, toggle
 MOST_ROWS = 512
 
 Rows = dict[str, tuple[str, list[tuple[float, float]]]]
-"""By name the reduction and the logged (value, weight) on the host."""
+"""Logged values on the host: by name the reduction and the (value, weight) pairs."""
 
 
 class MetricAccumulator:
@@ -39,7 +39,7 @@ class MetricAccumulator:
         self._reduce: dict[str, str] = {}
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
-        """Take one value; nothing is moved to the host.
+        """Take one value, without moving it to the host.
 
         Raises:
             ValueError: if `value` is neither a number, a tensor of one element nor a metric, or the reduction is
@@ -67,7 +67,7 @@ class MetricAccumulator:
 
     @staticmethod
     def _reduced(rows: list[tuple[Any, float]], kind: str) -> tuple[Tensor, float]:
-        """Many values as one, on the device."""
+        """Reduce many values to one, on the device."""
         values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
         sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
         if kind == "mean":
@@ -77,14 +77,14 @@ class MetricAccumulator:
         return value, float(sum(size for _, size in rows))
 
     def absorb(self, other: "MetricAccumulator") -> None:
-        """Take over the values of another (a client's), as they are."""
+        """Add the values of another accumulator (a client's)."""
         self.metrics |= other.metrics
         for name, rows in other._rows.items():
             self._reduce.setdefault(name, other._reduce[name])
             self._rows.setdefault(name, []).extend(rows)
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """All values on the host, and `more` 0-d tensors, in one transfer; then only the metric objects are left."""
+        """Move all values, and `more` 0-d tensors, to the host in one transfer; only the metric objects stay here."""
         tensors = list(more)
         for rows in self._rows.values():
             for value, _ in rows:
@@ -100,14 +100,14 @@ class MetricAccumulator:
         return host[: len(more)], out
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
-        """Where in `root` the logged metric objects are, so that ranks on which none was logged find them."""
+        """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
         if not self.metrics:
             return {}
         where = {id(module): path for path, module in root.named_modules()}
         return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
 
     def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """The values of all processes' rows, and of the metric objects, which are reset.
+        """Reduce all processes' rows and the metric objects to values; the metrics are reset.
 
         Args:
             rows: of every rank.
@@ -125,18 +125,18 @@ class MetricAccumulator:
         return values
 
     def forget(self) -> None:
-        """Let go of everything, which somebody else has taken over."""
+        """Drop everything; metric objects are not reset, since another accumulator has taken them over."""
         self._rows, self._reduce, self.metrics = {}, {}, {}
 
     def clear(self) -> None:
-        """Forget everything and reset the metric objects (a round that failed)."""
+        """Drop everything and reset the metric objects (a round that failed)."""
         for metric in self.metrics.values():
             metric.reset()
         self.forget()
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Tensors of one element each as numbers, in one transfer from the device."""
+    """Read tensors of one element each as numbers, in one transfer from the device."""
     by_type: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
     for i, value in enumerate(values):
         places, group = by_type.setdefault(value.dtype, ([], []))
@@ -151,7 +151,7 @@ def to_host(values: Sequence[Tensor]) -> list[float]:
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
-    """The values of several processes' rows; exact sums, so that it does not matter who logged what."""
+    """Reduce the rows of several processes; sums are exact, so the division of clients among them does not show."""
     merged: Rows = {}
     for rows in parts:
         for name, (kind, pairs) in rows.items():
@@ -163,7 +163,7 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
 
 
 def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
-    """One value of (value, weight) pairs."""
+    """Reduce (value, weight) pairs to one value."""
     values = [value for value, _ in pairs]
     add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
     if kind == "mean":
@@ -175,7 +175,7 @@ def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def batch_length(batch: Any) -> int:
-    """Samples in a batch: the length of its first tensor (1 where there is none)."""
+    """Count the samples in a batch: the length of its first tensor (1 where there is none)."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     for item in batch if isinstance(batch, list | tuple) else (batch,):
@@ -187,7 +187,7 @@ def batch_length(batch: Any) -> int:
 
 
 class ClientServices:
-    """Does what a client's `self.log`, `self.optimizers()`, … ask for while an engine or an evaluation drives it.
+    """Implements a client's `self.log`, `self.optimizers()`, … while an engine or an evaluation drives it.
 
     Args:
         trains: False in evaluation, where all processes are at the same batch and may gather.
@@ -203,32 +203,32 @@ class ClientServices:
         self._weight = 1
         self._toggled: list[tuple[Tensor, bool]] = []
 
-    # --- what drives the client says where it is ---
+    # --- called by what drives the client ---
 
     def begin_client(self) -> MetricAccumulator:
-        """What is logged from now on is another client's."""
+        """Begin with another client; returns the accumulator of what it will log."""
         self.logged, self.logged_in_epoch = MetricAccumulator(), None
         self._weight, self._batch = 1, None
         return self.logged
 
     def begin_phase(self, optimizers: LocalOptimizers) -> None:
-        """From now on these optimizers are the client's."""
+        """Begin a phase with these optimizers."""
         self._optimizers = optimizers
 
     def begin_epoch(self, num_samples: int) -> None:
-        """Keep what is logged apart for schedulers that watch a value."""
+        """Begin an epoch of `num_samples` samples; for ReduceLROnPlateau its values are kept apart, too."""
         self.logged_in_epoch = MetricAccumulator() if self._optimizers.plateau else None
         self._weight, self._batch = num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
-        """What is logged from now on weighs as much as the batch has samples (looked up when something is)."""
+        """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
         self._batch = batch
 
     def begin_samples(self, num_samples: int) -> None:
-        """What is logged from now on weighs as much as so many samples."""
+        """Let logged values weigh `num_samples` from now on."""
         self._weight, self._batch = num_samples, None
 
-    # --- what the client calls ---
+    # --- called by the client ---
 
     def log(
         self,
@@ -252,10 +252,10 @@ class ClientServices:
             self.log(name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs})
 
     def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """What one process has.
+        """Return `data`, with one process.
 
         Raises:
-            RuntimeError: with several, which are at different clients and would wait for each other for ever.
+            RuntimeError: with several processes, which are at different clients and would wait for each other for ever.
         """
         world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         if world > 1:
@@ -293,7 +293,7 @@ class ClientServices:
             torch.nn.utils.clip_grad_norm_(params, gradient_clip_val)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
+        """Let only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
         self._toggled = toggle(optimizer, self._optimizers.raw)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
@@ -307,7 +307,7 @@ SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_ga
 
 @contextmanager
 def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put services over the modules' own methods, and take them back whatever happens.
+    """Put services over the modules' own methods within the block; they are removed whatever happens.
 
     Args:
         modules: the client and the module in it.

@@ -1,4 +1,4 @@
-"""A client outside a federation: its own loss under a plain Trainer, as any other LightningModule."""
+"""Support for a client under a plain Trainer, outside a federation."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +17,7 @@ NOT_HOOKS = ("training_step", "configure_optimizers", "configure_model", "forwar
 
 
 class StandaloneClient(Callback):
-    """Stands in for the federation: one client, whose broadcast is its own starting weights.
+    """Callback that replaces the federation by one client, whose broadcast is its own starting weights.
 
     The client's data are those of the train dataloader, its `receive` is called once, when the fit starts.
 
@@ -59,7 +59,7 @@ class StandaloneClient(Callback):
 
 
 def view_of_loader(trainer: Trainer, client: Any) -> ClientData:
-    """The samples of the Trainer's dataloader as those of the only client.
+    """Make the samples of the Trainer's dataloader those of the only client.
 
     Raises:
         ValueError: if it is no DataLoader.
@@ -77,7 +77,7 @@ def view_of_loader(trainer: Trainer, client: Any) -> ClientData:
 
 
 def refuse_alone(client: Any) -> None:
-    """Refuse what makes no sense without a server, or what a plain Trainer would not do.
+    """Refuse a method that needs a server, or hooks that a plain Trainer would not call.
 
     Args:
         client: a ClientModule.

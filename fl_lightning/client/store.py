@@ -1,4 +1,4 @@
-"""Client store: what clients keep between rounds, by client id, in host memory up to a budget, then in files."""
+"""Client store: memory and personal entries by client id, in host memory up to a budget, then in files."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,7 +40,7 @@ class FileRecord(NamedTuple):
 
 
 class ClientStore:
-    """Memory and personal entries of every client that has taken part.
+    """Keeps memory and personal entries of every client that has taken part.
 
     While all records fit into the budget they lie in host memory and a checkpoint holds them. When they no longer do,
     each record becomes a file of its own, named (client, round), and a checkpoint holds names and hashes only; what was

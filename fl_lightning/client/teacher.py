@@ -1,4 +1,4 @@
-"""A frozen copy of a net, from which a client distils."""
+"""Teachers: frozen copies of a net, from which a client distils."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -34,11 +34,11 @@ class LogitCache:
         self._kept: dict[str, Tensor] = {}
 
     def begin_batch(self, x: Tensor, positions: Tensor) -> None:
-        """The batch in training: inputs (B, ...), and where its samples stand in the split, (B,) int64."""
+        """Note the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
         self._x, self._positions = x, positions
 
     def finish_epoch(self) -> None:
-        """Every sample has been seen."""
+        """Note that every sample has been seen."""
         self._complete = True
 
     def holds(self, x: Tensor) -> bool:
@@ -46,7 +46,7 @@ class LogitCache:
         return self._x is x
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of the batch in training by the teacher `name`: kept ones from the second epoch on, else `compute(x)`."""
+        """Give a teacher's logits of the batch in training: kept ones from the second epoch on, else `compute(x)`."""
         positions = self._positions.to(x.device)
         kept = self._kept.get(name)
         if self._complete and kept is not None:
@@ -85,7 +85,7 @@ class Teacher:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], token: object, mode: Literal["eval", "train"]) -> None:
-        """Take the weights in `state`; `token` stands for them.
+        """Copy the weights in `state`; `token` identifies them.
 
         Mode "train" uses batch statistics and leaves the running ones alone. Nothing else of the net trains: there is
         no dropout. A batch of one sample has no statistics and takes the running ones, as it does in the student.
@@ -98,7 +98,7 @@ class Teacher:
             module.momentum = 0.0
 
     def use(self, forward_context: ForwardContext, cache: LogitCache | None) -> None:
-        """Run in this context, and look up what the cache holds."""
+        """Set the context of the forward pass, and the cache of logits (None: none)."""
         self.forward_context, self.cache = forward_context, cache
 
     @torch.no_grad()

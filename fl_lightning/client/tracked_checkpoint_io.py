@@ -20,7 +20,7 @@ class TrackedCheckpointIO(CheckpointIO):
     """Saves, loads and removes checkpoints as `inner` does; deletes files that no checkpoint needs any more.
 
     Args:
-        inner: what saves, loads and removes.
+        inner: the checkpoint IO that saves, loads and removes.
         folder: of the client store's files.
         in_use: names of the files that the store uses now.
         ckpt_path: checkpoint that is continued, or None.
@@ -48,7 +48,7 @@ class TrackedCheckpointIO(CheckpointIO):
         self.inner.teardown()
 
     def _note(self, path: Any, files: frozenset[str]) -> None:
-        """The checkpoint at `path` needs these files from now on: delete what only its predecessor needed."""
+        """Note the files that the checkpoint at `path` needs; delete those that only its predecessor needed."""
         before, path = self._needed, full_path(path)
         self._needed = {p: names for p, names in before.items() if p != path and (is_url(p) or os.path.exists(p))}
         if files:
@@ -70,7 +70,7 @@ class TrackedCheckpointIO(CheckpointIO):
         """Names of the files that a saved checkpoint needs: all where it cannot be read."""
         try:
             return files_of(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-        except Exception:  # broken off, or not ours to read: it may need any of them
+        except Exception:  # incomplete, or unreadable to us: it may need any of them
             return frozenset(os.listdir(self.folder)) if self.folder.is_dir() else frozenset()
 
 
@@ -88,7 +88,7 @@ def delete(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is an address, such as `s3://bucket/last.ckpt`."""
+    """True for a path that is an address, such as `s3://bucket/last.ckpt`."""
     return "://" in path
 
 

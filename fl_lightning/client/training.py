@@ -1,4 +1,4 @@
-"""Trains one client for one exchange, as the Trainer would train a module of its own."""
+"""Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ class LocalSettings:
         check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm)
 
     def epochs_of(self, client_id: int) -> int:
-        """Passes of one client."""
+        """Look up the passes of one client over its data."""
         return self.local_epochs[client_id] if isinstance(self.local_epochs, list) else self.local_epochs
 
 
@@ -82,7 +82,7 @@ class LocalTrainer:
     Args:
         client: the module that every client is trained in.
         settings: of local training.
-        services: attached to the client; this says where in the training it is.
+        services: attached to the client; told of every client, phase, epoch and batch.
         transfer: puts batches where they belong.
         device: that the client is trained on.
         precision: the Trainer's precision plugin.
@@ -117,12 +117,12 @@ class LocalTrainer:
         self._edits_gradients = any(edits)
 
     def _own(self, name: str) -> Callable[..., Any] | None:
-        """The hook of the innermost module where it has one of its own."""
+        """Find a hook that the innermost module overrides; None where it does not."""
         inner = self.modules[-1]
         return getattr(inner, name) if overridden(inner, name) else None
 
     def restore_modes(self) -> None:
-        """Every module in the mode (train or eval) in which the user left it."""
+        """Put every module back in the mode (train or eval) in which the user left it."""
         for module, mode in self._modes:
             if module.training != mode:
                 module.training = mode
@@ -137,7 +137,7 @@ class LocalTrainer:
             torch.cuda.manual_seed(seed)
 
     def train(self, data: ClientData, exchange: str, on_epoch_end: Callable[[int], None] | None = None) -> None:
-        """All phases of one exchange on the data of the client that the module stands for, in place."""
+        """Run all phases of one exchange on the client's data; the module is trained in place."""
         self.seed(f"train/{exchange}", data)
         epochs_of_client = self.settings.epochs_of(data.client_id)
         passed: dict[str, int] = {}
@@ -161,7 +161,7 @@ class LocalTrainer:
         before: int,
         on_epoch_end: Callable[[int], None] | None,
     ) -> int:
-        """At most `epochs` passes over the phase's split, which the exchange has passed `before` times; how many."""
+        """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
         client, services = self.client, self.services
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
@@ -202,7 +202,7 @@ class LocalTrainer:
         cache: LogitCache | None,
         limit: int | None,
     ) -> bool:
-        """One pass; False where it left samples out."""
+        """Run one pass; False where it left samples out."""
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         num_batches = -(-size // batch_size)
         if self._batch_norms:
@@ -221,7 +221,7 @@ class LocalTrainer:
         return True
 
     def _batch(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> bool:
-        """Train on one batch; False: the client wants no more of this epoch."""
+        """Train on one batch; False: the client ends this epoch (`on_train_batch_start` returned -1)."""
         client = self.client
         self.services.begin_batch(batch)
         if (found := self._hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
@@ -235,7 +235,7 @@ class LocalTrainer:
         return True
 
     def _optimize(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> Tensor | None:
-        """Forward, backward and, at the end of `accumulate_grad_batches`, a step; the loss."""
+        """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = (index + 1) % every == 0 or index + 1 == num_batches
         loss: Tensor | None = None
@@ -285,7 +285,7 @@ class LocalTrainer:
     # --- optimizers --------------------------------------------------------------------------------------------
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
-        """Built anew, or reset to what it was when it was built: momentum never outlives a client's round."""
+        """Build the phase's optimizers, or reset the ones at hand: momentum never outlives a client's round."""
         plain = phase.trains is None and phase.optimizer is None
         if plain and self._reusable is not None:
             return self._reusable
@@ -298,10 +298,10 @@ class LocalTrainer:
         return found
 
     def _made(self, factory: OptimizerFactory | None) -> LocalOptimizers:
-        """What the phase's factory or `configure_optimizers` gives.
+        """Build optimizers by the phase's factory or `configure_optimizers`.
 
         Raises:
-            ValueError: if it does not go with automatic optimization, accumulation or the precision.
+            ValueError: if they do not go with automatic optimization, accumulation or the precision.
         """
         client, owner, scaler = self.client, type(self.modules[-1]).__name__, self._fresh_scaler()
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
@@ -328,7 +328,7 @@ class LocalTrainer:
         return found
 
     def _fresh_scaler(self) -> Any | None:
-        """A gradient scaler for one client and phase, so that clients do not depend on each other's order."""
+        """Make a gradient scaler for one client and phase, so that clients do not depend on each other's order."""
         if getattr(self.precision, "scaler", None) is None:
             return None
         return torch.amp.GradScaler(self.device.type)
@@ -359,12 +359,12 @@ class LocalTrainer:
     # --- samples and parameters --------------------------------------------------------------------------------
 
     def _logit_cache(self, phase: Phase, data: ClientData) -> LogitCache | None:
-        """Where a teacher's logits of one epoch hold for the next: samples come back as they are."""
+        """Make a cache of teachers' logits; None where samples differ from one epoch to the next."""
         changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
         return None if changes else LogitCache(data.size(phase.split))
 
     def _single_sample(self, data: ClientData, phase: Phase, n: int, batch_size: int) -> int:
-        """1 where the last batch is a single sample that a BatchNorm net leaves out.
+        """Count 1 where the last batch is a single sample that a BatchNorm net leaves out, else 0.
 
         A client with one sample in all trains with BatchNorm in eval mode instead.
 
@@ -385,7 +385,7 @@ class LocalTrainer:
 
     @contextmanager
     def _trained(self, patterns: tuple[str, ...]) -> Iterator[None]:
-        """Let only the named parameters require a gradient."""
+        """Let only the named parameters require a gradient within the block."""
         params = self.client.trained()
         left = [p for name, p in params.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         if len(left) == len(params):

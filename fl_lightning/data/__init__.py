@@ -1,4 +1,4 @@
-"""Sources of samples, how they are divided among clients, and the data module that hands them out."""
+"""Sources of samples, partitions among clients, and the federation's data module."""
 
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource
 from fl_lightning.data.module import FederatedDataModule

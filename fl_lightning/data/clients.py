@@ -1,4 +1,4 @@
-"""The clients' side of the data: who takes part in a round, and what each client sees."""
+"""The clients' side of the data: the cohorts of the rounds, and each client's view of its samples."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
@@ -46,8 +46,8 @@ class Cohorts:
         if self.schedule is not None:
             if round_idx >= len(self.schedule):
                 raise ValueError(
-                    f"schedule names the cohorts of {len(self.schedule)} rounds, round {round_idx} was asked; lower "
-                    f"max_epochs or extend data.schedule"
+                    f"schedule names the cohorts of {len(self.schedule)} rounds, but round {round_idx} was asked for; "
+                    f"lower max_epochs or extend data.schedule"
                 )
             return list(self.schedule[round_idx])
         if self.size == self.num_clients:
@@ -73,7 +73,7 @@ def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
 
 
 class FederatedData(Protocol):
-    """The part of the data module that a client's view asks."""
+    """The part of the data module that a client's view reads."""
 
     num_clients: int
     batch_size: int | Literal["full"]
@@ -103,7 +103,7 @@ class ClientIndices(dict[str, Tensor]):
 
 
 class ClientViews:
-    """Every client's data.
+    """Gives each client's data in a round.
 
     Args:
         data: the data module.
@@ -197,7 +197,7 @@ class ClientView:
         return zip(batches, torch.split(torch.arange(n) if order is None else order, size), strict=True)
 
     def restricted(self, split: str, positions: Tensor) -> "ClientView":
-        """The same client with only the samples at `positions` (k,) int64 within a split.
+        """Restrict the client to the samples at `positions` (k,) int64 within a split.
 
         Raises:
             ValueError: positions of another type, or outside [0, n).

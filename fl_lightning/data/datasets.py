@@ -1,4 +1,4 @@
-"""The user's own data: map-style datasets and LightningDataModules, read as they would be outside a federation."""
+"""Sources made of the user's own datasets and LightningDataModules, read as outside a federation."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class DatasetSplit(Split):
 
     @property
     def labels(self) -> Tensor | None:  # type: ignore[override]
-        """Looked for when they are first asked for: reading them item by item is a pass over the dataset."""
+        """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
         if not self._searched:
             self._searched = True
             found = labels_of(self.dataset)
@@ -130,12 +130,12 @@ class DatasetSplit(Split):
 
 
 def plain(value: Any) -> Any:
-    """A 0-d tensor or array as a Python number; all else as it is."""
+    """Convert a 0-d tensor or array to a Python number; all else stays as it is."""
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
 
 
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
-    """One value per sample, (n, ...), from the first of these attributes that the dataset has.
+    """Read one value per sample, (n, ...), from the first of these attributes that the dataset has.
 
     Looks through `Subset` and `ConcatDataset`, and takes the second tensor of a `TensorDataset` for its labels.
     """
@@ -155,7 +155,7 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
 
 
 def labels_of(dataset: Any) -> Array | None:
-    """The class of every sample, (n,) integers: from the dataset's attributes, else from its items; None: no classes.
+    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items; None: no classes.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
     array([2, 0, 1])
@@ -169,7 +169,7 @@ def labels_of(dataset: Any) -> Array | None:
 
 
 def _label_key(item: Any) -> Any:
-    """Index or key of the label in an item, or None."""
+    """Find the index or key of the label in an item; None: it has no label."""
     if isinstance(item, Mapping):
         return next((name for name in LABELS if name in item), None)
     return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
@@ -181,7 +181,7 @@ def _is_class(value: Any) -> bool:
 
 
 class DatasetSource(Source):
-    """Map-style datasets of one's own.
+    """A source of map-style datasets of the user's own.
 
     Args:
         train: the training samples.
@@ -231,7 +231,7 @@ def make_split(
 
 
 def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None) -> int | None:
-    """Number of classes of these splits; whole numbers that are no classes, since some are below 0, are dropped.
+    """Count the classes of these splits; labels that are no classes, since some are below 0, are dropped.
 
     Args:
         splits: by name, `train` among them.
@@ -260,7 +260,7 @@ def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes:
 
 
 class DataModuleSource(Source):
-    """A LightningDataModule of one's own: its datasets, read as its loaders read them.
+    """A source made of a LightningDataModule of the user's own: its datasets, read as its loaders read them.
 
     `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
     `predict_dataloader`.
@@ -325,7 +325,7 @@ class DataModuleSource(Source):
         return own or getattr(type(self.datamodule), name) is not getattr(LightningDataModule, name)
 
     def _loader(self, name: str) -> DataLoader[Any] | None:
-        """The one DataLoader that the method of this name returns, or None."""
+        """Get the one DataLoader that the method of this name returns, or None."""
         if not self._has(name):
             return None
         loader = getattr(self.datamodule, name)()

@@ -1,4 +1,4 @@
-"""Holdout: the samples that are no client's alone (server validation, proxy data, transfer set, one-per-class set)."""
+"""Holdout: samples that belong to no single client (server validation, proxy data, transfer set, one-per-class set)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

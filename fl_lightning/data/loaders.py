@@ -30,7 +30,7 @@ class LoaderSpec:
 
 
 class EmptyBatch:
-    """Stands for the batch of a process that has none: its loop must run all the same."""
+    """Placeholder of a batch for a process that has none: its loop must run all the same."""
 
 
 EMPTY_BATCH = EmptyBatch()

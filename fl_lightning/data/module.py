@@ -28,9 +28,9 @@ class FederatedDataModule(LightningDataModule):
     """A source of samples divided among `num_clients` clients.
 
     Args:
-        source: where the samples come from: one of ours, or a LightningDataModule of one's own.
+        source: of the samples: one of `fl_lightning.data`, or a LightningDataModule of the user's own.
         num_clients: N.
-        partition: how the training samples are divided; None: IID.
+        partition: divides the training samples among the clients; None: IID.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
             max(1, floor(participation · N)) clients.
         batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
@@ -160,7 +160,7 @@ class FederatedDataModule(LightningDataModule):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Look up what a user's module asks of its own data module (`self.trainer.datamodule.vocabulary`)."""
+            """Look up an attribute in the user's own data module (`self.trainer.datamodule.vocabulary`)."""
             own = getattr(vars(self).get("source"), "datamodule", None)
             if own is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -222,7 +222,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def evaluated(self) -> str | None:
-        """The split of every round's evaluation: the server's `val`, else `test`; None where there is neither."""
+        """Name of the split evaluated every round: the server's `val`, else `test`; None where there is neither."""
         validates = self.source.validation is not None if self._splits else self.source.validates
         if self.holdout_sizes["val"] or validates:
             return "val"
@@ -231,7 +231,7 @@ class FederatedDataModule(LightningDataModule):
     # --- splits and clients --------------------------------------------------------------------------------------
 
     def split(self, name: str) -> Split:
-        """The samples that a split's indices point into.
+        """Get a split by name.
 
         `train`, `test`; held by the server: `val`, `proxy`; by everyone: `transfer`, `shared`; and those of
         `extra_splits`.
@@ -240,7 +240,7 @@ class FederatedDataModule(LightningDataModule):
             ValueError: naming the setting that would give the split.
         """
         if name not in self._splits:
-            self.client_indices("train", 0)  # deals the training samples, and first takes out what is held back
+            self.client_indices("train", 0)  # takes out the holdout, then deals the training samples
             if name == "shared":
                 self._splits["shared"] = self._draw_shared()
         if name not in self._splits:
@@ -271,7 +271,7 @@ class FederatedDataModule(LightningDataModule):
         return self._clients[split][client_id]
 
     def _divide(self) -> list[Tensor]:
-        """Take out what is held back, then deal the rest to the clients."""
+        """Take out the holdout, then deal the remaining training samples to the clients."""
         train = self._splits["train"]
         held = draw_holdout(len(train), self.holdout_sizes, self.proxy_overlap, self.seed)
         pool = held.pop("clients")
@@ -283,7 +283,7 @@ class FederatedDataModule(LightningDataModule):
         return [torch.from_numpy(pool[part]) for part in parts]
 
     def _draw_shared(self) -> Split:
-        """The one-per-class set, from the clients' samples."""
+        """Draw the one-per-class set from the clients' samples."""
         train = self._splits["train"]
         labels = train.labels
         if labels is None or self.num_classes is None:
@@ -296,14 +296,14 @@ class FederatedDataModule(LightningDataModule):
         return train.subset(torch.from_numpy(drawn))
 
     def _values(self, split: str) -> np.ndarray[Any, Any] | None:
-        """Values that the partition goes by, (n,): the labels, or the column that it names."""
+        """Read the values that the partition divides by, (n,): the labels, or the column that it names."""
         samples, column = self._splits[split], self.partition.column
         if column is not None:
             return samples.column(column) if split == "train" or samples.has_column(column) else None
         return None if samples.labels is None else samples.labels.numpy()
 
     def _divide_test(self) -> list[Tensor]:
-        """Each client's own test set, by the partition; without test samples they have none."""
+        """Deal each client's own test set by the partition; without test samples they have none."""
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in self._clients["train"]]
@@ -372,7 +372,7 @@ class FederatedDataModule(LightningDataModule):
 
 
 def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """The value of a setting that the user gave or the source knows; where both do, it must be the same.
+    """Choose the value of a setting that the user gave or the source knows; where both do, it must be the same.
 
     >>> agreed("num_classes", None, 10)
     10

@@ -1,4 +1,4 @@
-"""Ways to deal samples to clients: labels and a generator in, one int64 index array per client out.
+"""Partition functions that go class by class: labels and a generator in, one int64 index array per client out.
 
 Every function ends after a bounded number of draws; the parts are disjoint and cover all samples.
 """
@@ -24,7 +24,7 @@ class Shards(NamedTuple):
 
 
 def check_dirichlet(alpha: float, min_samples: int) -> None:
-    """Refuse what no Dirichlet partition can be drawn with.
+    """Refuse settings with which no Dirichlet partition can be drawn.
 
     Raises:
         ValueError: alpha is not positive, or min_samples is negative.

@@ -1,4 +1,4 @@
-"""Ways to deal samples that start from the client: its class proportions, its size, its number of classes."""
+"""Partition functions that go client by client: by its class proportions, its size, its number of classes."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Shares = NDArray[np.float64]
 
 
 def largest_remainder(shares: ArrayLike, size: int) -> Indices:
-    """Whole numbers near shares · size that sum to size: floors, the rest one each to the largest fractions.
+    """Round shares · size to whole numbers that sum to size: floors, the rest one each to the largest fractions.
 
     Args:
         shares: (C,) ≥ 0 with a positive sum; scaled to sum to 1.

@@ -51,7 +51,7 @@ class Partition(ABC):
         """Deal samples 0 ... n-1.
 
         Args:
-            samples: what is dealt.
+            samples: to be dealt.
             num_clients: N.
             generator: every random draw.
 
@@ -76,7 +76,7 @@ class Partition(ABC):
         for several clients too.
 
         Args:
-            train: what a call returned.
+            train: parts that a call returned.
             samples: those that it dealt.
             test: those of the test split, m of them.
             generator: in the state that the call found it in.

@@ -32,13 +32,13 @@ class Source(ABC):
         return False
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
-        """Called with the Trainer, if there is one, before `load`."""
+        """Take the Trainer, or None; called before `load`."""
 
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
-        """Called when the Trainer is done."""
+        """Clean up when the Trainer is done."""
 
     def predicted(self) -> Split | None:
-        """Samples to be predicted; None: the test samples."""
+        """Give the samples to be predicted; None: the test samples."""
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
@@ -46,19 +46,19 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> tuple[Split, Split | None]:
-        """The training and the test split."""
+        """Load the training and the test split."""
 
 
 def labelled_split(
     x: Tensor, y: Tensor, num_classes: int | None, transform: Transform | None = None, name: str = "train"
 ) -> TensorSplit:
-    """A split whose labels are checked against the number of classes.
+    """Make a split whose labels are checked against the number of classes.
 
     Args:
         x: samples (n, ...).
         y: labels (n,) of any integer type, kept as int64; float targets and label maps are not checked.
         num_classes: C; None: there are no classes.
-        transform: what makes stored samples into what the net reads.
+        transform: of stored samples into the net's input.
         name: of the split, for the error.
 
     Raises:
@@ -104,7 +104,7 @@ class Digits(Source):
 
 
 class TensorSource(Source):
-    """Tensors of one's own.
+    """A source of tensors in memory.
 
     Args:
         train: samples (n, ...) and labels (n,), or float targets (n, ...).

@@ -1,4 +1,4 @@
-"""Samples of a split, and how batches are made of them."""
+"""Splits: samples, and the batches made of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from fl_lightning.types import Batch
 
 
 class Transform(Protocol):
-    """Turns stored samples into what the net reads, a whole batch at a time, on the samples' device."""
+    """Turns a batch of stored samples into the net's input, on the samples' device."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform x (B, ...); `generator` None: evaluation, nothing is drawn."""

@@ -1,4 +1,4 @@
-"""From stored samples to what the net reads: scaling, normalisation, random crop and flip, Cutout.
+"""Transforms of stored samples into the net's input: scaling, normalisation, random crop and flip, Cutout.
 
 Each transform takes a whole batch on the device it lies on. What is random is drawn from the CPU generator
 that is handed in, so a GPU sees the draws of a CPU; without a generator the random transforms do nothing.
@@ -151,7 +151,7 @@ class Compose:
 
 
 def _outer(rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, H) and (B, W) to the sums (B, 1, H, W)."""
+    """Add every row value to every column value: (B, H), (B, W) -> (B, 1, H, W)."""
     return rows[:, None, :, None] + columns[:, None, None, :]
 
 

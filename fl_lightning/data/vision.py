@@ -180,7 +180,7 @@ def _line(error: Exception) -> str:
 
 
 def _fault(path: Path, md5: str | None) -> str | None:
-    """The fault of a file, or None: its md5 where one is given, else its length against its idx header."""
+    """Name the fault of a file, or None: by its md5 where one is given, else by its length against its idx header."""
     with path.open("rb") as file:
         if md5 is not None:
             found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

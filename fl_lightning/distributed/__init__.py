@@ -1,4 +1,4 @@
-"""Several processes: the strategy that spreads clients over them, and what they tell each other."""
+"""Several processes: the strategy that spreads clients over them, and their communicator."""
 
 from fl_lightning.distributed.communicator import Communicator
 from fl_lightning.distributed.processes import RemoteError, current_communicator, to_device

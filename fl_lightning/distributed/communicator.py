@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other, where there is one; `processes` has what several do."""
+"""Communicator of a run with one process, and the interface of `processes.ProcessCommunicator` for several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,11 +26,11 @@ class Communicator:
         self.device = device or torch.device("cpu")
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value` on every rank, by rank. Tensors in it should lie on the CPU."""
+        """Gather every rank's `value` on every rank, by rank. Tensors in it should lie on the CPU."""
         return [value]
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
-        """`gather`, by which all ranks learn at once that one of them failed.
+        """Gather values as `gather` does; if one rank failed, all of them raise.
 
         Raises:
             Exception: this rank's own `error`.
@@ -41,7 +41,7 @@ class Communicator:
         return [value]
 
     def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
-        """Let every process's partial aggregates stand for all processes, or learn that one of them failed.
+        """Merge the partial aggregates of all processes, in place, into the same on each; if one failed, all raise.
 
         Args:
             partials: of this process, by name, the same names everywhere.
@@ -55,18 +55,18 @@ class Communicator:
             raise error
 
     def from_root(self, make: Callable[[], State | None]) -> State | None:
-        """What `make` returns on the root process, which alone calls it, on all of them."""
+        """Call `make` on the root process only, and give what it returns to all processes."""
         return make()
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Every rank takes rank 0's values (weights that a user's module drew without a seed)."""
+        """Copy rank 0's values to every rank (weights that a user's module drew without a seed)."""
 
     def gather_to_root(self, value: Any) -> list[Any]:
-        """Every rank's `value` on rank 0, an empty list on the others."""
+        """Gather every rank's `value` on rank 0; an empty list on the others."""
         return [value]
 
     def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
-        """This rank's clients: those it owns, and of the others the longest first to the least loaded rank.
+        """Choose this rank's clients: those it owns; of the others the longest first, to the least loaded rank.
 
         Args:
             cohort: client ids of the round.

@@ -1,4 +1,4 @@
-"""What several processes of a run tell each other."""
+"""Communicator of a run with several processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from fl_lightning.types import ClientUpdate, State
 
 
 class RemoteError(RuntimeError):
-    """Another process failed; the message names its rank and the cause."""
+    """Error for a failure in another process; names its rank and the cause."""
 
 
 class ProcessCommunicator(Communicator):
@@ -113,13 +113,13 @@ class ProcessCommunicator(Communicator):
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:
-    """The communicator of this run: between its processes, or of the only one."""
+    """Make the communicator of this run, for several processes or for one."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return ProcessCommunicator(device) if several else Communicator(device)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A nest of dicts, lists and updates with its tensors on `device`."""
+    """Move the tensors in a nest of dicts, lists and updates to `device`."""
 
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):

@@ -1,4 +1,4 @@
-"""Spreads the clients of a round over processes; no gradient is ever synchronised."""
+"""Strategy that spreads the clients of a round over processes; no gradient is ever synchronised."""
 
 import torch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
@@ -12,7 +12,7 @@ class ClientParallelStrategy(DDPStrategy):
     """
 
     def configure_ddp(self) -> None:
-        """The module stays as it is: there is nothing to wrap.
+        """Leave the module unwrapped.
 
         Raises:
             ValueError: if it synchronises BatchNorm, whose statistics belong to one client.

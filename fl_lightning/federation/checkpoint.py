@@ -19,7 +19,7 @@ DATA_SHAPE = "data_shape"
 
 @dataclass(frozen=True)
 class Untouched:
-    """What the module, the rule and the server module hold before a round, to be saved or restored in its place.
+    """Contents of module, rule and server module before a round, saved in place of those within it.
 
     Args:
         entries: of the client module.
@@ -30,20 +30,20 @@ class Untouched:
     parts: Mapping[str, Mapping[str, Any]]
 
     def state_dict(self, weights: GlobalWeights) -> dict[str, Any]:
-        """By the names that they have in the loop's state dict."""
+        """Give the contents by their names in the loop's state dict."""
         states = {f"{name}.{key}": value for name, state in self.parts.items() for key, value in state.items()}
         return weights.saved(self.entries) | states
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
-    """What the net was built for, (C, *input_shape); None for a module of the user's own."""
+    """Give classes and shape that the net was built for, (C, *input_shape); None for a module of the user's own."""
     if client.module is not None or client.num_classes is None or client.input_shape is None:
         return None
     return [client.num_classes, *client.input_shape]
 
 
 def build(client: ClientModule, shape: list[int] | None) -> None:
-    """Build the net for what `data_shape` gave."""
+    """Build the net for the classes and input shape that `data_shape` gave."""
     if shape is None:
         client.configure_model()
     else:
@@ -64,7 +64,7 @@ def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
 
 
 def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[int, dict[str, Any]]:
-    """The records of all processes, on the root process.
+    """Gather the records of all processes on the root process.
 
     Raises:
         RuntimeError: inside a round of several processes, which are not at the same client.
@@ -83,7 +83,7 @@ def whole_store(store: ClientStore, communicator: Communicator, inside_round: bo
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
-    """What `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
+    """Read a file that `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
 
     Args:
         path: of the file.
@@ -105,7 +105,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
 
 
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
-    """The client's entries in a checkpoint of a federation, of the client or of the module in it, or a state dict.
+    """Read the client's entries from a checkpoint (of a federation, the client or its module) or a state dict.
 
     Raises:
         FileNotFoundError: without such a file.

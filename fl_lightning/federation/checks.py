@@ -1,4 +1,4 @@
-"""Checks at start: of the Trainer's settings, of what a method needs, and of what is combined."""
+"""Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.federation.server import GlobalWeights
 
 SWA = (
-    "StochasticWeightAveraging averages what one optimizer goes through, and adds an epoch for BatchNorm, which would "
-    "be a round; leave it out, or take FedEXP, which averages the last two rounds"
+    "StochasticWeightAveraging averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which "
+    "would be a round; leave it out, or take FedEXP, which averages the last two rounds"
 )
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse what cannot be had.
+    """Refuse settings of the Trainer that would change the meaning of a round.
 
     Raises:
         ValueError: naming the setting, its value and what to set instead.
@@ -91,7 +91,7 @@ def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
 
 
 def check_data(trainer: Trainer) -> FederatedDataModule:
-    """The Trainer's data module.
+    """Get the Trainer's data module.
 
     Raises:
         TypeError: if it is none of ours.
@@ -106,7 +106,7 @@ def check_data(trainer: Trainer) -> FederatedDataModule:
 
 
 def check_combination(client: ClientModule, server_module: ServerModule) -> None:
-    """Refuse the server side of another method, and clients with hooks that nobody would call.
+    """Refuse the server module of another method, and hooks that are not called inside a round.
 
     Raises:
         ValueError: naming both.
@@ -122,7 +122,7 @@ def check_combination(client: ClientModule, server_module: ServerModule) -> None
 
 
 def check_server_optimizer(optimizer: object, scheduler: object) -> None:
-    """Refuse a scheduler of nothing.
+    """Refuse a server lr scheduler without a server optimizer.
 
     Raises:
         ValueError: naming both settings.
@@ -132,7 +132,7 @@ def check_server_optimizer(optimizer: object, scheduler: object) -> None:
 
 
 def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeights) -> None:
-    """Refuse a rule where there is nothing to aggregate.
+    """Refuse a rule other than the mean where the clients share no weights.
 
     Raises:
         ValueError: naming both.
@@ -147,7 +147,7 @@ def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeig
 def check_needs(
     client: ClientModule, parts: tuple[ServerModule, Aggregator], data: FederatedDataModule, trainer: Trainer
 ) -> None:
-    """Refuse, before any client trains, data and settings without what client, server module and rule need.
+    """Refuse, before any client trains, data and settings that lack what client, server module or rule needs.
 
     Raises:
         ValueError: naming who needs what.

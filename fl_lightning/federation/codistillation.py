@@ -1,4 +1,4 @@
-"""Clients that share no weights but what they predict on a common, labelled transfer set.
+"""Co-distillation: clients share no weights, but predictions on a common, labelled transfer set.
 
 A round has two exchanges: every client trains its own model on its own data and sends up its predictions, the
 *knowledge* (K, C); the server fuses them, and every client fine-tunes on the transfer set towards what it gets back.
@@ -24,10 +24,10 @@ ROWS_AT_ONCE = 1000
 
 
 class KnowledgeServer(ServerModule):
-    """Fuses the participants' knowledge; the weights stay where they are.
+    """Server side of co-distillation: fuses the participants' knowledge; there are no shared weights.
 
     Attributes:
-        fused: what each participant is sent, by client id.
+        fused: knowledge that each participant is sent, by client id.
     """
 
     needs = frozenset({"logits", "transfer"})
@@ -50,7 +50,7 @@ class KnowledgeServer(ServerModule):
 
     @abstractmethod
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
-        """Of the knowledge of N participants what each is sent: (N, K, C) -> (N, K, C), float64."""
+        """Fuse the knowledge of N participants into what each is sent: (N, K, C) -> (N, K, C), float64."""
 
     def begin_round(self, cohort: list[int]) -> None:
         self.fused = {}
@@ -65,7 +65,7 @@ class KnowledgeServer(ServerModule):
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         if exchange == "train":
             self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
-            # one that is not finite says so itself, and must not spread; one that is skipped has zeros for it
+            # knowledge that is not finite is reported by the guard, and must not spread; a skipped client's is zeros
             valid = {c: k for c, k in self.fused.items() if bool(self.rows[c].included) and bool(k.isfinite().all())}
             if valid:
                 fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
@@ -114,7 +114,7 @@ class KnowledgeClient(ClientModule):
 
     @abstractmethod
     def predictions(self, logits: Tensor) -> Tensor:
-        """What is sent up: logits (K, C) -> (K, C), float32 or better."""
+        """Make the knowledge that is sent up: logits (K, C) -> (K, C), float32 or better."""
 
     @abstractmethod
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Trains clients one after the other, in the one client module; it knows neither a Trainer nor a federation."""
+"""The sequential engine: trains clients one after the other in one module, without a Trainer or a FederatedLoop."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +32,7 @@ class SequentialEngine:
         device: that the module lies on.
         precision: the Trainer's precision plugin; None: 32-true.
         datamodule: the user's own, with its transfer hooks; or None.
-        notify: is told what happens to a client, or None.
+        notify: called at the start of a client and the end of its epochs; or None.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class SequentialEngine:
         self._checked = False
         self._last_start: object = None
         self._weights_token = object()
-        """The same for clients that start from the same weights."""
+        """One object for all clients that start from the same weights."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """The result of every job, each before the next is drawn; the module is left with the last client's weights."""
+        """Train every job and yield its result before the next is drawn; the module keeps the last client's weights."""
         try:
             with attach_services(self.modules, self.services.methods):
                 for job in jobs:
@@ -73,7 +73,7 @@ class SequentialEngine:
             self.client.zero_grad()
 
     def _train(self, exchange: str, job: ClientJob) -> ClientResult:
-        """One client in one exchange."""
+        """Train one client in one exchange."""
         client, local, weights, notify = self.client, self.local, self.weights, self.notify
         context = self.load_client(job)
         logged = self.services.begin_client()
@@ -85,10 +85,10 @@ class SequentialEngine:
                 client.receive(job.broadcast, job.data)
             local.train(job.data, exchange, notify and (lambda e: notify("on_client_epoch_end", job.client_id, e)))
             extras = client.reply(exchange, job.data)
-        except StopIteration as stop:  # would pass for the end of the jobs
+        except StopIteration as stop:  # would be taken for the end of the jobs
             raise RuntimeError(
-                f"client {job.client_id} raised StopIteration in round {job.broadcast.round_idx}; end a generator of "
-                f"your own by return"
+                f"client {job.client_id} raised StopIteration in round {job.broadcast.round_idx}; end your own "
+                f"generators by return"
             ) from stop
         if not self._checked:
             self._check_entries()
@@ -118,7 +118,7 @@ class SequentialEngine:
         return context
 
     def _check_entries(self) -> None:
-        """Once, after the first client: refuse weights that began to exist in training, which would stay for the next.
+        """Refuse entries that began to exist in training, which would stay for the next client; checked once.
 
         Raises:
             ValueError: naming the entry.
@@ -134,5 +134,5 @@ class SequentialEngine:
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context of a client's forward pass; nothing for 32-true."""
+    """Choose the context of a client's forward pass; `nullcontext` for 32-true."""
     return nullcontext if str(precision.precision) == "32-true" else precision.forward_context

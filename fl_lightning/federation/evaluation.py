@@ -1,4 +1,4 @@
-"""Evaluates the global model: class by class where the client is a classifier, by its own steps where it is not."""
+"""Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from fl_lightning.types import Broadcast, ClientJob, State
 
 
 class Evaluation:
-    """One pass over an evaluation split at a time.
+    """Evaluates the global model, one pass over a split at a time.
 
     Args:
         weights: of the global model, in the client module.
         evaluated: `weights -> ` those that are evaluated in their place.
         data: of the federation.
         transfer: puts batches where they belong.
-        services: attached to the client's modules; what they log in evaluation.
+        services: attached to the client's modules; they take what is logged in evaluation.
         recorder: is told the class accuracies.
         communicator: to add up the processes' counts.
 
@@ -58,7 +58,7 @@ class Evaluation:
         self._accuracy = ClasswiseAccuracy(data.num_classes or 0).to(device) if classifies else None
 
     def start(self) -> None:
-        """Before the first batch: load the weights that are evaluated, if they are not the global ones."""
+        """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
         self.restore()
         self.data.to(self.communicator.device)
@@ -75,7 +75,7 @@ class Evaluation:
             weights.load(evaluated)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        """One batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
+        """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         if batch is EMPTY_BATCH or not self.weights.shared:
             return None
         batch = self.transfer(batch)
@@ -91,7 +91,7 @@ class Evaluation:
         return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        """The logits of one batch, or what the module's own `predict_step` gives.
+        """Predict one batch: its logits, or what the module's own `predict_step` gives.
 
         Raises:
             ValueError: where the clients share no weights.
@@ -109,18 +109,18 @@ class Evaluation:
         return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """A step of the wrapped module with as many of the arguments as it takes, and logging attached."""
+        """Call a step of the wrapped module with as many of the arguments as it takes, and logging attached."""
         with attach_services(self.modules, self.services.methods):
             return step(*arguments[: num_arguments(step)])
 
     def restore(self) -> None:
-        """The global weights again, after a pass over others (also one that was broken off)."""
+        """Load the global weights again, after a pass with others (also one that was broken off)."""
         if self.before is not None:
             self.weights.load(self.before)
             self.before = None
 
     def end(self, prefix: str) -> dict[str, float]:
-        """After the last batch: the global weights again, and the pass's values by log key."""
+        """End a pass: load the global weights again and return the pass's values by log key."""
         self.restore()
         logged = self.services.logged
         gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
@@ -136,7 +136,7 @@ class Evaluation:
 
     @torch.no_grad()
     def alma(self, round_idx: int, engine: SequentialEngine, records: Callable[[int], Any], mine: list[int]) -> float:
-        """Mean over all clients of the accuracy, on its own test split, of what each would deploy.
+        """Compute the mean over all clients of the accuracy, on its own test split, of what each would deploy.
 
         Args:
             round_idx: of the round.
@@ -164,7 +164,7 @@ class Evaluation:
 
     @contextmanager
     def _everything_restored(self, engine: SequentialEngine) -> Iterator[State]:
-        """Yields the shared entries; afterwards all entries and modes are as they were."""
+        """Restore all entries and modes after the block; yields the shared entries."""
         before = self.weights.snapshot(self.weights.entries)
         try:
             yield {name: before[name] for name in self.weights.shared}
@@ -174,7 +174,7 @@ class Evaluation:
 
 
 def class_names(data: FederatedDataModule) -> list[str]:
-    """Names of the classes as log keys carry them: the data's, else their numbers."""
+    """Name the classes for log keys: by the data's names, else by numbers."""
     names = getattr(data.source, "class_names", None)
     count = data.num_classes or 0
     width = max(2, len(str(count - 1)))

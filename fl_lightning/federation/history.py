@@ -1,4 +1,4 @@
-"""The values of all rounds of a run."""
+"""History of a run: the values of all its rounds."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 256
-"""Rows that wait at most until they are laid out."""
+"""Largest number of rows that wait to be laid out."""
 
 
 class History:
@@ -52,7 +52,7 @@ class History:
         self._new.append((round_idx, row))
 
     def _lay_out(self) -> None:
-        """Put the new rows into the table (most runs never ask for it)."""
+        """Put the new rows into the table; called when it is read, which most runs never do."""
         for round_idx, row in self._new:
             for name in row:
                 self._names.setdefault(name, len(self._names))
@@ -74,7 +74,7 @@ class History:
             self._rows[len(self._rounds)] = math.nan
 
     def curve(self, name: str) -> dict[int, float]:
-        """A value by round, where it is known."""
+        """Look up a value by round, where it is known."""
         self._lay_out()
         if name not in self._names:
             return {}
@@ -82,7 +82,7 @@ class History:
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}
 
     def columns(self, part: str) -> tuple[list[int], list[str], Tensor]:
-        """The columns with `part` in their name, over the rounds that have one of them.
+        """Select the columns with `part` in their name, over the rounds that have one of them.
 
         Returns:
             The rounds, what follows `part` in each name, and the values (T', K').

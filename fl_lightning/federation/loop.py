@@ -48,7 +48,7 @@ from fl_lightning.utils.settings import check_at_least
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
 
 CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end")
-"""What callbacks may have besides Lightning's hooks, called as `(trainer, loop, ...)`; in them `loop.log` works."""
+"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
 
 Part = TypeVar("Part")
 
@@ -57,7 +57,7 @@ class FederatedLoop(Forwarding):
     """Federates a client module: each epoch of the Trainer is one round of the federation.
 
     Args:
-        client: what every client trains: a ClientModule, or any LightningModule (then by FedAvg).
+        client: the module that every client trains: a ClientModule, or any LightningModule (then by FedAvg).
         aggregator: the rule that makes one set of weights of the clients'; None: their mean.
         weighting: a client's weight in the mean: its `samples` n_i, or `uniform`.
         server_optimizer: steps on global − aggregate (FedOpt); None: the aggregate is taken as it is.
@@ -134,11 +134,11 @@ class FederatedLoop(Forwarding):
         self._round: Round | None = None
         self._evaluation: Evaluation | None = None
 
-    # --- what exists once a Trainer has set the loop up --------------------------------------------------------
+    # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
 
     @property
     def seed(self) -> int:
-        """Keys every draw of the run."""
+        """Seed of the run, which keys every draw."""
         return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self._seed is None else self._seed
 
     @property
@@ -163,7 +163,7 @@ class FederatedLoop(Forwarding):
 
     @property
     def engine(self) -> SequentialEngine:
-        """Trains the clients; made anew for every run of a Trainer."""
+        """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
             told = any(self._client_hooks[name] for name in CLIENT_HOOKS[:2])
             self._engine = SequentialEngine(
@@ -180,7 +180,7 @@ class FederatedLoop(Forwarding):
 
     @property
     def evaluation(self) -> Evaluation:
-        """Evaluates the global model; made anew for every run of a Trainer."""
+        """Evaluation of the global model; made anew for every run of a Trainer."""
         if self._evaluation is None:
             self._evaluation = Evaluation(
                 self.weights,
@@ -194,14 +194,14 @@ class FederatedLoop(Forwarding):
         return self._evaluation
 
     def evaluated_weights(self, weights: State) -> State:
-        """The shared entries that are evaluated in place of the global ones, as rule and server module say."""
+        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
         return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 
     def services_of(self, hook: str) -> ClientServices:
-        """What is logged in evaluation belongs to the evaluation."""
+        """Choose the services of a hook: those of the evaluation in its hooks, else those of training."""
         evaluates = hook.startswith(("on_validation", "on_test", "on_predict"))
         return self._evaluation_services if evaluates else self._services
 
@@ -235,7 +235,7 @@ class FederatedLoop(Forwarding):
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
-        """Build the net from what the data know, then everything that a checkpoint is restored into."""
+        """Build the net for the data, then everything that a checkpoint is restored into."""
         try:
             data = self.data
         except RuntimeError:  # no Trainer yet: load_from_checkpoint, which knows from the checkpoint what to build
@@ -291,7 +291,7 @@ class FederatedLoop(Forwarding):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
-            self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # one that is too short is refused here
+            self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
         processes, error = current_communicator(self.device), None
         try:
             self.store.start(self.trainer, self.device)
@@ -323,7 +323,7 @@ class FederatedLoop(Forwarding):
 
     def on_train_start(self) -> None:
         self.data.to(self.device)
-        self.recorder.go_back(self.current_epoch)  # a run that goes back
+        self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
             self._write_row()  # resumed from a checkpoint taken within the end of that round
         self.forward_hook("on_train_start")
@@ -331,13 +331,16 @@ class FederatedLoop(Forwarding):
     # --- the round ---------------------------------------------------------------------------------------------
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One round: every exchange with every client of the cohort, the aggregation, and one server step."""
+        """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
             start = {name: before[name] for name in weights.shared} if weights.personal else before
-            result = round_.run(round_idx, self.data.cohort(round_idx), start)
+            try:
+                result = round_.run(round_idx, self.data.cohort(round_idx), start)
+            except StopIteration as stop:  # Lightning would take it for the end of the epoch
+                raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             weights.load(self._step(start, result.weights))
             if weights.personal:
                 weights.load(result.personal or {name: before[name] for name in weights.personal})
@@ -350,7 +353,7 @@ class FederatedLoop(Forwarding):
 
     @contextmanager
     def _transaction(self, round_: Round) -> Iterator[State]:
-        """A round, whole or not at all: after an error module, rule, server module and transforms are as they were.
+        """Undo a round that fails: module, rule, server module and transforms are as they were before it.
 
         Yields:
             The module's entries at the round's start.
@@ -381,7 +384,7 @@ class FederatedLoop(Forwarding):
         return self.client.needs | self.server_module.needs | self.aggregator.needs
 
     def _step(self, start: State, new: State | None) -> State:
-        """The server's step, through Lightning's optimizer."""
+        """Take the server's step, through Lightning's optimizer."""
         step: Any = self.optimizers()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         stepped = built(self._server_step).step(start, new, step.step, scaler)
@@ -390,7 +393,7 @@ class FederatedLoop(Forwarding):
         return stepped
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
-        """Here, not in the step: an interruption among the N clients must not undo a round that is complete."""
+        """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
         round_idx = self.current_epoch
         every = self.alma_every or (1 if self.weights.own_models else None)
         if every is not None and (round_idx + 1) % every == 0:
@@ -409,7 +412,7 @@ class FederatedLoop(Forwarding):
         return memory, self._initial_personal_of(client_id) if personal is None else personal
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Inside a round a value of the round, in the client hooks of callbacks; else Lightning's `log`."""
+        """Log a value of the round (in the client hooks of callbacks); outside a round Lightning's `log`."""
         if self._server is None or not self._server.in_round:
             super().log(name, value, *args, **kwargs)
         else:
@@ -478,7 +481,7 @@ class FederatedLoop(Forwarding):
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Whole rounds only: inside a round or an evaluation, the weights before it."""
+        """Give the state of the last whole round: inside a round or an evaluation, the weights before it."""
         shape = C.data_shape(self.client) if self._handed_over else None
         told = {} if shape is None else {C.DATA_SHAPE: torch.tensor(shape)}
         state = super().state_dict(*args, **kwargs)
@@ -489,7 +492,7 @@ class FederatedLoop(Forwarding):
         return state | told
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Outside of a fit, build the net first; what rule and server module allocate later is kept for them."""
+        """Load a state; outside of a fit build the net first, and keep entries that are allocated later for then."""
         strict = strict and all(module.strict_loading for module in self.client_modules())
         state = dict(state_dict)
         shape = state.pop(C.DATA_SHAPE, None)
@@ -500,13 +503,13 @@ class FederatedLoop(Forwarding):
         return super().load_state_dict(state, strict, assign)
 
     def _present(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state` without entries of the rule and the server module that are not there yet."""
+        """Drop the entries of rule and server module that are not allocated yet."""
         own, parts = self.state_dict(), ("aggregator.", "server_module.")
         return {name: value for name, value in state.items() if name in own or not name.startswith(parts)}
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
-        self._handed_over = parent_process() is not None  # of a started process only the state dict comes back
+        self._handed_over = parent_process() is not None  # only the state dict of a started process comes back
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         inner: dict[str, Any] = {}
@@ -544,7 +547,7 @@ class FederatedLoop(Forwarding):
 
 
 def built(part: Part | None) -> Part:
-    """A part of the loop that a Trainer has set up.
+    """Return a part of the loop that a Trainer has set up.
 
     Raises:
         RuntimeError: before that.

@@ -1,4 +1,4 @@
-"""The record of a run: logged values, which everybody writes and reads here, and the bytes that its messages move."""
+"""The recorder: owns the logged values of a run, and counts the bytes of its messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Bytes = dict[tuple[str, str], int]
 
 
 class Recorder:
-    """One row of values a round, and what it takes to make it.
+    """Owner of the logged values: takes them in a round, reduces them to one row, keeps the rows of all rounds.
 
     Attributes:
         round_metrics: the row of the last round, by log key.
@@ -28,7 +28,7 @@ class Recorder:
         class_names: as log keys carry them.
         peak: each class's best accuracy over the rounds so far, (C,), or None.
         history: the rows of all rounds.
-        logged: what the round under way has brought.
+        logged: values of the round under way.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Recorder:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
-        """Begin the row of a round with what its training brought."""
+        """Begin the row of a round with the values of its training."""
         self.round_metrics, self.pending_round = values, round_idx
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -73,7 +73,7 @@ class Recorder:
         self.class_accuracy, self.class_names = class_accuracy, list(class_names)
 
     def forgetting(self) -> float | None:
-        """F of FedNTD after this round: mean over classes of peak − present accuracy; None without classes.
+        """Update the peaks and compute FedNTD's F: mean over classes of peak − present accuracy; None without classes.
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
@@ -98,7 +98,7 @@ class Recorder:
         self.history.record(round_idx, self.round_metrics)
 
     def take_pending(self) -> int | None:
-        """The round whose row is to be written now, or None; once only."""
+        """Hand over the round whose row is to be written; None where there is none, or it was handed over."""
         round_idx, self.pending_round = self.pending_round, None
         return round_idx
 
@@ -119,7 +119,7 @@ class Recorder:
 
 
 def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
-    """4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
+    """Count 4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
 
     Args:
         weights: shared entries, or None.
@@ -132,7 +132,7 @@ def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
 
 
 def _floats(value: Any) -> int:
-    """Float entries of the tensors, and floats, in a nest."""
+    """Count the floats in a nest, those in its tensors included."""
     found: list[int] = []
     apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
     apply_to_collection(value, float, lambda _: found.append(1))
@@ -160,13 +160,13 @@ class TrafficCounter:
         self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
 
     def take(self) -> Bytes:
-        """The bytes of this process, by log key and exchange, since the last call."""
+        """Hand over the bytes of this process since the last call, by log key and exchange."""
         counted, self._bytes = self._bytes, {}
         return counted
 
 
 def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:
-    """A round's bytes by log key, and where it has several exchanges those of each one too.
+    """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
 
     Args:
         parts: of each process, what `TrafficCounter.take` gave.
@@ -189,7 +189,7 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
-    """Bytes of the sets that every client is sent once, as they are stored; nothing where a method needs none."""
+    """Count the bytes, as stored, of the sets that every client is sent once; empty where a method needs none."""
     splits = [data.split(name) for name in needs if name not in (*SERVER_ONLY, "logits", "exposure")]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

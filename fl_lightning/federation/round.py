@@ -1,4 +1,4 @@
-"""One communication round: every exchange with every client of the cohort, then what is made of it."""
+"""One communication round: its exchanges with the clients of the cohort, and its aggregation."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,23 +27,23 @@ from fl_lightning.functional.state import StateSum
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
 
 Record = tuple[dict[str, Any], State | None]
-"""What a client keeps: memory and personal entries."""
+"""Record of a client: memory and personal entries."""
 
 
 class NonFiniteUpdateError(RuntimeError):
-    """A client, or the rule, returned NaN or infinite weights; the global model is that of the round before."""
+    """Error for NaN or infinite weights of a client or the rule; the global model is that of the round before."""
 
 
 @dataclass
 class RoundResult:
-    """What a round leaves behind before anything is kept.
+    """Outcome of a round, before anything of it is kept.
 
     Args:
         weights: the new shared weights, or None: unchanged.
         personal: mean of the participants' personal entries, or None where there is none: no client had data, or
             nothing is shared, so that there is no global model.
         records: memory and personal entries by client id.
-        metrics: what is logged.
+        metrics: logged values by log key.
     """
 
     weights: State | None = None
@@ -54,7 +54,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Round:
-    """Runs rounds; nothing is kept yet when one ends.
+    """Runs rounds; the caller decides whether to keep the result.
 
     Args:
         client: the module whose exchanges these are.
@@ -65,9 +65,9 @@ class Round:
         aggregator: the rule.
         guard: the first transform between client and sum.
         transforms: the further ones, in order.
-        communicator: tells the processes of each other.
-        store: of what the clients keep.
-        recorder: of what is logged.
+        communicator: joins the processes of the run.
+        store: of the clients' memory and personal entries.
+        recorder: of logged values.
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
         view: `(client_id, round_idx) -> ` the client's data.
@@ -91,7 +91,7 @@ class Round:
     notify: Callable[..., None]
 
     def run(self, round_idx: int, cohort: list[int], weights: State | None = None) -> RoundResult:
-        """All exchanges of a round.
+        """Run all exchanges of a round.
 
         Args:
             round_idx: from 0.
@@ -132,7 +132,7 @@ class Round:
     def _jobs(
         self, exchange: str, clients: Iterable[int], sent: dict[int, Broadcast], result: RoundResult
     ) -> Iterator[ClientJob]:
-        """What every client is given, made when the engine draws it."""
+        """Make the job of every client, when the engine draws it."""
         for client_id in clients:
             broadcast = sent[client_id] = self.server_module.broadcast(exchange, client_id)
             self.traffic.count("comm/bytes_down", exchange, broadcast)
@@ -148,7 +148,7 @@ class Round:
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
     def _take(self, one: ClientResult, broadcast: Broadcast, personal: PartialAggregate, result: RoundResult) -> None:
-        """Take in one client's result."""
+        """Pass one client's result through the transforms into the sums, the store's records and the recorder."""
         update, own = one.update, one.personal
         if statistics := self.aggregator.client_statistics(update):
             update = replace(update, extras={**update.extras, **statistics})
@@ -170,7 +170,7 @@ class Round:
         self.notify("on_client_end", update)
 
     def _close(self, result: RoundResult) -> RoundResult:
-        """The round's one transfer to the host: is everything finite, and what was logged.
+        """Check that everything is finite and reduce the logged values, in the round's one transfer to the host.
 
         Raises:
             NonFiniteUpdateError: naming client and round.
@@ -193,8 +193,9 @@ class Round:
             paths.append(there[4])
             if self.communicator.world > 1:
                 self.store.own(dict.fromkeys(there[3], rank))
-        if broken or not all(map(math.isfinite, host[len(clients) :])):
-            self._refuse(broken)
+        aggregate_is_finite = all(map(math.isfinite, host[len(clients) :]))
+        if broken or not aggregate_is_finite:
+            self._refuse(broken, aggregate_is_finite)
             found = [finite_rows(part) for part in found]
             for client_id in broken & result.records.keys():
                 del result.records[client_id]
@@ -205,15 +206,15 @@ class Round:
         return result
 
     def abandon(self) -> None:
-        """Forget what a round that failed has brought."""
+        """Drop everything that a failed round has collected."""
         self.guard.take_totals()
         self.traffic.take()
         self.recorder.discard_round()
         self.aggregator.end_exchange()
         self.server_module.end_exchange()
 
-    def _refuse(self, broken: set[int]) -> None:
-        """End the round, unless the clients that are not finite were left out.
+    def _refuse(self, broken: set[int], aggregate_is_finite: bool) -> None:
+        """End the round, unless the clients that are not finite were left out and the others' aggregate is finite.
 
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule.
@@ -223,7 +224,7 @@ class Round:
                 f"every client update must be finite, but client {min(broken)} returned NaN or infinite values in "
                 f"round {self.server.round_idx}; {self.client.nonfinite_hint()}"
             )
-        if not broken:
+        if not aggregate_is_finite:
             raise NonFiniteUpdateError(
                 f"the new global weights must be finite, but {type(self.aggregator).__name__} and "
                 f"{type(self.server_module).__name__} made NaN or infinite values of finite updates in round "
@@ -232,6 +233,6 @@ class Round:
 
 
 def finite_rows(rows: Rows) -> Rows:
-    """What was logged without NaN and infinities: those of clients that are left out."""
+    """Drop NaN and infinite values from what was logged: those of clients that are left out."""
     finite = {name: (kind, [row for row in pairs if math.isfinite(row[0])]) for name, (kind, pairs) in rows.items()}
     return {name: (kind, pairs) for name, (kind, pairs) in finite.items() if pairs}

@@ -57,7 +57,7 @@ class GlobalWeights:
         kept = set(self.personal)
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
-        """Whether the clients are classifiers that share nothing, so that there is no global model."""
+        """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.trainable = tuple(name for name, *_ in client.fix_trainable(kept) if name not in kept)
         """The shared trainable entries."""
         self.client = client
@@ -68,7 +68,7 @@ class GlobalWeights:
             )
 
     def _check(self, client: ClientModule) -> None:
-        """Refuse entries that cannot be averaged, and weights that would leak from one client into the next."""
+        """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next."""
         shared = {id(getattr(*entry)) for entry in self.entries.values()}
         for name, value in [*client.named_parameters(), *((name, getattr(*e)) for name, e in self.entries.items())]:
             if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
@@ -82,23 +82,23 @@ class GlobalWeights:
             raise ValueError(f"the client's entry {name} {rule}")
 
     def personal_of(self, client_id: int) -> list[str]:
-        """The personal entries of one client: with nets of different clients, those of its own."""
+        """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
         if not isinstance(self.client.net, HeterogeneousNets):
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
     def live(self, names: list[str]) -> FlatState:
-        """The named entries as they lie in the module, detached: they change when another client is loaded."""
+        """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
         known, rest = self._parameters, self.entries
         return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
 
     def snapshot(self, names: Iterable[str]) -> State:
-        """Copies of the named entries."""
+        """Copy the named entries."""
         known, rest = self._parameters, self.entries
         return {n: (known[n] if n in known else getattr(*rest[n])).detach().clone() for n in names}
 
     def saved(self, state: State) -> State:
-        """`state` by the names that it has in the loop's state dict."""
+        """Rename the entries of `state` as in the loop's state dict, tied names included."""
         again = {alias: state[name] for alias, name in self.tied.items() if name in state}
         return {f"client.{name}": value for name, value in {**state, **again}.items()}
 
@@ -149,17 +149,17 @@ class Server:
         self._data = data
 
     def begin_round(self, round_idx: int, weights: State) -> None:
-        """From now on `weights`, a snapshot of the shared entries, are the global ones."""
+        """Begin a round from `weights`, a snapshot of the shared entries."""
         self.round_idx, self._snapshot = round_idx, weights
 
     def advance(self, new: State) -> State:
-        """Take what an exchange made of the weights; returns all shared entries."""
+        """Make the weights of an exchange the global ones; returns all shared entries."""
         before = self.weights
         self._snapshot = new if len(new) == len(before) else {**before, **new}
         return self._snapshot
 
     def end_round(self) -> None:
-        """From now on the global weights are those in the module."""
+        """End the round: the global weights are those in the module again."""
         self._snapshot = None
 
     @property
@@ -186,7 +186,7 @@ class Server:
 
 
 class ServerOptimizer:
-    """Treats global − aggregate as a gradient, in float64; without an optimizer the aggregate is copied.
+    """Steps on global − aggregate as a gradient, in float64; without an optimizer it copies the aggregate.
 
     Reddi et al., ICLR 2021, arXiv:2003.00295 (FedOpt). Even without one an SGD is stepped once a round, because
     Lightning counts the steps of the fitted module's optimizer.
@@ -207,11 +207,11 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State:
-        """The next shared weights.
+        """Take one step; returns the next shared weights.
 
         Args:
             start: the round's first shared weights.
-            new: what the aggregator returned, or None: nothing moves, but the step counts.
+            new: weights of the last exchange, or None: nothing moves, but the step counts.
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """

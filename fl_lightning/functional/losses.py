@@ -1,4 +1,4 @@
-"""Loss terms used by more than one paper. They take half types up to float32 and leave float64 alone."""
+"""Loss terms used by more than one paper, in float32 for half types and in float64 for float64."""
 
 from collections.abc import Mapping
 

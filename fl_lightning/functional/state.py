@@ -78,7 +78,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
 
 
 def raised(x: Tensor) -> Tensor:
-    """Half types as float32, everything else unchanged: sums are never taken in half precision.
+    """Raise half types to float32 and leave everything else: sums are never taken in half precision.
 
     >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -87,11 +87,13 @@ def raised(x: Tensor) -> Tensor:
 
 
 class FlatState(dict[str, Tensor]):
-    """A state that is laid end to end at most once, whoever asks (the values must not change meanwhile).
+    """A state that is laid end to end at most once, whoever asks, until an entry is replaced.
+
+    No entry may be edited in place meanwhile.
 
     Args:
         entries: tensors by name.
-        vectors: what `flatten` gives, where it is known.
+        vectors: result of `flatten`, where it is known.
     """
 
     def __init__(
@@ -99,10 +101,11 @@ class FlatState(dict[str, Tensor]):
     ) -> None:
         super().__init__(entries)
         self.vectors = vectors
+        self.laid = [*self.values()]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Note what `flatten` gives."""
-        self.vectors = vectors
+        """Note what `flatten` gives for the entries as they are."""
+        self.vectors, self.laid = vectors, [*self.values()]
 
 
 class StateSum:
@@ -123,7 +126,7 @@ class StateSum:
         self.weight: float | Tensor = 0
 
     def weigh(self, weight: float | Tensor) -> None:
-        """Set Σ weight, where the states were added elsewhere."""
+        """Set Σ weight, where the states were added by other processes."""
         self.weight = weight
 
     def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
@@ -154,7 +157,7 @@ class StateSum:
 
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
-        """An empty sum of a known layout, to be added to those of other processes."""
+        """Make an empty sum of a known layout, to be added to those of other processes."""
         sizes: dict[torch.dtype, int] = {}
         for shape, dtype in layout.values():
             sizes[dtype] = sizes.get(dtype, 0) + shape.numel()
@@ -163,16 +166,20 @@ class StateSum:
 
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
-        return unflatten(self.flat, self.layout)
+        return dict(unflatten(self.flat, self.layout))
 
 
 def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
-    """All entries of one type laid end to end, in order of appearance.
+    """Lay all entries of one type end to end, in order of appearance.
 
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    if isinstance(state, FlatState) and state.vectors is not None:
+    if (
+        isinstance(state, FlatState)
+        and state.vectors is not None
+        and [*map(id, state.values())] == [*map(id, state.laid)]
+    ):
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
@@ -186,7 +193,7 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
 
 
 def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
-    """Views of the vectors that `flatten` gave (of whatever type they are now), by name.
+    """Split vectors that `flatten` gave (of whatever type they are now) into views by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}

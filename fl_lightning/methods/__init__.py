@@ -1,4 +1,4 @@
-"""One paper, one file."""
+"""Methods: one file for each paper."""
 
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcl import FedCL

@@ -1,4 +1,4 @@
-"""FedCL: while training locally, hold on to the weights that matter on the server's proxy data.
+"""FedCL: penalise local changes of the weights that matter on the server's proxy data.
 
 Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedAvg, and Ω every `interval` rounds.
 Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`),
@@ -26,7 +26,7 @@ GRADIENT_FLOATS = 2**24
 
 
 def extra_communication(rounds: int, interval: int) -> float:
-    """Traffic over FedAvg's, as a share of it: an Ω as large as the model, down, in ⌈T/interval⌉ rounds of T (§2.3).
+    """Extra traffic as a share of FedAvg's: Ω, as large as the model, goes down in ⌈T/interval⌉ of T rounds (§2.3).
 
     >>> extra_communication(rounds=100, interval=10)
     0.05
@@ -35,7 +35,7 @@ def extra_communication(rounds: int, interval: int) -> float:
 
 
 class FedCLServer(ServerModule):
-    """Sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+    """FedCL's server: sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
 
     needs = frozenset({"proxy"})
 
@@ -49,7 +49,7 @@ class FedCLServer(ServerModule):
 
     @property
     def client(self) -> "FedCL":
-        """The fitted client, whose settings these are."""
+        """Fitted client, which holds the method's settings."""
         client = self.server.module
         if not isinstance(client, FedCL):
             raise ValueError(
@@ -108,13 +108,13 @@ class FedCL(ClientModule):
         self.importance_batch = importance_batch
 
     def samples_at_once(self, weights: State) -> int:
-        """Samples whose gradients are taken together."""
+        """Number of samples whose gradients are taken together."""
         if self.importance == "tensor":
             return self.importance_batch
         return max(1, GRADIENT_FLOATS // sum(value.numel() for value in weights.values()))
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
-        """Ω of the shared trainable `weights`, the net in eval mode."""
+        """Estimate Ω of the shared trainable `weights`, the net in eval mode."""
         with self.evaluation_mode():
             omega = estimated(self.loss_at, weights, map(self.transferred, batches), self.importance)
         if self.normalization == "none":

@@ -1,4 +1,4 @@
-"""FedED: learn the classes one has, keep the received model's view of those one has not, hold wrong logits down.
+"""FedED: calibrated cross-entropy, distillation on the client's empty classes, suppression of wrong logits.
 
 Source: FedED, Eqs. 2-6; its successor FedVLS, AAAI 2025, for the other form of Eq. 5 and for ω.
 Server: FedAvg. The paper's empty classes are those without a local sample, its prior p_c = n_c / n.
@@ -20,7 +20,7 @@ from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 RUNAWAY = -1000.0
-"""L_logit of a run that has left: in training it stays above -10."""
+"""Value of L_logit below which a run has diverged: in training it stays above -10."""
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedEXP: extrapolate where the clients' updates are large but disagree.
+"""FedEXP: a rule that takes a larger server step where the clients' updates are large but disagree.
 
 Source: Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604, Algorithm 1 and Eq. 8. Clients: any.
 """

@@ -1,4 +1,4 @@
-"""FedKA: hold the received model's logits on a few anchors of the classes that a client has little or nothing of.
+"""FedKA: keep the received model's logits on a few anchors of the classes that a client lacks or has few samples of.
 
 Source: FedKA, Algorithm 1 and Eq. 3. Server: FedAvg. γ is not in the paper; 0.5/C is ours.
 The shared set, one training sample of each class, is the same for all clients and rounds and stays with its owners.
@@ -36,7 +36,7 @@ class Anchor:
 
 
 def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: bool = True) -> dict[int, Source]:
-    """Where the anchor of each class comes from: missing classes `shared`, non-dominant ones `local`."""
+    """Choose the source of each class's anchor: missing classes `shared`, non-dominant ones `local`."""
     sources: dict[int, Source] = {k: "shared" for k in split.missing.nonzero().flatten().tolist() if use_missing}
     sources |= {k: "local" for k in split.non_dominant.nonzero().flatten().tolist() if use_non_dominant}
     return dict(sorted(sources.items()))
@@ -59,7 +59,7 @@ def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) ->
 
 
 def pick(labels: Tensor, label: int, strategy: str, losses: Tensor | None, generator: torch.Generator | None) -> int:
-    """The position of one sample of a class: a random one, or that with the largest or smallest loss (lowest on ties).
+    """Pick a sample of a class by its position: at random, or by the largest or smallest loss (the first on ties).
 
     Args:
         labels: class of each sample, (n,).
@@ -113,7 +113,7 @@ class FedKA(ClientModule):
         self.use_missing, self.use_non_dominant = use_missing, use_non_dominant
 
     def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
-        """This round's anchors of a client, at most `max_anchors`; a study may draw its own.
+        """Draw this round's anchors of a client, at most `max_anchors`; a study may override it.
 
         Args:
             plan: `shared` or `local` by class, ascending.
@@ -136,7 +136,7 @@ class FedKA(ClientModule):
 
     @torch.no_grad()
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of each sample under the net as it is: (n, ...), (n,) -> (n,)."""
+        """Cross-entropy of each sample under the net with its present weights: (n, ...), (n,) -> (n,)."""
         with self.evaluation_mode():
             logits = torch.cat([raised(self(part)) for part in torch.split(x, 1000)])
         return F.cross_entropy(logits, y, reduction="none")
@@ -188,7 +188,7 @@ class FedKA(ClientModule):
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """The net in eval mode, each of its modules as it was afterwards."""
+    """Put the net in eval mode within the block."""
     trained = [module for module in net.modules() if module.training]
     for module in trained:
         module.training = False

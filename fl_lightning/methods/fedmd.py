@@ -1,4 +1,4 @@
-"""FedMD: every client learns from the mean of what all predict on a transfer set.
+"""FedMD: every client learns from the mean of all clients' predictions on a transfer set.
 
 Source: Li and Wang 2019, arXiv:1910.03581, Alg. 1 (`targets: logits`); as KnFu compares with it: `targets: soft`.
 Note: the warm-up on the transfer set is left out, and "revisiting" the own data is the next round's training.
@@ -25,7 +25,7 @@ def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class FedMDServer(KnowledgeServer):
-    """Sends every participant the mean of all, those without data included."""
+    """FedMD's server: sends every participant the mean of all, those without data included."""
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
         return consensus(knowledge).expand_as(knowledge)

@@ -1,4 +1,4 @@
-"""FedNTD: keep the global model's view of the classes a sample is *not*; learn the one it is.
+"""FedNTD: distil the received model on the classes that a sample is *not*, beside the cross-entropy.
 
 Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eqs. 3-4 (KD), 10-11 (NTD), 17-18 (in between), App. L (MSE),
 Proposition 2 (the parts of KD).

@@ -1,4 +1,4 @@
-"""FedProx: stay near the received weights while training locally.
+"""FedProx: pull the local weights towards the received ones.
 
 Source: Li et al., MLSys 2020, arXiv:1812.06127, Eq. 2. Server: FedAvg.
 """
@@ -14,7 +14,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FedProx(ClientModule):
-    """Local loss L + (mu/2) ‖θ − x‖² over the trainable parameters; buffers are not pulled.
+    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters; buffers and personal entries are not pulled.
 
     Args:
         mu: strength of the pull, >= 0; 0 is FedAvg.

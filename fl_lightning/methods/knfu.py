@@ -1,4 +1,4 @@
-"""KnFu: fuse what clients predict on a transfer set, for each client by how near the others' class distributions are.
+"""KnFu: fuse predictions on a transfer set for each client, weighted by the nearness of class distributions.
 
 Source: Seyedmohammadi et al. 2024, arXiv:2403.11892, Alg. 1, Eqs. 5-10. Server: no weights, only predictions.
 Note: Eqs. 7-8 divide by zero at m = n and for equal distributions; here m = n is left out of the maximum, distances are
@@ -15,7 +15,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Fusion(NamedTuple):
-    """How one round's knowledge was fused, float64; rows in the order of `client_ids`."""
+    """Figures of one round's fusion, float64; rows in the order of `client_ids`."""
 
     client_ids: list[int]
     epd: Tensor
@@ -55,7 +55,7 @@ def fused_knowledge(weights: Tensor, knowledge: Tensor) -> Tensor:
 
 
 class KnFuServer(KnowledgeServer):
-    """Effective knowledge fusion.
+    """KnFu's server: effective knowledge fusion.
 
     Attributes:
         fusion: of the last round, or None.

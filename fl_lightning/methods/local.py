@@ -1,4 +1,4 @@
-"""Local: every client trains a model of its own, and nothing is exchanged.
+"""Local: a baseline in which every client trains a model of its own, and nothing is exchanged.
 
 Source: the baseline of KnFu, which trains as many epochs as its methods spend on training and fine-tuning together.
 """

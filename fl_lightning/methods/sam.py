@@ -1,4 +1,4 @@
-"""SAM: step with the gradient taken at the worst point nearby (FedSAM, where clients train so).
+"""SAM: a local optimizer that steps with the gradient at the worst point nearby (with federated clients: FedSAM).
 
 Source: Foret et al., ICLR 2021, arXiv:2010.01412, Algorithm 1; Qu et al., ICML 2022, arXiv:2206.02618 (FedSAM).
 Server: FedAvg. It is a local optimizer, hence goes with any client and any aggregator.
@@ -77,7 +77,7 @@ class SAM(Optimizer):
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """BatchNorm normalises with the batch, but its running statistics stay."""
+        """Leave BatchNorm's running statistics unchanged within the block; it still normalises with the batch."""
         modules = [] if self.module is None or self.bn_second_pass else self.module.modules()
         norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.track_running_stats]
         for norm in norms:

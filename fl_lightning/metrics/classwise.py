@@ -27,7 +27,7 @@ def count_classes(counts: Tensor, logits: Tensor, target: Tensor) -> None:
 
 
 def class_accuracies(counts: Tensor) -> Tensor:
-    """(C + 2,) float64: the accuracy of every class (NaN without samples), the overall one, the mean loss.
+    """Compute the accuracy of every class (NaN without samples), the overall one, the mean loss: (C + 2,) float64.
 
     >>> class_accuracies(torch.tensor([1, 3, 2, 3, 4.0], dtype=torch.float64))
     tensor([0.5000, 1.0000, 0.8000, 0.8000], dtype=torch.float64)
@@ -59,5 +59,5 @@ class ClasswiseAccuracy(Metric):
         count_classes(self.counts, logits, target)
 
     def compute(self) -> Tensor:
-        """(C + 2,) float64: the accuracy of every class (NaN without samples), the overall one, the mean loss."""
+        """Compute the values as `class_accuracies` does: (C + 2,) float64."""
         return class_accuracies(self.counts)

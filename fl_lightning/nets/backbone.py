@@ -1,4 +1,4 @@
-"""What every net offers: features, and a linear head that makes logits of them."""
+"""Base of the nets: features, and a linear head that makes logits of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Backbone(nn.Module, ABC):
-    """logits = head(features(x)).
+    """Base of a classifier: logits = head(features(x)).
 
     A subclass is built from `(num_classes, input_shape, ...)`, sets `head` and defines `features`.
     """
@@ -19,16 +19,16 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """What the head reads, after the last non-linearity: (B, *input_shape) -> (B, D)."""
+        """Compute the head's input, after the last non-linearity: (B, *input_shape) -> (B, D)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits: (B, *input_shape) -> (B, C), not normalised."""
+        """Compute the logits: (B, *input_shape) -> (B, C), not normalised."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, ...]:
-    """The input shape as a tuple, if `net` can be built for it.
+    """Check that `net` can be built for an input shape; returns it as a tuple.
 
     Raises:
         ValueError: fewer than one class, no dimension, or a dimension below 1.
@@ -42,7 +42,7 @@ def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple
 
 
 def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """(channels, height, width), if `net` can be built for it.
+    """Check that `net` can be built for images; returns (channels, height, width).
 
     Raises:
         ValueError: what `check_shape` refuses, or not three dimensions.
@@ -63,7 +63,7 @@ class Conv(NamedTuple):
     pool_padding: int = 0
 
     def shrinks(self, size: int) -> int:
-        """Pixels left of `size` along one side, below 1 where nothing is."""
+        """Count the pixels that are left of `size` along one side, below 1 where nothing is."""
         size += 2 * self.padding - self.kernel + 1
         return (size + 2 * self.pool_padding - self.pool) // 2 + 1 if self.pool else size
 
@@ -117,7 +117,7 @@ class PlainCNN(Backbone):
 
 
 def left(convs: Sequence[Conv], size: int) -> int:
-    """Pixels that the convolutions leave along one side, 0 where nothing is left."""
+    """Count the pixels that the convolutions leave along one side, 0 where nothing is left."""
     for conv in convs:
         size = conv.shrinks(size)
         if size < 1:

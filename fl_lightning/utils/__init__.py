@@ -1,1 +1,1 @@
-"""Keyed randomness, checks of settings and files written in one move: what every other room may use."""
+"""Keyed randomness, checks of settings and files written in one move, for every other room."""

@@ -1,4 +1,4 @@
-"""Every random draw comes from a generator that depends only on (seed, purpose, round, client)."""
+"""Keyed randomness: every draw comes from a generator that depends only on (seed, purpose, round, client)."""
 
 from hashlib import blake2b
 

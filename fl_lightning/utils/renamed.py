@@ -1,4 +1,4 @@
-"""Arguments and hooks that have a new name: the old one is refused with the new one in the sentence."""
+"""Renamed arguments and hooks: the old name is refused, with the new one in the sentence."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -11,7 +11,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "FedCL": {"kind": "importance", "scale": "normalization"},
     "FederatedDataModule": {"sets": "extra_splits"},
 }
-"""By the name of a class: its arguments' old names and their new ones. Subclasses inherit them."""
+"""New names of arguments by class and old name. Subclasses inherit them."""
 
 HOOKS: dict[str, dict[str, str]] = {
     "ClientModule": {
@@ -28,11 +28,11 @@ HOOKS: dict[str, dict[str, str]] = {
     },
     "Partition": {"deal_test": "partition_test"},
 }
-"""By the name of a class: what its subclasses could define, and what they define now."""
+"""Hooks of a class by their old names, and what is defined in their place."""
 
 
 def new_name(kind: type, argument: str) -> str | None:
-    """The name that an argument of a class has now, or None if it was not renamed.
+    """Look up the new name of a class's argument; None if it was not renamed.
 
     >>> class FedKA: ...
     >>> class MyFedKA(FedKA): ...
@@ -66,10 +66,10 @@ def refuses_renamed(init: Init) -> Init:
 
 
 def refuse_renamed_hooks(kind: type) -> None:
-    """Refuse a class that defines a hook under its old name, which nobody would call.
+    """Refuse a class that defines a hook under its old name, which is never called.
 
     Raises:
-        TypeError: naming what takes its place.
+        TypeError: naming the hook in its place.
     """
     for base in kind.__mro__:
         for old, new in HOOKS.get(base.__name__, {}).items():

@@ -1,4 +1,4 @@
-"""Checks of settings. What is refused is named, with the rule, the value and what to do; an unset one (None) passes."""
+"""Checks of settings: an error names setting, rule, value and what to do; an unset setting (None) passes."""
 
 from collections.abc import Iterable
 

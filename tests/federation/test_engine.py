@@ -28,7 +28,7 @@ def test_an_engine_trains_clients_without_a_trainer_and_a_loop():
     client.load_state_dict(fit(FedAvg(net=BatchNormNet), 0).client.state_dict())  # where the loop below begins
     results = []
     for result in engine.run("train", jobs_of(engine, data)):  # its weights hold until the next is drawn
-        results.append(replace(result, update=replace(result.update, weights=clone(result.update.weights))))
+        results.append(result._replace(update=replace(result.update, weights=clone(result.update.weights))))
     assert [r.update.num_steps for r in results] == [4, 0, 6]
     assert [r.update.num_samples for r in results] == [7, 0, 12]
     assert results[0].logged.drain()[1].keys() == {"train/ce", "train/proximal"}

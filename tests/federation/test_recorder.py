@@ -22,7 +22,7 @@ KINDS = ("mean", "sum", "max", "min")
 def reduced(recorder, root=None):
     """The values of one process."""
     root = root or torch.nn.Module()
-    return recorder.reduce([recorder.drain()[1]], [recorder.metric_paths(root)], root)
+    return recorder.logged.reduce([recorder.logged.drain()[1]], [recorder.logged.metric_paths(root)], root)
 
 
 def values(n=40, seed=0):
@@ -54,19 +54,19 @@ def test_neither_the_order_of_clients_nor_their_processes_can_be_seen():
             of_client = MetricAccumulator()
             for kind in KINDS:
                 of_client.log(kind, value, weight, kind)
-            recorder.absorb(of_client)
-        return recorder.drain()[1]
+            recorder.logged.absorb(of_client)
+        return recorder.logged.drain()[1]
 
     recorder, root = Recorder(), torch.nn.Module()
-    whole = recorder.reduce([logged(pairs)], [{}], root)
-    assert recorder.reduce([logged(pairs[::-1])], [{}], root) == whole
-    assert recorder.reduce([logged(pairs[k::3]) for k in range(3)], [{}] * 3, root) == whole
+    whole = recorder.logged.reduce([logged(pairs)], [{}], root)
+    assert recorder.logged.reduce([logged(pairs[::-1])], [{}], root) == whole
+    assert recorder.logged.reduce([logged(pairs[k::3]) for k in range(3)], [{}] * 3, root) == whole
 
 
 def test_tensors_cross_to_the_host_with_the_flags_of_the_round():
     recorder = Recorder()
     recorder.log("a", torch.tensor([2.0]))
-    host, rows = recorder.drain([torch.tensor(7.0), torch.tensor(float("nan"), dtype=torch.float64)])
+    host, rows = recorder.logged.drain([torch.tensor(7.0), torch.tensor(float("nan"), dtype=torch.float64)])
     assert host[0] == 7
     assert math.isnan(host[1])
     assert rows == {"a": ("mean", [(2.0, 1.0)])}
@@ -79,9 +79,9 @@ def test_a_metric_object_is_computed_once_and_reset_where_it_was_not_logged_too(
     root.inner.level.update(torch.tensor([1.0, 2.0, 6.0]))
     logging, silent = Recorder(), Recorder()
     logging.log("level", root.inner.level)
-    paths = logging.metric_paths(root)
+    paths = logging.logged.metric_paths(root)
     assert paths == {"level": "inner.level"}
-    assert silent.reduce([{}, {}], [{}, paths], root) == {"level": 3.0}
+    assert silent.logged.reduce([{}, {}], [{}, paths], root) == {"level": 3.0}
     assert root.inner.level.update_count == 0
 
 
