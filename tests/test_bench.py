@@ -1,8 +1,13 @@
 """The benchmark runs and compares equals; what it measures is not tested."""
 
 import csv
+from dataclasses import replace
+
+import pytest
 
 from bench.__main__ import COLUMNS, main
+from bench.methods import METHODS, seconds_per_client
+from bench.workloads import WORKLOADS
 
 
 def test_quick_run_writes_the_table(tmp_path, capsys):
@@ -20,3 +25,9 @@ def test_a_partial_run_keeps_the_other_rows(tmp_path):
     main(["--quick", "--workload", "tiny", "--variant", "train"], results=tmp_path)
     with (tmp_path / "speed.csv").open(newline="", encoding="utf-8") as file:
         assert [row["variant"] for row in csv.DictReader(file)] == ["floor", "empty", "train"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_step_of_every_method_is_timed(name):
+    work = replace(WORKLOADS["tiny"], cohort_size=2, rounds=1)
+    assert seconds_per_client(name, work) > 0

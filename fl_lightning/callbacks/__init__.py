@@ -1,19 +1,10 @@
 """Callbacks that show a run: progress bar, class-wise report, pictures, files of results."""
 
-from fl_lightning.callbacks.bar import RoundProgressBar
-from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint
-from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
-from fl_lightning.callbacks.plots import RunPlots
-from fl_lightning.callbacks.predictions import SavePredictions
-from fl_lightning.callbacks.report import ClasswiseReport
-
-__all__ = [
-    "ClasswiseReport",
-    "ClientCheckpoint",
-    "RoundProgressBar",
-    "RunPlots",
-    "SavePredictions",
-    "plot_accuracy",
-    "plot_classwise",
-    "plot_partition",
-]
+from fl_lightning.callbacks.bar import RoundProgressBar as RoundProgressBar
+from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint as ClientCheckpoint
+from fl_lightning.callbacks.figures import plot_accuracy as plot_accuracy
+from fl_lightning.callbacks.figures import plot_classwise as plot_classwise
+from fl_lightning.callbacks.figures import plot_partition as plot_partition
+from fl_lightning.callbacks.plots import RunPlots as RunPlots
+from fl_lightning.callbacks.predictions import SavePredictions as SavePredictions
+from fl_lightning.callbacks.report import ClasswiseReport as ClasswiseReport

@@ -104,7 +104,7 @@ class ClasswiseReport(Callback):
             rounds = evaluated[-1] + 1
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
-        print_classes(f"{title} ({split} split)", loop.recorder.class_names, samples, accuracy, peak, self.max_rows)
+        print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:

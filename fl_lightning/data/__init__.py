@@ -1,42 +1,23 @@
 """Sources of samples, partitions among clients, and the federation's data module."""
 
-from fl_lightning.data.datasets import DataModuleSource, DatasetSource
-from fl_lightning.data.module import FederatedDataModule
-from fl_lightning.data.partitions import (
-    ClientDirichletPartition,
-    ColumnPartition,
-    DirichletPartition,
-    FixedPartition,
-    IIDPartition,
-    Partition,
-    PartitionInput,
-    QuantityPartition,
-    ShardPartition,
-)
-from fl_lightning.data.sources import Digits, Source, TensorSource
-from fl_lightning.data.splits import Split, TensorSplit
-from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST
-
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "MNIST",
-    "ClientDirichletPartition",
-    "ColumnPartition",
-    "DataModuleSource",
-    "DatasetSource",
-    "Digits",
-    "DirichletPartition",
-    "FashionMNIST",
-    "FederatedDataModule",
-    "FixedPartition",
-    "IIDPartition",
-    "Partition",
-    "PartitionInput",
-    "QuantityPartition",
-    "ShardPartition",
-    "Source",
-    "Split",
-    "TensorSource",
-    "TensorSplit",
-]
+from fl_lightning.data.datasets import DataModuleSource as DataModuleSource
+from fl_lightning.data.datasets import DatasetSource as DatasetSource
+from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
+from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition
+from fl_lightning.data.partitions import ColumnPartition as ColumnPartition
+from fl_lightning.data.partitions import DirichletPartition as DirichletPartition
+from fl_lightning.data.partitions import FixedPartition as FixedPartition
+from fl_lightning.data.partitions import IIDPartition as IIDPartition
+from fl_lightning.data.partitions import Partition as Partition
+from fl_lightning.data.partitions import PartitionInput as PartitionInput
+from fl_lightning.data.partitions import QuantityPartition as QuantityPartition
+from fl_lightning.data.partitions import ShardPartition as ShardPartition
+from fl_lightning.data.sources import Digits as Digits
+from fl_lightning.data.sources import Source as Source
+from fl_lightning.data.sources import TensorSource as TensorSource
+from fl_lightning.data.splits import Split as Split
+from fl_lightning.data.splits import TensorSplit as TensorSplit
+from fl_lightning.data.vision import CIFAR10 as CIFAR10
+from fl_lightning.data.vision import CIFAR100 as CIFAR100
+from fl_lightning.data.vision import MNIST as MNIST
+from fl_lightning.data.vision import FashionMNIST as FashionMNIST

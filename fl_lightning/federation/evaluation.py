@@ -62,7 +62,7 @@ class Evaluation:
         weights = self.weights
         self.restore()
         self.data.to(self.communicator.device)
-        self.recorder.evaluated(None, self.class_names)
+        self.recorder.evaluated(None)
         self.services.logged.clear()
         if self._accuracy is not None:
             self._accuracy.reset()
@@ -128,7 +128,7 @@ class Evaluation:
         if self._accuracy is None or not self.weights.shared:
             return values
         result = self._accuracy.compute().cpu()
-        self.recorder.evaluated(result[:-2], self.class_names)
+        self.recorder.evaluated(result[:-2])
         *by_class, accuracy, loss = result.tolist()
         own = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
         own |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.class_names, by_class, strict=True)}

@@ -25,7 +25,6 @@ class Recorder:
         round_metrics: the row of the last round, by log key.
         pending_round: the round whose row no logger has yet, or None.
         class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None.
-        class_names: as log keys carry them.
         peak: each class's best accuracy over the rounds so far, (C,), or None.
         history: the rows of all rounds.
         logged: values of the round under way.
@@ -35,7 +34,6 @@ class Recorder:
         self.round_metrics: dict[str, float] = {}
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
-        self.class_names: list[str] = []
         self.peak: Tensor | None = None
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
@@ -68,9 +66,9 @@ class Recorder:
         """Add values to the row of the round."""
         self.round_metrics |= values
 
-    def evaluated(self, class_accuracy: Tensor | None, class_names: Sequence[str]) -> None:
+    def evaluated(self, class_accuracy: Tensor | None) -> None:
         """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
-        self.class_accuracy, self.class_names = class_accuracy, list(class_names)
+        self.class_accuracy = class_accuracy
 
     def forgetting(self) -> float | None:
         """Update the peaks and compute FedNTD's F: mean over classes of peak − present accuracy; None without classes.

@@ -51,11 +51,11 @@ def test_memory_and_personal_entries_go_in_and_come_back():
     engine = SequentialEngine(client)
     (job,) = jobs_of(engine, toy_data((7,)))
     own = {name: torch.full_like(value, 0.5) for name, value in client.state_dict().items() if ".head." in name}
-    (first,) = engine.run("train", [replace(job, memory={"times": 4}, personal=own)])
+    (first,) = engine.run("train", [job._replace(memory={"times": 4}, personal=own)])
     assert (first.memory, first.update.extras) == ({"times": 5}, {"times": 5})
     assert first.personal.keys() == own.keys()
     assert not first.update.weights.keys() & own.keys()
-    (again,) = engine.run("train", [replace(job, memory={"times": 4}, personal=own)])
+    (again,) = engine.run("train", [job._replace(memory={"times": 4}, personal=own)])
     assert equal(first.personal, again.personal)
 
 

@@ -185,10 +185,10 @@ def test_forgetting_is_that_of_the_history():
     recorder, table = Recorder(), torch.rand(12, 5, dtype=torch.float64)
     table[:, 3] = math.nan
     for t, row in enumerate(table):
-        recorder.evaluated(row, list("abcde"))
+        recorder.evaluated(row)
         assert recorder.forgetting() == float(forgetting(table[: t + 1]))
     assert torch.equal(recorder.peak.nan_to_num(-1), table.amax(0).nan_to_num(-1))
-    recorder.evaluated(None, [])
+    recorder.evaluated(None)
     assert recorder.forgetting() is None
 
 

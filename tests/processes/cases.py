@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -17,7 +18,7 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
-from fl_lightning.aggregation import GatheringAggregator
+from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
@@ -28,7 +29,15 @@ SIZES = (7, 12, 5, 0, 16, 9, 3)
 
 
 class Median(GatheringAggregator):
-    """Of every entry the middle value."""
+    """Of every entry the middle value; the clients' rows come to the root process only."""
+
+    def begin_round(self, cohort):
+        self.cohort = cohort
+
+    def end_exchange(self):
+        is_root = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        assert list(self.rows) == (self.cohort if is_root else [])
+        super().end_exchange()
 
     def reduce(self, updates):
         rows = [update.weights for update in updates.values()]
@@ -53,6 +62,25 @@ class Mindful(ClientModule):
     def reply(self, exchange, local):
         self.memory["last"] = S.clone(self.params())
         return {}
+
+
+class Exploding(FedAvg):
+    """Client 2 fails in round 1, client 5 in round 2."""
+
+    def receive(self, broadcast, local):
+        fails = (local.client_id, broadcast.round_idx) in ((2, 1), (5, 2))
+        self.round_buffer("factor", torch.tensor(float("inf") if fails else 1.0))
+
+    def training_step(self, batch, batch_idx):
+        return self.local_loss(batch, batch_idx) * self.round["factor"]
+
+
+class Rounded(UpdateTransform):
+    """The client sends three digits."""
+
+    def on_client(self, update, broadcast):
+        weights = {name: value.double().mul(1000).round().div(1000).to(value) for name, value in update.weights.items()}
+        return replace(update, weights=weights)
 
 
 class SomeLog(ClientModule):
@@ -86,6 +114,30 @@ def gathers():
     return FederatedLoop(client, aggregator=Median(), seed=5, threads=1), toy_data(SIZES)
 
 
+def transforms():
+    """The norm that cuts lies between those of the clients."""
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, transforms=[Rounded(), NormClip(0.3)], seed=5, threads=1), toy_data(SIZES)
+
+
+def personal():
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, personal=["*body.1*", "*head*"], seed=5, threads=1, alma_every=2)
+    return loop, toy_data(SIZES, participation=0.6)
+
+
+def skips():
+    """With personal entries, whose mean leaves the failed client out too."""
+    client = Exploding(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, nonfinite="skip", personal="*head*", seed=5, threads=1), toy_data(SIZES)
+
+
+def all_at_once():
+    client = Exploding(net=BatchNormNet, optimizer=sgd())
+    settings = {"transforms": [NormClip(0.3)], "personal": "*head*", "nonfinite": "skip"}
+    return FederatedLoop(client, aggregator=Median(), seed=5, threads=1, **settings), toy_data(SIZES)
+
+
 def some_log():
     return FederatedLoop(SomeLog(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1), toy_data(SIZES)
 
@@ -111,7 +163,8 @@ def one_batch():
     return FederatedLoop(Reads(), seed=5, threads=1), data
 
 
-CASES = {case.__name__: case for case in (fedavg, few, memory, gathers, some_log, module, one_batch)}
+LIST = (fedavg, few, memory, gathers, transforms, personal, skips, all_at_once, some_log, module, one_batch)
+CASES = {case.__name__: case for case in LIST}
 
 
 class Trouble(pl.Callback):

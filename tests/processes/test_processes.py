@@ -61,6 +61,15 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, together, name):
     assert read(alone, name, together)["resumed"] == read(alone, name, 1)["hash"]
 
 
+def test_the_cases_do_what_they_are_there_for(alone):
+    rows = {name: read(alone, name, 1)["rows"] for name in CASES}
+    different = ("fedavg", "memory", "gathers", "transforms", "personal", "skips", "all_at_once")
+    assert len({read(alone, name, 1)["hash"] for name in different}) == len(different)
+    assert [row["train/skipped"] for row in rows["skips"]] == [0, 1, 1, 0]
+    assert [row["train/skipped"] for row in rows["all_at_once"]] == [0, 1, 1, 0]
+    assert ["local/alma" in row for row in rows["personal"]] == [False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
