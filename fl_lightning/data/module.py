@@ -13,7 +13,7 @@ from fl_lightning.data.clients import ClientView, ClientViews, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, PartitionInput
+from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
@@ -311,7 +311,7 @@ class FederatedDataModule(LightningDataModule):
             PartitionInput(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
         )
         generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition.partition_test(train, samples, test, generator, self.client_test_size)
+        parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]
 
     @property
