@@ -1,6 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -104,7 +105,6 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed = 0
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
-        self._counts: Tensor | None = None
         self._pool = np.arange(0)
 
     @classmethod
@@ -314,17 +314,15 @@ class FederatedDataModule(LightningDataModule):
         parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]
 
-    @property
+    @cached_property
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, (N, C) int64.
 
         Raises:
             ValueError: if the samples have no classes.
         """
-        if self._counts is None:
-            self.client_indices("train", 0)
-            self._counts = self.count_labels(self._clients["train"])
-        return self._counts
+        self.client_indices("train", 0)
+        return self.count_labels(self._clients["train"])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Training samples of each part and class, (len(parts), C) int64.
