@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import SGD
 
-from fl_lightning.data.partition_by_class import dirichlet
+from fl_lightning.data import DirichletPartition, PartitionInput
 from fl_lightning.data.transforms import Normalize
 from fl_lightning.functional.state import FlatState, StateLike, StateSum, flatten
 from fl_lightning.nets import Perceptron
@@ -135,7 +135,7 @@ def unreachable() -> str:
     """What alpha = 0.05 gives for 100 clients of 50,000 samples."""
     labels = np.repeat(np.arange(10), 5000)
     try:
-        dirichlet(labels, 100, 10, alpha=0.05, generator=np.random.default_rng(0))
+        DirichletPartition(0.05)(PartitionInput(len(labels), labels, 10), 100, np.random.default_rng(0))
     except ValueError as error:
         return str(error)
     return "reached"

@@ -125,21 +125,6 @@ def test_one_client_is_centralised_training(net):
         assert torch.equal(loop.client.net.state_dict()[name], value)
 
 
-@pytest.mark.parametrize(
-    "neutral",
-    [partial(FedProx, mu=0.0), partial(FedNTD, beta=0.0), partial(FedNTD, beta=0.0, kd_form="convex")],
-)
-def test_a_neutral_coefficient_is_fedavg_bit_for_bit(neutral):
-    """With shuffling, dropout, BatchNorm, momentum and partial participation."""
-    settings = {"server_optimizer": MOMENTUM, "local_epochs": 2, "lr_decay": 0.9}
-    runs = [
-        fit(client(net=BatchNormNet, optimizer=sgd(weight_decay=1e-3)), 3, toy_data(participation=0.6), **settings)
-        for client in (FedAvg, neutral)
-    ]
-    assert equal(*map(weights_of, runs))
-    assert runs[0].round_metrics == runs[1].round_metrics
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_accumulated_batches_are_one_large_batch(method):
     runs = []

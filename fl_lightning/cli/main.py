@@ -33,6 +33,7 @@ from fl_lightning.runs.folder import (
     stem_of,
 )
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
+from fl_lightning.utils.settings import as_list
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
@@ -184,8 +185,3 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
         if before != "--ckpt_path" and not word.startswith("--ckpt_path")
     ]
     return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(folder / CHECKPOINTS / LAST)])}"
-
-
-def as_list(value: Any) -> list[Any]:
-    """Make a list of a list, of one value or of None."""
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

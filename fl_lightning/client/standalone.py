@@ -1,6 +1,7 @@
 """Support for a client under a plain Trainer, outside a federation."""
 
 from contextlib import ExitStack
+from inspect import isgeneratorfunction
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ def refuse_alone(client: Any) -> None:
     lacks += ["the exposure of its optimizer"] if "exposure" in needs else []
     lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
     lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []
-    lacks += ["training in phases"] if list(client.phases(client.exchanges[0])) != [Phase()] else []
+    in_phases = isgeneratorfunction(client.phases) or list(client.phases(client.exchanges[0])) != [Phase()]
+    lacks += ["training in phases"] if in_phases else []
     if lacks:
         raise ValueError(
             f"{name} needs a federation ({', '.join(lacks)}), got a plain Trainer; fit "

@@ -5,6 +5,7 @@ from fl_lightning.data.datasets import DatasetSource as DatasetSource
 from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
 from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition
 from fl_lightning.data.partitions import ColumnPartition as ColumnPartition
+from fl_lightning.data.partitions import Dealt as Dealt
 from fl_lightning.data.partitions import DirichletPartition as DirichletPartition
 from fl_lightning.data.partitions import FixedPartition as FixedPartition
 from fl_lightning.data.partitions import IIDPartition as IIDPartition

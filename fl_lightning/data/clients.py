@@ -134,16 +134,9 @@ class ClientView:
         self, data: FederatedData, client_id: int, round_idx: int, train: Split, indices: Mapping[str, Tensor]
     ) -> None:
         self.client_id, self.round_idx = client_id, round_idx
+        self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self._data, self._train = data, train
         self._indices = ClientIndices(data, client_id, indices)
-
-    @property
-    def num_clients(self) -> int:
-        return self._data.num_clients
-
-    @property
-    def batch_size(self) -> int | Literal["full"]:
-        return self._data.batch_size
 
     @property
     def label_counts(self) -> Tensor:
@@ -154,7 +147,7 @@ class ClientView:
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
         """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
-        chosen = self._data.batch_size if given is None else given
+        chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
     def num_batches(self, split: str, batch_size: int) -> int:
@@ -183,8 +176,7 @@ class ClientView:
         if not n:
             return iter(())
         source = self._train if split == "train" else self._data.split(split)
-        order: Tensor | None = None
-        draws: torch.Generator | None = None
+        order = draws = None
         if epoch is not None:
             if self._data.shuffle if shuffle is None else shuffle:
                 order = torch.randperm(n, generator=self.generator(f"batches/{split}/{epoch}"))

@@ -84,13 +84,11 @@ class DatasetSplit(Split):
         found = self.columns.get(name)
         if found is None:
             found = attribute_of(self.dataset, (name,))
-        if found is None and self._in_items(name):
-            found = np.asarray([plain(self.dataset[i][name]) for i in range(len(self.dataset))])
+        if found is None and len(self.dataset):
+            first = self.dataset[0]
+            if isinstance(first, Mapping) and name in first:
+                found = np.asarray([plain(self.dataset[i][name]) for i in range(len(self.dataset))])
         return super().column(name) if found is None else found[self.indices]
-
-    def _in_items(self, name: str) -> bool:
-        first = self.dataset[0] if len(self.dataset) else None
-        return isinstance(first, Mapping) and name in first
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
@@ -108,25 +106,21 @@ class DatasetSplit(Split):
         chosen = (self.indices[index.cpu().numpy()].tolist() for index in indices)
         spec = self.loader_spec
         if spec.num_workers:
-            return iter(
-                DataLoader(
-                    self.dataset,
-                    batch_sampler=list(chosen),
-                    collate_fn=spec.collate_fn,
-                    num_workers=spec.num_workers,
-                    worker_init_fn=spec.worker_init_fn,
-                    generator=generator,
-                )
+            loader = DataLoader(
+                self.dataset,
+                batch_sampler=list(chosen),
+                collate_fn=spec.collate_fn,
+                num_workers=spec.num_workers,
+                worker_init_fn=spec.worker_init_fn,
+                generator=generator,
             )
+            return iter(loader)
         if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
             seed = int(torch.randint(2**31, (), generator=generator))
             random.seed(seed)
             np.random.seed(seed)
-        return (spec.collate_fn(self._items(index)) for index in chosen)
-
-    def _items(self, indices: list[int]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
-        return many(indices) if many else [self.dataset[i] for i in indices]
+        return (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
 
 
 def plain(value: Any) -> Any:
@@ -163,7 +157,8 @@ def labels_of(dataset: Any) -> Array | None:
     found = attribute_of(dataset, LABELS)
     if found is None and len(dataset):
         key = _label_key(dataset[0])
-        if key is not None and _is_class(dataset[0][key]):
+        label = None if key is None else plain(dataset[0][key])
+        if isinstance(label, int) and not isinstance(label, bool):
             found = np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
     return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
 
@@ -173,11 +168,6 @@ def _label_key(item: Any) -> Any:
     if isinstance(item, Mapping):
         return next((name for name in LABELS if name in item), None)
     return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
-
-
-def _is_class(value: Any) -> bool:
-    value = plain(value)
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class DatasetSource(Source):
@@ -297,23 +287,20 @@ class DataModuleSource(Source):
         if self._has("test_dataloader"):
             module.setup("test")
         loaders["test"] = self._loader("test_dataloader")
-        specs = {name: read_loader(loader) for name, loader in loaders.items() if loader is not None}
-        if "train" not in specs:
+        read = {name: (loader.dataset, read_loader(loader)) for name, loader in loaders.items() if loader is not None}
+        if "train" not in read:
             raise ValueError(
                 f"{type(module).__name__} must define train_dataloader, whose samples are divided among the clients"
             )
-        splits = {
-            name: make_split(loader.dataset, specs[name]) for name, loader in loaders.items() if loader is not None
-        }
+        splits = {name: make_split(*pair) for name, pair in read.items()}
         self.num_classes = count_classes(splits, getattr(module, "num_classes", None))
         self.class_names = getattr(module, "class_names", None)
-        self.loader_spec, self.validation = specs["train"], splits.get("val")
+        self.loader_spec, self.validation = read["train"][1], splits.get("val")
         return splits["train"], splits.get("test")
 
     def predicted(self) -> Split | None:
-        if not self._has("predict_dataloader"):
-            return None
-        self.datamodule.setup("predict")
+        if self._has("predict_dataloader"):
+            self.datamodule.setup("predict")
         loader = self._loader("predict_dataloader")
         return None if loader is None else make_split(loader.dataset, read_loader(loader))
 
@@ -331,7 +318,7 @@ class DataModuleSource(Source):
         loader = getattr(self.datamodule, name)()
         if isinstance(loader, list | tuple) and len(loader) == 1:
             loader = loader[0]
-        if loader is None or (isinstance(loader, list) and not loader):
+        if loader is None or loader == []:
             return None
         if not isinstance(loader, DataLoader):
             raise TypeError(
@@ -352,8 +339,7 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
             "draw their own batches: give it batch_size"
         )
-    known = isinstance(loader.sampler, RandomSampler | SequentialSampler)
-    if not known:
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         raise ValueError(
             f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
             f"from their own samples only: leave the sampler out and set data.shuffle"

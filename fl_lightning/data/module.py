@@ -1,6 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from fl_lightning.data.clients import ClientView, ClientViews, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition, PartitionInput
+from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
@@ -104,7 +105,6 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed = 0
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
-        self._counts: Tensor | None = None
         self._pool = np.arange(0)
 
     @classmethod
@@ -311,20 +311,18 @@ class FederatedDataModule(LightningDataModule):
             PartitionInput(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
         )
         generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition.partition_test(train, samples, test, generator, self.client_test_size)
+        parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]
 
-    @property
+    @cached_property
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, (N, C) int64.
 
         Raises:
             ValueError: if the samples have no classes.
         """
-        if self._counts is None:
-            self.client_indices("train", 0)
-            self._counts = self.count_labels(self._clients["train"])
-        return self._counts
+        self.client_indices("train", 0)
+        return self.count_labels(self._clients["train"])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Training samples of each part and class, (len(parts), C) int64.

@@ -3,39 +3,10 @@
 Every function ends after a bounded number of draws; the parts are disjoint and cover all samples.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_lightning.utils.settings import check_at_least
-
 Indices = NDArray[np.int64]
-
-MAX_DRAWS = 1000
-"""Attempts of `dirichlet` to give every client its `min_samples`."""
-
-
-class Shards(NamedTuple):
-    """Shards as dealt: index arrays per client, and the class of each of its shards, (N, s) int64."""
-
-    indices: list[Indices]
-    classes: Indices
-
-
-def check_dirichlet(alpha: float, min_samples: int) -> None:
-    """Refuse settings with which no Dirichlet partition can be drawn.
-
-    Raises:
-        ValueError: alpha is not positive, or min_samples is negative.
-
-    >>> check_dirichlet(alpha=0.1, min_samples=0)
-    """
-    if not alpha > 0:
-        raise ValueError(
-            f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
-        )
-    check_at_least(0, "0 allows empty clients", min_samples=min_samples)
 
 
 def check_clients(num_samples: int, num_clients: int) -> None:
@@ -77,59 +48,16 @@ def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
     return np.split(np.argsort(array, kind="stable").astype(np.int64), ends[:-1])
 
 
-def iid(num_samples: int, num_clients: int, generator: np.random.Generator) -> list[Indices]:
-    """Shuffle and cut into equal parts; what does not divide goes one each to the first clients.
-
-    Args:
-        num_samples: n ≥ num_clients.
-        num_clients: N ≥ 1.
-        generator: shuffles.
-
-    Returns:
-        N index arrays, sizes n//N or n//N + 1.
-
-    Raises:
-        ValueError: more clients than samples.
-
-    >>> parts = iid(7, 3, np.random.default_rng(0))
-    >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
-    ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
-    """
-    check_clients(num_samples, num_clients)
-    return np.array_split(generator.permutation(num_samples).astype(np.int64), num_clients)
-
-
 def _deal(size: int, shares: NDArray[np.float64]) -> Indices:
     """Cut `size` samples at floor(cumsum(shares / Σ shares) · size); the last part takes the rest."""
     cuts = (np.cumsum(shares / shares.sum()) * size).astype(np.int64)[:-1]
     return np.diff(cuts, prepend=0, append=size)
 
 
-def _lda(
-    class_sizes: Indices,
-    proportions: NDArray[np.float64],
-    alpha: float,
-    generator: np.random.Generator | None,
+def lda_counts(
+    class_sizes: ArrayLike, proportions: ArrayLike, alpha: float = 1.0, generator: np.random.Generator | None = None
 ) -> Indices:
-    counts = np.zeros(proportions.shape, dtype=np.int64)
-    total, num_clients = int(class_sizes.sum()), proportions.shape[1]
-    held = np.zeros(num_clients, dtype=np.int64)
-    for c, size in enumerate(class_sizes.tolist()):
-        below = held * num_clients < total  # True somewhere as long as samples are left
-        shares = proportions[c] * below
-        if size and not shares.any():
-            if generator is None:
-                raise ValueError(f"the shares of class {c} are 0 for every client that still takes samples")
-            # Dir(α) given the others' zeros is Dir(α) over those that are left: one draw is enough
-            shares[below] = generator.dirichlet(np.full(below.sum(), alpha))
-        if size:
-            counts[c] = _deal(size, shares)
-        held += counts[c]
-    return counts
-
-
-def lda_counts(class_sizes: ArrayLike, proportions: ArrayLike) -> Indices:
-    """Samples of each class for each client, from drawn proportions (the part of `dirichlet` without chance).
+    """Samples of each class for each client, from drawn proportions.
 
     Classes are dealt in order. A client that already holds n/N samples takes no share of the next class;
     the others' shares are scaled up to 1 and the class is cut at the floor of their running sum.
@@ -137,12 +65,14 @@ def lda_counts(class_sizes: ArrayLike, proportions: ArrayLike) -> Indices:
     Args:
         class_sizes: n_c, (C,), integers ≥ 0.
         proportions: π, (C, N), ≥ 0, each row summing to 1.
+        alpha: concentration of the draw.
+        generator: draws anew where the shares of a class are all 0 on the clients that still take samples.
 
     Returns:
         (C, N) int64, rows summing to n_c.
 
     Raises:
-        ValueError: a class whose shares are all 0 on the clients that still take samples.
+        ValueError: such a class without a generator.
 
     Source:
         Yurochkin et al. 2019, arXiv:1905.12022; the cap: code of Li et al. 2021, arXiv:2102.02079.
@@ -154,69 +84,22 @@ def lda_counts(class_sizes: ArrayLike, proportions: ArrayLike) -> Indices:
     array([[2, 8, 0],
            [8, 0, 2]])
     """
-    return _lda(np.asarray(class_sizes, dtype=np.int64), np.asarray(proportions, dtype=np.float64), 1.0, None)
-
-
-def dirichlet(
-    labels: ArrayLike,
-    num_clients: int,
-    num_classes: int,
-    alpha: float,
-    generator: np.random.Generator,
-    min_samples: int = 10,
-) -> list[Indices]:
-    """Label skew: each class is shared out by its own draw π ~ Dir(α · 1_N).
-
-    Draws the proportions of all classes until every client gets `min_samples`, at most `MAX_DRAWS` times.
-
-    Args:
-        labels: (n,) integers in 0 ... C-1.
-        num_clients: N, 1 ... n.
-        num_classes: C.
-        alpha: concentration > 0: small = few classes per client, inf = equal shares.
-        generator: draws the proportions, then shuffles.
-        min_samples: least number of samples of a client; 0 allows empty clients.
-
-    Returns:
-        N shuffled index arrays of unequal sizes.
-
-    Raises:
-        ValueError: settings out of range, or `min_samples` not reached.
-
-    Source:
-        Yurochkin et al. 2019, arXiv:1905.12022; the shares and their cap: `lda_counts`.
-
-    >>> labels = np.repeat(np.arange(5), 100)
-    >>> parts = dirichlet(labels, num_clients=4, num_classes=5, alpha=0.5, generator=np.random.default_rng(0))
-    >>> bool((np.sort(np.concatenate(parts)) == np.arange(500)).all()), min(map(len, parts)) >= 10
-    (True, True)
-    """
-    check_dirichlet(alpha, min_samples)
-    pools = by_class(labels, num_classes)
-    sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
-    total = int(sizes.sum())
-    check_clients(total, num_clients)
-    if total < num_clients * min_samples:
-        raise ValueError(
-            f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
-            f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
-        )
-    alpha = min(alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
-    best = -1
-    for _ in range(MAX_DRAWS):
-        proportions = generator.dirichlet(np.full(num_clients, alpha), size=num_classes)
-        counts = _lda(sizes, proportions, alpha, generator)
-        best = max(best, smallest := int(counts.sum(0).min()))
-        if smallest >= min_samples:
-            break
-    else:
-        raise ValueError(
-            f"no Dirichlet split in {MAX_DRAWS} draws gave every client min_samples={min_samples} "
-            f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
-            f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
-        )
-    dealt = [np.split(generator.permutation(pool), row.cumsum()[:-1]) for pool, row in zip(pools, counts, strict=True)]
-    return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+    sizes, drawn = np.asarray(class_sizes, dtype=np.int64), np.asarray(proportions, dtype=np.float64)
+    counts = np.zeros(drawn.shape, dtype=np.int64)
+    total, num_clients = int(sizes.sum()), drawn.shape[1]
+    held = np.zeros(num_clients, dtype=np.int64)
+    for c, size in enumerate(sizes.tolist()):
+        below = held * num_clients < total  # True somewhere as long as samples are left
+        shares = drawn[c] * below
+        if size and not shares.any():
+            if generator is None:
+                raise ValueError(f"the shares of class {c} are 0 for every client that still takes samples")
+            # Dir(α) given the others' zeros is Dir(α) over those that are left: one draw is enough
+            shares[below] = generator.dirichlet(np.full(below.sum(), alpha))
+        if size:
+            counts[c] = _deal(size, shares)
+        held += counts[c]
+    return counts
 
 
 def shard_classes(
@@ -234,7 +117,7 @@ def shard_classes(
         (N, s) int64, each class s·N/C times.
 
     Raises:
-        ValueError: s < 1, or s·N is not a multiple of C.
+        ValueError: s·N is not a multiple of C.
 
     Source:
         McMahan et al. 2017, arXiv:1602.05629; Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
@@ -243,7 +126,6 @@ def shard_classes(
     >>> classes.shape, np.bincount(classes.ravel()).tolist()
     ((4, 2), [4, 4])
     """
-    check_at_least(1, shards_per_client=shards_per_client)
     total = shards_per_client * num_clients
     if total % num_classes:
         raise ValueError(
@@ -290,38 +172,3 @@ def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Gene
         for owner, shard in zip(owners, generator.permutation(owners.size), strict=True):
             result[owner].append(shards[shard])
     return [np.concatenate(parts) for parts in result]
-
-
-def shards(
-    labels: ArrayLike,
-    num_clients: int,
-    num_classes: int,
-    shards_per_client: int,
-    generator: np.random.Generator,
-) -> Shards:
-    """Label skew: each class cut into s·N/C equal shards, s shards to a client.
-
-    Args:
-        labels: (n,) integers in 0 ... C-1.
-        num_clients: N, 1 ... n.
-        num_classes: C.
-        shards_per_client: s ≥ 1, the greatest number of classes of a client; s·N must be a multiple of C.
-        generator: deals the classes, then picks the shards.
-
-    Returns:
-        The N index arrays, and the classes dealt, (N, s): hand them to `deal_shards` for the test split.
-
-    Raises:
-        ValueError: more clients than samples, s < 1, or s·N not a multiple of C.
-
-    Source:
-        Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
-
-    >>> labels = np.repeat(np.arange(4), 10)
-    >>> dealt = shards(labels, 4, num_classes=4, shards_per_client=2, generator=np.random.default_rng(0))
-    >>> [len(p) for p in dealt.indices], dealt.classes.shape
-    ([10, 10, 10, 10], (4, 2))
-    """
-    check_clients(np.size(np.asarray(labels)), num_clients)
-    classes = shard_classes(num_clients, num_classes, shards_per_client, generator)
-    return Shards(deal_shards(labels, classes, generator), classes)

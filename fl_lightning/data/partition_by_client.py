@@ -1,11 +1,9 @@
 """Partition functions that go client by client: by its class proportions, its size, its number of classes."""
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_lightning.data.partition_by_class import MAX_DRAWS, Indices, by_class, check_clients, check_dirichlet
+from fl_lightning.data.partition_by_class import Indices, by_class
 
 Shares = NDArray[np.float64]
 
@@ -146,47 +144,7 @@ def draw_by_proportions(
     ]
 
 
-def client_dirichlet(
-    labels: ArrayLike,
-    num_clients: int,
-    num_classes: int,
-    alpha: float,
-    generator: np.random.Generator,
-    size: int | None = None,
-    overlap: bool = False,
-) -> list[Indices]:
-    """Label skew, equal sizes: each client draws its class proportions q_i ~ Dir(α · 1_C).
-
-    Args:
-        labels: (n,) integers in 0 ... C-1.
-        num_clients: N, 1 ... n.
-        num_classes: C.
-        alpha: concentration > 0 (per class, not divided by C): small = few classes per client, inf = equal shares.
-        generator: draws first all proportions, then the samples.
-        size: samples of a client; None: n // N.
-        overlap: whether clients may hold the same sample.
-
-    Returns:
-        N shuffled index arrays of equal size; without overlap disjoint. What does not divide is left out.
-
-    Raises:
-        ValueError: settings out of range.
-
-    Source:
-        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `class_counts`.
-
-    >>> parts = client_dirichlet(np.arange(90) % 3, 4, 3, alpha=0.5, generator=np.random.default_rng(0))
-    >>> [len(part) for part in parts], len(set(np.concatenate(parts).tolist()))
-    ([22, 22, 22, 22], 88)
-    """
-    check_dirichlet(alpha, 0)
-    total = np.size(np.asarray(labels))
-    check_clients(total, num_clients)
-    proportions = client_proportions(num_clients, num_classes, alpha, generator)
-    return deal_by_proportions(labels, proportions, total // num_clients if size is None else size, generator, overlap)
-
-
-def _choose(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:
+def choose_clients(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:
     """The clients that get a class: the first with quota left, or (shuffled) those with the most of it left."""
     if generator is None:
         return np.flatnonzero(quota)[:count]
@@ -194,7 +152,7 @@ def _choose(quota: Indices, count: int, generator: np.random.Generator | None) -
     return order[np.argsort(-quota[order], kind="stable")[:count]]  # the most left: then no class is ever short
 
 
-def _sizes(total: int, count: int, least: float, upper: str, generator: np.random.Generator) -> Indices | None:
+def draw_sizes(total: int, count: int, least: float, upper: str, generator: np.random.Generator) -> Indices | None:
     """Random sizes that sum to `total`, all but the last in [max(ν/10, least), upper); None: they exceed it."""
     mean = total / count
     low = min(int(np.ceil(max(mean / 10, least))), int(mean))
@@ -202,71 +160,3 @@ def _sizes(total: int, count: int, least: float, upper: str, generator: np.rando
     drawn = generator.integers(low, high, size=count - 1)
     rest = total - int(drawn.sum())
     return None if rest < 0 else np.append(drawn, rest).astype(np.int64)
-
-
-def quantity(
-    labels: ArrayLike,
-    num_clients: int,
-    num_classes: int,
-    classes_per_client: int,
-    generator: np.random.Generator,
-    upper: Literal["mean", "class"] = "mean",
-    shuffle_clients: bool = False,
-) -> list[Indices]:
-    """Label skew: every client gets s classes, and a random part of each of them.
-
-    A class is dealt to k = s·N/C clients with classes still to get. All but the last of them get a random number of
-    its n_c samples, uniform in [max(ν/10, 10/C), ν) with ν = n_c/k, and the last what is left.
-
-    Args:
-        labels: (n,) integers in 0 ... C-1.
-        num_clients: N, 1 ... n.
-        num_classes: C.
-        classes_per_client: s, 1 ... C; s·N must be a multiple of C, and in id order C of s and N of C/s too.
-        generator: draws the sizes and the samples.
-        upper: upper end of a drawn size: the `mean` ν, or the whole `class` n_c (as printed for CIFAR-10).
-        shuffle_clients: draw the clients of a class, in place of the first in id order. In id order neighbours hold
-            the same classes.
-
-    Returns:
-        N shuffled index arrays of unequal sizes.
-
-    Raises:
-        ValueError: settings out of range, or no draw of a class's sizes within `MAX_DRAWS` that fits.
-
-    Source:
-        Code of Guo et al. 2025 (FedVLS, the successor of FedED), as described in its text.
-
-    >>> labels = np.repeat(np.arange(10), 50)
-    >>> parts = quantity(labels, 10, 10, classes_per_client=2, generator=np.random.default_rng(0))
-    >>> [np.unique(labels[part]).tolist() for part in parts[:4]]
-    [[0, 1], [0, 1], [2, 3], [2, 3]]
-    """
-    pools = by_class(labels, num_classes)
-    check_clients(sum(map(len, pools)), num_clients)
-    if not 1 <= classes_per_client <= num_classes:
-        raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
-    blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
-    if (classes_per_client * num_clients) % num_classes or not (blocks or shuffle_clients):
-        remedy = "change one of them" + ("" if shuffle_clients else " or set shuffle_clients to true")
-        raise ValueError(
-            f"classes_per_client · num_clients must be a multiple of the number of classes"
-            f"{'' if shuffle_clients else ' (and in id order num_clients one of classes / classes_per_client)'}, got "
-            f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
-        )
-    count = classes_per_client * num_clients // num_classes
-    quota = np.full(num_clients, classes_per_client, dtype=np.int64)
-    result: list[list[Indices]] = [[] for _ in range(num_clients)]
-    for c, pool in enumerate(pools):
-        chosen = _choose(quota, count, generator if shuffle_clients else None)
-        quota[chosen] -= 1
-        draws = (_sizes(len(pool), count, 10 / num_classes, upper, generator) for _ in range(MAX_DRAWS))
-        sizes = next((drawn for drawn in draws if drawn is not None), None)
-        if sizes is None:
-            raise ValueError(
-                f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {len(pool)} samples of "
-                f"class {c}: set upper to mean, or lower classes_per_client or num_clients"
-            )
-        for client_id, part in zip(chosen, np.split(generator.permutation(pool), sizes.cumsum()[:-1]), strict=True):
-            result[client_id].append(part)
-    return [generator.permutation(np.concatenate(parts)) for parts in result]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Array = np.ndarray[Any, Any]
+
+MAX_DRAWS = 1000
+"""Attempts of a partition to draw sizes that fit."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,20 @@ class PartitionInput:
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != self.size:
             raise ValueError(f"there must be one label per sample, got {len(self.labels)} labels for {self.size}")
+
+
+class Dealt(NamedTuple):
+    """A training split as it was dealt: what `Partition.partition_test` goes by.
+
+    Args:
+        parts: what the call of the partition returned.
+        samples: those that it dealt.
+        generator: in the state that the call found it in.
+    """
+
+    parts: list[Array]
+    samples: PartitionInput
+    generator: np.random.Generator
 
 
 class Partition(ABC):
@@ -62,38 +79,27 @@ class Partition(ABC):
             ValueError: the partition cannot be made with these settings.
         """
 
-    def partition_test(
-        self,
-        train: list[Array],
-        samples: PartitionInput,
-        test: PartitionInput,
-        generator: np.random.Generator,
-        size: int | None = None,
-    ) -> list[Array]:
+    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split: each client's own test set.
 
-        As it stands: drawn by the client's class proportions in `train` (without labels uniformly), the same sample
+        As it stands: drawn by the client's class proportions in `dealt` (without labels uniformly), the same sample
         for several clients too.
 
         Args:
-            train: parts that a call returned.
-            samples: those that it dealt.
-            test: those of the test split, m of them.
-            generator: in the state that the call found it in.
+            dealt: the training split.
+            test: the samples of the test split, m of them.
             size: samples of a test set; None: as the partition says, here m // N, at least one.
 
         Returns:
             N index arrays into the test split, int64.
         """
-        size = size or self._test_size(test.size, len(train))
+        train, samples, generator = dealt
+        size = size or max(1, test.size // len(train))
         if samples.labels is None or test.labels is None or samples.num_classes is None:
             return [generator.choice(test.size, min(size, test.size), replace=False) for _ in train]
         counts = np.stack([np.bincount(samples.labels[part], minlength=samples.num_classes) for part in train])
         counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
-        return list(PC.draw_by_proportions(test.labels, counts, size, generator))
-
-    def _test_size(self, num_test: int, num_clients: int) -> int:
-        return max(1, num_test // num_clients)
+        return PC.draw_by_proportions(test.labels, counts, size, generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
         """The labels, or an error that says what to use instead."""
@@ -108,27 +114,67 @@ class Partition(ABC):
 
 
 class IIDPartition(Partition):
-    """Shuffled and cut into equal parts; needs no labels."""
+    """Shuffled and cut into equal parts; what does not divide goes one each to the first clients. Needs no labels.
+
+    >>> parts = IIDPartition()(PartitionInput(7), 3, np.random.default_rng(0))
+    >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
+    ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
+    """
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        return list(P.iid(samples.size, num_clients, generator))
+        P.check_clients(samples.size, num_clients)
+        return np.array_split(generator.permutation(samples.size).astype(np.int64), num_clients)
 
 
 class DirichletPartition(Partition):
-    """Label skew: each class shared out by its own draw from a symmetric Dirichlet distribution.
+    """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
+
+    Draws the proportions of all classes until every client gets `min_samples`, at most `MAX_DRAWS` times.
 
     Args:
         alpha: concentration > 0: 0.1 = few classes per client, inf = equal shares.
         min_samples: least number of samples of a client; 0 allows empty clients.
+
+    Source:
+        Yurochkin et al. 2019, arXiv:1905.12022; the shares and their cap: `lda_counts`.
+
+    >>> samples = PartitionInput(500, np.repeat(np.arange(5), 100))
+    >>> parts = DirichletPartition(alpha=0.5)(samples, 4, np.random.default_rng(0))
+    >>> bool((np.sort(np.concatenate(parts)) == np.arange(500)).all()), min(map(len, parts)) >= 10
+    (True, True)
     """
 
     def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        P.check_dirichlet(alpha, min_samples)
+        check_alpha(alpha)
+        check_at_least(0, "0 allows empty clients", min_samples=min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
-        return list(P.dirichlet(labels, num_clients, num_classes, self.alpha, generator, self.min_samples))
+        total, min_samples = samples.size, self.min_samples
+        pools = P.by_class(*self._labelled(samples))
+        P.check_clients(total, num_clients)
+        if total < num_clients * min_samples:
+            raise ValueError(
+                f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
+                f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
+            )
+        alpha = min(self.alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
+        best = -1
+        for _ in range(MAX_DRAWS):
+            proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
+            counts = P.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
+            best = max(best, smallest := int(counts.sum(0).min()))
+            if smallest >= min_samples:
+                break
+        else:
+            raise ValueError(
+                f"no Dirichlet split in {MAX_DRAWS} draws gave every client min_samples={min_samples} "
+                f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
+                f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
+            )
+        cuts = counts.cumsum(1)[:, :-1]
+        dealt = [np.split(generator.permutation(pool), cut) for pool, cut in zip(pools, cuts, strict=True)]
+        return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
 class ShardPartition(Partition):
@@ -137,6 +183,13 @@ class ShardPartition(Partition):
     Args:
         shards_per_client: s ≥ 1, the greatest number of classes of a client; s · num_clients must be a
             multiple of the number of classes.
+
+    Source:
+        Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
+
+    >>> samples = PartitionInput(40, np.repeat(np.arange(4), 10))
+    >>> [len(part) for part in ShardPartition(2)(samples, 4, np.random.default_rng(0))]
+    [10, 10, 10, 10]
     """
 
     def __init__(self, shards_per_client: int) -> None:
@@ -145,21 +198,16 @@ class ShardPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
-        return list(P.shards(labels, num_clients, num_classes, self.shards_per_client, generator).indices)
+        P.check_clients(samples.size, num_clients)
+        classes = P.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
+        return P.deal_shards(labels, classes, generator)
 
-    def partition_test(
-        self,
-        train: list[Array],
-        samples: PartitionInput,
-        test: PartitionInput,
-        generator: np.random.Generator,
-        size: int | None = None,
-    ) -> list[Array]:
+    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
         if size is not None or test.labels is None or test.num_classes is None:
-            return super().partition_test(train, samples, test, generator, size)
-        classes = P.shard_classes(len(train), test.num_classes, self.shards_per_client, generator)
-        return list(P.deal_shards(test.labels, classes, generator))
+            return super().partition_test(dealt, test, size)
+        classes = P.shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
+        return P.deal_shards(test.labels, classes, dealt.generator)
 
 
 class ClientDirichletPartition(Partition):
@@ -170,44 +218,57 @@ class ClientDirichletPartition(Partition):
         samples_per_client: samples of every client; unset: n // num_clients, and a client's test set has its drawn
             proportions and m // num_clients samples. Where set, a client's test set has the proportions of its
             samples, and as many.
-        overlap: whether clients may hold the same sample.
+        overlap: whether clients may hold the same sample; else what does not divide is left out.
+
+    Source:
+        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `class_counts`.
+
+    >>> samples = PartitionInput(90, np.arange(90) % 3)
+    >>> parts = ClientDirichletPartition(alpha=0.5)(samples, 4, np.random.default_rng(0))
+    >>> [len(part) for part in parts], len(set(np.concatenate(parts).tolist()))
+    ([22, 22, 22, 22], 88)
     """
 
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
-        P.check_dirichlet(alpha, 0)
+        check_alpha(alpha)
         check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
-        size = self.samples_per_client
-        return list(PC.client_dirichlet(labels, num_clients, num_classes, self.alpha, generator, size, self.overlap))
+        P.check_clients(samples.size, num_clients)
+        proportions = PC.client_proportions(num_clients, num_classes, self.alpha, generator)
+        size = self.samples_per_client or samples.size // num_clients
+        return PC.deal_by_proportions(labels, proportions, size, generator, self.overlap)
 
-    def partition_test(
-        self,
-        train: list[Array],
-        samples: PartitionInput,
-        test: PartitionInput,
-        generator: np.random.Generator,
-        size: int | None = None,
-    ) -> list[Array]:
+    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Draw by the same proportions where the size of a client is not set, else by those of its samples."""
         if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
-            return super().partition_test(train, samples, test, generator, size)
-        q = PC.client_proportions(len(train), test.num_classes, self.alpha, generator)
-        return list(PC.draw_by_proportions(test.labels, q, size or self._test_size(test.size, len(train)), generator))
-
-    def _test_size(self, num_test: int, num_clients: int) -> int:
-        return self.samples_per_client or super()._test_size(num_test, num_clients)
+            return super().partition_test(dealt, test, size or self.samples_per_client)
+        num_clients = len(dealt.parts)
+        q = PC.client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
+        return PC.draw_by_proportions(test.labels, q, size or max(1, test.size // num_clients), dealt.generator)
 
 
 class QuantityPartition(Partition):
     """Label and quantity skew: every client has the same number of classes, and a random part of each of them.
 
+    A class is dealt to k = s·N/C clients with classes still to get. All but the last of them get a random number of
+    its n_c samples, uniform in [max(ν/10, 10/C), ν) with ν = n_c/k, and the last what is left.
+
     Args:
         classes_per_client: s ≥ 1; s · num_clients must be a multiple of the number of classes.
-        upper: upper end of the drawn sizes of a client's part of a class: the `mean` part or the whole `class`.
+        upper: upper end of the drawn sizes of a client's part of a class: the `mean` part ν or the whole `class` n_c
+            (as printed for CIFAR-10).
         shuffle_clients: draw the clients that share a class; else they are neighbours with equal classes.
+
+    Source:
+        Code of Guo et al. 2025 (FedVLS, the successor of FedED), as described in its text.
+
+    >>> samples = PartitionInput(500, np.repeat(np.arange(10), 50))
+    >>> parts = QuantityPartition(classes_per_client=2)(samples, 10, np.random.default_rng(0))
+    >>> [np.unique(samples.labels[part]).tolist() for part in parts[:4]]
+    [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
 
     def __init__(
@@ -219,8 +280,35 @@ class QuantityPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples)
-        classes, upper, shuffle = self.classes_per_client, self.upper, self.shuffle_clients
-        return list(PC.quantity(labels, num_clients, num_classes, classes, generator, upper, shuffle))
+        classes_per_client, shuffle = self.classes_per_client, self.shuffle_clients
+        pools = P.by_class(labels, num_classes)
+        P.check_clients(samples.size, num_clients)
+        if not 1 <= classes_per_client <= num_classes:
+            raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
+        blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
+        if (classes_per_client * num_clients) % num_classes or not (blocks or shuffle):
+            remedy = "change one of them" + ("" if shuffle else " or set shuffle_clients to true")
+            raise ValueError(
+                f"classes_per_client · num_clients must be a multiple of the number of classes"
+                f"{'' if shuffle else ' (and in id order num_clients one of classes / classes_per_client)'}, got "
+                f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
+            )
+        count = classes_per_client * num_clients // num_classes
+        quota = np.full(num_clients, classes_per_client, dtype=np.int64)
+        result: list[list[Array]] = [[] for _ in range(num_clients)]
+        for c, pool in enumerate(pools):
+            chosen = PC.choose_clients(quota, count, generator if shuffle else None)
+            quota[chosen] -= 1
+            draws = (PC.draw_sizes(len(pool), count, 10 / num_classes, self.upper, generator) for _ in range(MAX_DRAWS))
+            sizes = next((drawn for drawn in draws if drawn is not None), None)
+            if sizes is None:
+                raise ValueError(
+                    f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {len(pool)} samples of "
+                    f"class {c}: set upper to mean, or lower classes_per_client or num_clients"
+                )
+            for client_id, part in zip(chosen, np.split(generator.permutation(pool), sizes.cumsum()[:-1]), strict=True):
+                result[client_id].append(part)
+        return [generator.permutation(np.concatenate(parts)) for parts in result]
 
 
 class ColumnPartition(Partition):
@@ -245,19 +333,12 @@ class ColumnPartition(Partition):
             )
         return self._deal(values, labels, num_clients)
 
-    def partition_test(
-        self,
-        train: list[Array],
-        samples: PartitionInput,
-        test: PartitionInput,
-        generator: np.random.Generator,
-        size: int | None = None,
-    ) -> list[Array]:
+    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal by the same values where the test samples have the column, else draw uniformly."""
         if test.labels is None or size is not None:
-            return super().partition_test(train, samples, PartitionInput(test.size), generator, size)
-        values = np.unique(self._labels(samples)[np.concatenate(train)])
-        return self._deal(values, test.labels, len(train))
+            return super().partition_test(dealt, PartitionInput(test.size), size)
+        values = np.unique(self._labels(dealt.samples)[np.concatenate(dealt.parts)])
+        return self._deal(values, test.labels, len(dealt.parts))
 
     @staticmethod
     def _deal(values: Array, found: Array, num_clients: int) -> list[Array]:
@@ -275,17 +356,14 @@ class FixedPartition(Partition):
     """
 
     def __init__(self, indices: list[list[int]]) -> None:
-        self.indices = [self._parse(client_id, part) for client_id, part in enumerate(indices)]
-
-    @staticmethod
-    def _parse(client_id: int, part: list[int]) -> Array:
-        array = np.asarray(part)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(
-                f"FixedPartition needs one flat list of whole numbers per client, got shape {array.shape} of "
-                f"{array.dtype} for client {client_id}"
-            )
-        return array.astype(np.int64)
+        arrays = [np.asarray(part) for part in indices]
+        for client_id, array in enumerate(arrays):
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise ValueError(
+                    f"FixedPartition needs one flat list of whole numbers per client, got shape {array.shape} of "
+                    f"{array.dtype} for client {client_id}"
+                )
+        self.indices = [array.astype(np.int64) for array in arrays]
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if len(self.indices) != num_clients:
@@ -301,3 +379,15 @@ class FixedPartition(Partition):
                     f"{client_id}: indices count the samples of the train split from 0"
                 )
         return [part.copy() for part in self.indices]
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse what no Dirichlet distribution can be drawn with.
+
+    Raises:
+        ValueError: alpha is not positive.
+    """
+    if not alpha > 0:
+        raise ValueError(
+            f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
+        )

@@ -96,11 +96,7 @@ class Digits(Source):
         images, labels = load_digits(return_X_y=True)
         x = torch.as_tensor(images).to(torch.uint8).view(-1, 1, 8, 8)
         y = torch.as_tensor(labels)
-        scale = Scale(16)
-        return (
-            labelled_split(x[:-360], y[:-360], self.num_classes, scale),
-            labelled_split(x[-360:], y[-360:], self.num_classes, scale, "test"),
-        )
+        return TensorSource((x[:-360], y[:-360]), (x[-360:], y[-360:]), self.num_classes, Scale(16)).load()
 
 
 class TensorSource(Source):
@@ -139,7 +135,5 @@ class TensorSource(Source):
         self.train, self.test, self.transform = train, test, transform
 
     def load(self) -> tuple[Split, Split]:
-        return (
-            labelled_split(*self.train, self.num_classes, self.transform),
-            labelled_split(*self.test, self.num_classes, self.transform, "test"),
-        )
+        train = labelled_split(*self.train, self.num_classes, self.transform)
+        return train, labelled_split(*self.test, self.num_classes, self.transform, "test")

@@ -95,7 +95,8 @@ class CropFlip:
         wide = width + 2 * self.padding
         rows = top + torch.arange(height)
         columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
-        index = _outer(rows.to(x.device) * wide, columns.to(x.device)).flatten(2).expand(-1, channels, -1)
+        index = (rows.to(x.device) * wide)[:, None, :, None] + columns.to(x.device)[:, None, None, :]
+        index = index.flatten(2).expand(-1, channels, -1)
         padded = F.pad(x, (self.padding,) * 4) if self.padding else x
         return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
 
@@ -148,11 +149,6 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.transforms))})"
-
-
-def _outer(rows: Tensor, columns: Tensor) -> Tensor:
-    """Add every row value to every column value: (B, H), (B, W) -> (B, 1, H, W)."""
-    return rows[:, None, :, None] + columns[:, None, None, :]
 
 
 @cache

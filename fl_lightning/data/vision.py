@@ -24,6 +24,8 @@ class _VisionSource(Source):
     """Name of the class in `torchvision.datasets`."""
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
+    named: ClassVar[bool] = True
+    """Whether the names of its classes say more than their numbers."""
 
     def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
@@ -37,11 +39,8 @@ class _VisionSource(Source):
     def load(self) -> tuple[Split, Split]:
         train, test = self._open(train=True), self._open(train=False)
         normalize = Normalize(self.mean, self.std)
-        self.class_names = self._names(train)
-        return (
-            self._split(train, self._augmented(normalize), "train"),
-            self._split(test, normalize, "test"),
-        )
+        self.class_names = tuple(train.classes) if self.named else None
+        return self._split(train, self._augmented(normalize), "train"), self._split(test, normalize, "test")
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
@@ -50,9 +49,6 @@ class _VisionSource(Source):
     @abstractmethod
     def _images(self, opened: Any) -> Tensor:
         """The images that torchvision holds, (n, C, H, W) uint8, without a copy."""
-
-    def _names(self, opened: Any) -> tuple[str, ...] | None:
-        return tuple(opened.classes)
 
     def _split(self, opened: Any, transform: Transform, name: str) -> Split:
         x, y = self._images(opened), torch.as_tensor(opened.targets)
@@ -118,6 +114,7 @@ class MNIST(_VisionSource):
 
     num_classes = 10
     dataset = "MNIST"
+    named = False  # "7 - seven" says no more than the number
     mean, std = (0.1307,), (0.3081,)
 
     def _files(self, dataset: Any) -> dict[Path, str | None]:
@@ -128,9 +125,6 @@ class MNIST(_VisionSource):
         x: Tensor = opened.data
         return x[:, None]
 
-    def _names(self, opened: Any) -> tuple[str, ...] | None:
-        return None  # "7 - seven" says no more than the number
-
 
 class FashionMNIST(MNIST):
     """Zalando's article images, 60,000 / 10,000 of 1×28×28.
@@ -139,10 +133,8 @@ class FashionMNIST(MNIST):
     """
 
     dataset = "FashionMNIST"
+    named = True
     mean, std = (0.2860,), (0.3530,)
-
-    def _names(self, opened: Any) -> tuple[str, ...] | None:
-        return tuple(opened.classes)
 
 
 class CIFAR10(_VisionSource):

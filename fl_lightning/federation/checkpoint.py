@@ -18,7 +18,7 @@ DATA_SHAPE = "data_shape"
 
 
 @dataclass(frozen=True)
-class Untouched:
+class CheckpointOverride:
     """Contents of module, rule and server module before a round, saved in place of those within it.
 
     Args:

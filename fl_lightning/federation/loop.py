@@ -43,7 +43,7 @@ from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimize
 from fl_lightning.functional.state import clone
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.settings import as_list, check_at_least
 
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
 
@@ -97,7 +97,7 @@ class FederatedLoop(Forwarding):
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
         nonfinite: Literal["error", "skip"] = "error",
-        transforms: list[UpdateTransform] | None = None,
+        transforms: list[UpdateTransform] | UpdateTransform | None = None,
         alma_every: int | None = None,
         initial_weights: str | Path | None = None,
         threads: int | None = None,
@@ -118,12 +118,12 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.personal = (personal,) if isinstance(personal, str) else tuple(personal or ())
-        self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), list(transforms or ())
+        self.personal = tuple(as_list(personal))
+        self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), as_list(transforms)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
-        self._untouched: C.Untouched | None = None
+        self._checkpoint_override: C.CheckpointOverride | None = None
         self._deferred_state: dict[str, Any] = {}
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
@@ -364,7 +364,7 @@ class FederatedLoop(Forwarding):
             states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
         for transform in self.transforms:
             kept.append(copy.deepcopy(transform.state_dict()))
-        self._untouched = C.Untouched(before, states, kept)
+        self._checkpoint_override = C.CheckpointOverride(before, states, kept)
         try:
             yield before
         except BaseException:
@@ -376,7 +376,7 @@ class FederatedLoop(Forwarding):
             round_.abandon()
             raise
         finally:
-            self._untouched = None
+            self._checkpoint_override = None
             round_.server.end_round()
 
     @property
@@ -485,8 +485,8 @@ class FederatedLoop(Forwarding):
         shape = C.data_shape(self.client) if self._handed_over else None
         told = {} if shape is None else {C.DATA_SHAPE: torch.tensor(shape)}
         state = super().state_dict(*args, **kwargs)
-        if self._untouched is not None:
-            state |= self._untouched.state_dict(self.weights)
+        if self._checkpoint_override is not None:
+            state |= self._checkpoint_override.state_dict(self.weights)
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self.weights.saved(self._evaluation.before)
         return state | told
@@ -520,7 +520,9 @@ class FederatedLoop(Forwarding):
             "store": C.whole_store(self.store, current_communicator(self.device), inside_round),
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
-            "transforms": self._untouched.transforms if self._untouched else [t.state_dict() for t in self.transforms],
+            "transforms": self._checkpoint_override.transforms
+            if self._checkpoint_override
+            else [t.state_dict() for t in self.transforms],
             "client": inner,
             C.DATA_SHAPE: C.data_shape(self.client),
         }

@@ -5,9 +5,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import ClientCheckpoint
-from fl_lightning.methods import FedAvg, FedNTD, FedProx
+from fl_lightning.methods import FedAvg, FedCL, FedED, FedNTD, FedProx, KnFu, Local
 from fl_lightning.nets import Perceptron
-from tests.toys import fit, sgd, trainer
+from fl_lightning.types import Phase
+from tests.hooks.toy import SCAFFOLD
+from tests.toys import equal, fit, sgd, toy_data, trainer
 from tests.user_data import points
 from tests.user_modules import Classifier, Lazy, WarmUp
 
@@ -63,9 +65,59 @@ def test_a_module_with_hooks_that_nobody_would_call_is_refused():
         alone(FedProx(module=WarmUp()))
 
 
-def test_the_federations_own_data_are_refused():
-    from tests.toys import toy_data
+class Head(FedAvg):
+    def phases(self, exchange):
+        return (Phase(trains=("net.head.*",)),)
 
+
+class Warm(FedAvg):
+    def phases(self, exchange):
+        yield Phase()
+        self.round["never reached"]
+
+
+class Twice(FedAvg):
+    exchanges = ("train", "again")
+
+
+class Needs(FedAvg):
+    needs = frozenset({"exposure"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks"),
+    [
+        (Head, "training in phases"),
+        (Warm, "training in phases"),
+        (Local, "training in phases"),
+        (Twice, "several exchanges a round"),
+        (Needs, "the exposure of its optimizer"),
+        (SCAFFOLD, "the exposure of its optimizer, what SCAFFOLDServer sends"),
+        (FedCL, "the split 'proxy', what FedCLServer sends"),
+        (KnFu, "the split 'transfer', several exchanges a round, what KnFuServer sends"),
+    ],
+)
+def test_what_a_plain_trainer_would_not_do_is_refused_before_it_trains(kind, lacks):
+    client = kind(**SHAPE)
+    before = {name: value.clone() for name, value in client.state_dict().items()}
+    with pytest.raises(ValueError, match=rf"{kind.__name__} needs a federation \({lacks}\).*FederatedLoop\(client="):
+        alone(client)
+    assert equal(before, dict(client.state_dict()))
+
+
+def test_what_is_only_local_trains_alone():
+    """A teacher and a prior of the own data, the usual phase, a neutral coefficient."""
+
+    class Usual(FedAvg):
+        def phases(self, exchange):
+            return (Phase(),)
+
+    for client in (FedED(**SHAPE), Usual(**SHAPE), FedNTD(**SHAPE, beta=0.0)):
+        alone(client)
+        assert client.num_steps == 12
+
+
+def test_the_federations_own_data_are_refused():
     with pytest.raises(ValueError, match="alone trains on the batches of a DataLoader"):
         trainer(1).fit(FedAvg(**SHAPE), datamodule=toy_data())
 

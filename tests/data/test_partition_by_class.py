@@ -1,11 +1,27 @@
 import numpy as np
 import pytest
 
+from fl_lightning.data import DirichletPartition, IIDPartition, PartitionInput, ShardPartition, partitions
 from fl_lightning.data import partition_by_class as P
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
+
+
+def iid(n, num_clients, generator):
+    return IIDPartition()(PartitionInput(n), num_clients, generator)
+
+
+def dirichlet(labels, num_clients, num_classes, alpha, generator, min_samples=10):
+    samples = PartitionInput(len(labels), np.asarray(labels), num_classes)
+    return DirichletPartition(alpha, min_samples)(samples, num_clients, generator)
+
+
+def shards(labels, num_clients, num_classes, shards_per_client, seed=0):
+    samples = PartitionInput(len(labels), np.asarray(labels), num_classes)
+    indices = ShardPartition(shards_per_client)(samples, num_clients, rng(seed))
+    return indices, P.shard_classes(num_clients, num_classes, shards_per_client, rng(seed))
 
 
 def skewed_labels(seed=0, n=997, num_classes=7):
@@ -57,14 +73,14 @@ def test_lda_counts_passes_over_clients_that_hold_their_share():
 @pytest.mark.parametrize("alpha", [1e-300, 1e-6, 0.1, 10, 1e308, float("inf")])
 def test_dirichlet_is_disjoint_complete_and_ends(alpha, num_clients):
     labels = skewed_labels()
-    parts = P.dirichlet(labels, num_clients, 7, alpha, rng(), min_samples=0)
+    parts = dirichlet(labels, num_clients, 7, alpha, rng(), min_samples=0)
     assert len(parts) == num_clients
     assert_deals(parts, len(labels))
 
 
 def test_dirichlet_keeps_min_samples_and_depends_on_the_generator_alone():
     labels = skewed_labels()
-    first, again, other = (P.dirichlet(labels, 5, 7, 0.3, rng(s), min_samples=25) for s in (1, 1, 2))
+    first, again, other = (dirichlet(labels, 5, 7, 0.3, rng(s), min_samples=25) for s in (1, 1, 2))
     assert min(map(len, first)) >= 25
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
@@ -74,50 +90,50 @@ def test_a_small_alpha_concentrates_the_classes():
     labels = np.repeat(np.arange(10), 200)
 
     def largest_share(alpha):
-        parts = P.dirichlet(labels, 10, 10, alpha, rng(), min_samples=1)
+        parts = dirichlet(labels, 10, 10, alpha, rng(), min_samples=1)
         return np.mean([np.bincount(labels[p], minlength=10).max() / len(p) for p in parts])
 
     assert largest_share(0.05) > largest_share(0.5) > largest_share(100.0)
-    equal = P.dirichlet(labels, 10, 10, float("inf"), rng())
+    equal = dirichlet(labels, 10, 10, float("inf"), rng())
     assert all(abs(np.bincount(labels[p], minlength=10) - 20).max() <= 1 for p in equal)
 
 
 def test_dirichlet_handles_absent_classes_and_unordered_labels():
     labels = rng().permutation(np.repeat([1, 4], 50))
-    parts = P.dirichlet(labels, 4, 6, 0.5, rng(), min_samples=5)
+    parts = dirichlet(labels, 4, 6, 0.5, rng(), min_samples=5)
     assert_deals(parts, 100)
 
 
 def test_dirichlet_draws_are_bounded_and_the_error_names_the_settings(monkeypatch):
-    monkeypatch.setattr(P, "MAX_DRAWS", 20)
+    monkeypatch.setattr(partitions, "MAX_DRAWS", 20)
     with pytest.raises(ValueError, match=r"min_samples=9 \(alpha=0.01, num_clients=20, 200 samples\), the smal"):
-        P.dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
+        dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
 
 
 def test_unreachable_min_samples_is_refused_at_once():
     generator = rng()
     with pytest.raises(ValueError, match=r"must not exceed the number of samples, got 10 · 4 for 39 samples"):
-        P.dirichlet(np.zeros(39, dtype=int), 4, 1, 1.0, generator)
+        dirichlet(np.zeros(39, dtype=int), 4, 1, 1.0, generator)
     assert generator.bit_generator.state == rng().bit_generator.state
 
 
 def test_iid_parts_are_equal_shuffled_and_complete():
-    parts = P.iid(103, 10, rng())
+    parts = iid(103, 10, rng())
     assert [len(p) for p in parts] == [11] * 3 + [10] * 7
     assert_deals(parts, 103)
     assert not np.array_equal(parts[0], np.arange(11))
-    assert_deals(P.iid(3, 3, rng()), 3)
+    assert_deals(iid(3, 3, rng()), 3)
 
 
 @pytest.mark.parametrize("shards_per_client", [1, 2, 5])
 def test_shards_cut_classes_equally_in_file_order(shards_per_client):
     labels = rng(3).permutation(np.repeat(np.arange(5), 43))
-    dealt = P.shards(labels, 10, 5, shards_per_client, rng())
-    assert_deals(dealt.indices, 215)
+    indices, dealt = shards(labels, 10, 5, shards_per_client)
+    assert_deals(indices, 215)
     per_class = shards_per_client * 2
     cut = {tuple(shard.tolist()) for c in range(5) for shard in np.array_split(np.flatnonzero(labels == c), per_class)}
-    assert np.bincount(dealt.classes.ravel()).tolist() == [per_class] * 5
-    for part, classes in zip(dealt.indices, dealt.classes, strict=True):
+    assert np.bincount(dealt.ravel()).tolist() == [per_class] * 5
+    for part, classes in zip(indices, dealt, strict=True):
         assert set(labels[part]) == set(classes)
         runs = [part[labels[part] == c].tolist() for c in sorted(set(classes))]
         for run, c in zip(runs, sorted(set(classes)), strict=True):
@@ -127,10 +143,10 @@ def test_shards_cut_classes_equally_in_file_order(shards_per_client):
 
 def test_the_test_split_gets_the_same_classes():
     labels, test_labels = skewed_labels(1), skewed_labels(2, n=300)
-    dealt = P.shards(labels, 7, 7, 2, rng())
-    test = P.deal_shards(test_labels, dealt.classes, rng(5))
+    _, dealt = shards(labels, 7, 7, 2)
+    test = P.deal_shards(test_labels, dealt, rng(5))
     assert_deals(test, 300)
-    for part, classes in zip(test, dealt.classes, strict=True):
+    for part, classes in zip(test, dealt, strict=True):
         assert set(test_labels[part]) <= set(classes)
 
 
@@ -144,21 +160,21 @@ def test_a_class_smaller_than_its_shards_leaves_some_empty():
     ("call", "sentence"),
     [
         (
-            lambda: P.iid(3, 4, rng()),
+            lambda: iid(3, 4, rng()),
             "num_clients must lie between 1 and the number of samples, got 4 clients for 3",
         ),
-        (lambda: P.iid(3, 0, rng()), "got 0 clients for 3 samples"),
-        (lambda: P.dirichlet([0, 1], 3, 2, 1.0, rng(), 0), "got 3 clients for 2 samples"),
-        (lambda: P.dirichlet([0, 1], 1, 2, 0.0, rng(), 0), "alpha must be positive, got 0.0"),
-        (lambda: P.dirichlet([0, 1], 1, 2, 1.0, rng(), -1), "min_samples must be at least 0, got -1"),
-        (lambda: P.dirichlet([0, 2], 1, 2, 1.0, rng(), 0), r"labels must lie in 0 ... 1, got 0 ... 2"),
-        (lambda: P.dirichlet([0.5, 1.0], 1, 2, 1.0, rng(), 0), "labels must be one integer per sample"),
+        (lambda: iid(3, 0, rng()), "got 0 clients for 3 samples"),
+        (lambda: dirichlet([0, 1], 3, 2, 1.0, rng(), 0), "got 3 clients for 2 samples"),
+        (lambda: dirichlet([0, 1], 1, 2, 0.0, rng(), 0), "alpha must be positive, got 0.0"),
+        (lambda: dirichlet([0, 1], 1, 2, 1.0, rng(), -1), "min_samples must be at least 0, got -1"),
+        (lambda: dirichlet([0, 2], 1, 2, 1.0, rng(), 0), r"labels must lie in 0 ... 1, got 0 ... 2"),
+        (lambda: dirichlet([0.5, 1.0], 1, 2, 1.0, rng(), 0), "labels must be one integer per sample"),
         (
-            lambda: P.shards([0, 1, 2, 3], 3, 4, 2, rng()),
+            lambda: shards([0, 1, 2, 3], 3, 4, 2),
             r"multiple of the number of classes, got 2 · 3 = 6 for 4",
         ),
-        (lambda: P.shards([0, 1], 3, 2, 2, rng()), "got 3 clients for 2 samples"),
-        (lambda: P.shard_classes(2, 2, 0, rng()), "shards_per_client must be at least 1, got 0"),
+        (lambda: shards([0, 1], 3, 2, 2), "got 3 clients for 2 samples"),
+        (lambda: shards([0, 1], 2, 2, 0), "shards_per_client must be at least 1, got 0"),
         (lambda: P.deal_shards([0, 1], [[1], [1]], rng()), "every label needs a shard, got none for class 0"),
     ],
 )

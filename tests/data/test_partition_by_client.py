@@ -1,11 +1,22 @@
 import numpy as np
 import pytest
 
+from fl_lightning.data import ClientDirichletPartition, PartitionInput, QuantityPartition
 from fl_lightning.data import partition_by_client as PC
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
+
+
+def client_dirichlet(labels, num_clients, num_classes, alpha, generator, size=None, overlap=False):
+    samples = PartitionInput(len(labels), np.asarray(labels), num_classes)
+    return ClientDirichletPartition(alpha, size, overlap)(samples, num_clients, generator)
+
+
+def quantity(labels, num_clients, num_classes, classes_per_client, generator, upper="mean", shuffle_clients=False):
+    samples = PartitionInput(len(labels), np.asarray(labels), num_classes)
+    return QuantityPartition(classes_per_client, upper, shuffle_clients)(samples, num_clients, generator)
 
 
 LABELS = rng(7).permutation(np.repeat(np.arange(10), [50, 10, 30, 60, 5, 45, 100, 50, 40, 10]))
@@ -49,7 +60,7 @@ def test_a_class_that_has_run_out_leaves_its_share_to_the_others():
 @pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.1, 10, 1e308, float("inf")])
 @pytest.mark.parametrize("num_clients", [1, 3, 40])
 def test_client_dirichlet_is_disjoint_and_equal_in_size(alpha, num_clients):
-    parts = PC.client_dirichlet(LABELS, num_clients, 10, alpha, rng())
+    parts = client_dirichlet(LABELS, num_clients, 10, alpha, rng())
     assert {len(part) for part in parts} == {400 // num_clients}
     everything = np.concatenate(parts)
     assert len(set(everything.tolist())) == len(everything)
@@ -59,14 +70,14 @@ def test_client_dirichlet_holds_the_drawn_proportions():
     labels = np.repeat(np.arange(4), 1000)
     q = rng(3).dirichlet(np.full(4, 0.7), size=5)  # the proportions are drawn first
     for overlap in (False, True):
-        parts = PC.client_dirichlet(labels, 5, 4, 0.7, rng(3), size=100, overlap=overlap)
+        parts = client_dirichlet(labels, 5, 4, 0.7, rng(3), size=100, overlap=overlap)
         assert abs(counts_of(labels, parts, 4) / 100 - q).max() < 0.01
-    overlapping = PC.client_dirichlet(labels, 5, 4, 0.7, rng(3), size=1500, overlap=True)
+    overlapping = client_dirichlet(labels, 5, 4, 0.7, rng(3), size=1500, overlap=True)
     assert [len(set(part.tolist())) for part in overlapping] == [1500] * 5
 
 
 def test_infinite_alpha_gives_equal_shares():
-    parts = PC.client_dirichlet(np.repeat(np.arange(5), 40), 4, 5, float("inf"), rng())
+    parts = client_dirichlet(np.repeat(np.arange(5), 40), 4, 5, float("inf"), rng())
     assert (counts_of(np.repeat(np.arange(5), 40), parts, 5) == 10).all()
 
 
@@ -77,7 +88,7 @@ def test_infinite_alpha_gives_equal_shares():
 )
 def test_quantity_gives_every_client_its_classes_and_deals_every_sample(classes_per_client, upper, shuffle):
     labels = np.repeat(np.arange(10), 60)
-    parts = PC.quantity(labels, 10, 10, classes_per_client, rng(), upper, shuffle)
+    parts = quantity(labels, 10, 10, classes_per_client, rng(), upper, shuffle)
     counts = counts_of(labels, parts)
     assert ((counts > 0).sum(1) <= classes_per_client).all()
     if upper == "mean":
@@ -87,9 +98,9 @@ def test_quantity_gives_every_client_its_classes_and_deals_every_sample(classes_
 
 def test_quantity_deals_classes_in_id_order_unless_shuffled():
     labels = np.repeat(np.arange(10), 60)
-    held = counts_of(labels, PC.quantity(labels, 10, 10, 2, rng())) > 0
+    held = counts_of(labels, quantity(labels, 10, 10, 2, rng())) > 0
     assert [np.flatnonzero(row).tolist() for row in held] == [[c, c + 1] for c in (0, 0, 2, 2, 4, 4, 6, 6, 8, 8)]
-    shuffled = counts_of(labels, PC.quantity(labels, 10, 10, 2, rng(), shuffle_clients=True)) > 0
+    shuffled = counts_of(labels, quantity(labels, 10, 10, 2, rng(), shuffle_clients=True)) > 0
     assert not np.array_equal(held, shuffled)
     assert (shuffled.sum(0) == 2).all()
 
@@ -98,7 +109,7 @@ def test_quantity_draws_sizes_within_their_bounds():
     labels = np.repeat(np.arange(10), 100)  # ν = 50: drawn in [5, 50), the last of a class takes the rest
     sizes = []
     for seed in range(20):
-        counts = counts_of(labels, PC.quantity(labels, 10, 10, 2, rng(seed)))
+        counts = counts_of(labels, quantity(labels, 10, 10, 2, rng(seed)))
         sizes += counts[::2].max(1).tolist() + counts[::2].sum(1).tolist()
         first, last = counts[::2], counts[1::2]
         assert (first + last).sum() == 1000
@@ -109,26 +120,26 @@ def test_quantity_draws_sizes_within_their_bounds():
 
 def test_quantity_of_scarce_or_absent_classes():
     labels = np.array([0, 0, 0, 1])
-    parts = PC.quantity(labels, 4, 4, 2, rng())
+    parts = quantity(labels, 4, 4, 2, rng())
     assert sorted(np.concatenate(parts).tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: PC.quantity(LABELS, 7, 10, 2, rng()), r"must be a multiple .* in id order.* got 2 · 7 for 10 classes"),
-        (lambda: PC.quantity(LABELS, 10, 10, 3, rng()), r"got 3 · 10 for 10 .* or set shuffle_clients to true"),
-        (lambda: PC.quantity(LABELS, 10, 10, 11, rng()), r"classes_per_client must lie in 1 ... 10, got 11"),
-        (lambda: PC.quantity([0, 1], 3, 2, 2, rng()), "got 3 clients for 2 samples"),
+        (lambda: quantity(LABELS, 7, 10, 2, rng()), r"must be a multiple .* in id order.* got 2 · 7 for 10 classes"),
+        (lambda: quantity(LABELS, 10, 10, 3, rng()), r"got 3 · 10 for 10 .* or set shuffle_clients to true"),
+        (lambda: quantity(LABELS, 10, 10, 11, rng()), r"classes_per_client must lie in 1 ... 10, got 11"),
+        (lambda: quantity([0, 1], 3, 2, 2, rng()), "got 3 clients for 2 samples"),
         (
-            lambda: PC.quantity(np.zeros(1000, dtype=int), 30, 1, 1, rng(), upper="class"),
+            lambda: quantity(np.zeros(1000, dtype=int), 30, 1, 1, rng(), upper="class"),
             "1000 draws of the sizes of 30 clients' parts all exceeded the 1000 samples of class 0: set upper to mean",
         ),
-        (lambda: PC.client_dirichlet([0, 1], 3, 2, 1.0, rng()), "got 3 clients for 2 samples"),
-        (lambda: PC.client_dirichlet([0, 1], 2, 2, -1.0, rng()), "alpha must be positive, got -1.0"),
-        (lambda: PC.client_dirichlet([0, 5], 2, 2, 1.0, rng()), r"labels must lie in 0 ... 1, got 0 ... 5"),
+        (lambda: client_dirichlet([0, 1], 3, 2, 1.0, rng()), "got 3 clients for 2 samples"),
+        (lambda: client_dirichlet([0, 1], 2, 2, -1.0, rng()), "alpha must be positive, got -1.0"),
+        (lambda: client_dirichlet([0, 5], 2, 2, 1.0, rng()), r"labels must lie in 0 ... 1, got 0 ... 5"),
         (
-            lambda: PC.client_dirichlet([0, 1, 1], 2, 2, 1.0, rng(), size=2),
+            lambda: client_dirichlet([0, 1, 1], 2, 2, 1.0, rng(), size=2),
             "got 2 for each of 2 clients and 3 samples",
         ),
     ],
@@ -139,5 +150,5 @@ def test_errors_name_the_rule_and_the_value(call, sentence):
 
 
 def test_shuffled_quantity_takes_what_id_order_cannot():
-    counts = counts_of(LABELS, PC.quantity(LABELS, 10, 10, 3, rng(), shuffle_clients=True))
+    counts = counts_of(LABELS, quantity(LABELS, 10, 10, 3, rng(), shuffle_clients=True))
     assert ((counts > 0).sum(1) == 3).all()

@@ -5,6 +5,7 @@ import pytest
 
 from fl_lightning.data.partitions import (
     ClientDirichletPartition,
+    Dealt,
     DirichletPartition,
     FixedPartition,
     IIDPartition,
@@ -98,7 +99,7 @@ def test_shards_deal_the_test_split_by_the_same_classes():
     test_labels = rng(4).permutation(np.repeat(np.arange(10), 10))
     partition = ShardPartition(2)
     train = partition(DEALT, 10, rng(3))
-    test = partition.partition_test(train, DEALT, PartitionInput(100, test_labels, 10), rng(3))
+    test = partition.partition_test(Dealt(train, DEALT, rng(3)), PartitionInput(100, test_labels, 10))
     assert np.array_equal(np.sort(np.concatenate(test)), np.arange(100))
     for a, b in zip(train, test, strict=True):
         assert set(LABELS[a]) == set(test_labels[b])
@@ -113,7 +114,7 @@ def test_a_test_set_has_the_class_proportions_of_its_client(partition):
     test_labels = np.repeat(np.arange(10), 100)
     train = partition(DEALT, 10, rng())
     for size, expected in ((None, 100), (50, 50)):
-        test = partition.partition_test(train, DEALT, PartitionInput(1000, test_labels, 10), rng(), size)
+        test = partition.partition_test(Dealt(train, DEALT, rng()), PartitionInput(1000, test_labels, 10), size)
         for a, b in zip(train, test, strict=True):
             assert len(set(b.tolist())) == len(b) == expected
             assert abs(shares(LABELS, a) - shares(test_labels, b)).max() <= 1 / expected
@@ -122,10 +123,10 @@ def test_a_test_set_has_the_class_proportions_of_its_client(partition):
 def test_a_client_is_not_tested_on_classes_that_it_lacks():
     test_labels = np.repeat(np.arange(10), 5)
     (test,) = IIDPartition().partition_test(
-        [np.flatnonzero(LABELS == 3)], DEALT, PartitionInput(50, test_labels, 10), rng()
+        Dealt([np.flatnonzero(LABELS == 3)], DEALT, rng()), PartitionInput(50, test_labels, 10)
     )
     assert test_labels[test].tolist() == [3] * 5
-    (test,) = IIDPartition().partition_test([np.arange(0)], DEALT, PartitionInput(50, test_labels, 10), rng())
+    (test,) = IIDPartition().partition_test(Dealt([np.arange(0)], DEALT, rng()), PartitionInput(50, test_labels, 10))
     assert len(test) == 50
 
 
@@ -134,18 +135,17 @@ def test_client_dirichlet_tests_by_the_drawn_proportions_or_by_the_samples():
     drawn = ClientDirichletPartition(0.5, overlap=True)
     train = drawn(DEALT, 2, rng(1))
     q = rng(1).dirichlet(np.full(10, 0.5), size=2)
-    test = drawn.partition_test(train, DEALT, PartitionInput(10_000, test_labels, 10), rng(1), size=1000)
+    test = drawn.partition_test(Dealt(train, DEALT, rng(1)), PartitionInput(10_000, test_labels, 10), size=1000)
     assert abs(np.stack([shares(test_labels, part) for part in test]) - q).max() <= 1e-3
     equal = ClientDirichletPartition(float("inf"), overlap=True)
-    few = equal.partition_test(train, DEALT, PartitionInput(100, test_labels[::100], 10), rng(1))
+    few = equal.partition_test(Dealt(train, DEALT, rng(1)), PartitionInput(100, test_labels[::100], 10))
     assert [len(part) for part in few] == [50, 50]
 
     fixed = ClientDirichletPartition(0.1, samples_per_client=40)
     train = fixed(DEALT, 10, rng(2))
     assert {len(part) for part in train} == {40}
-    for a, b in zip(
-        train, fixed.partition_test(train, DEALT, PartitionInput(10_000, test_labels, 10), rng(2)), strict=True
-    ):
+    test = fixed.partition_test(Dealt(train, DEALT, rng(2)), PartitionInput(10_000, test_labels, 10))
+    for a, b in zip(train, test, strict=True):
         assert np.array_equal(shares(LABELS, a), shares(test_labels, b))
 
 

@@ -1,5 +1,6 @@
 """The recorder: what is logged is reduced as it was asked for, and the history is the table of all rounds."""
 
+import csv
 import math
 import random
 
@@ -14,6 +15,7 @@ from fl_lightning.federation.history import History
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.methods import FedAvg
+from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.toys import BatchNormNet, fit, sgd, toy_data, trainer
 
 KINDS = ("mean", "sum", "max", "min")
@@ -239,14 +241,17 @@ class Writes(pl.Callback):
         loop.log("own/samples", float(update.num_samples), batch_size=update.num_samples)
 
     def on_exchange_end(self, trainer, loop, exchange):
-        loop.log("own/exchanges", torch.ones(()), reduce_fx="sum")
+        loop.log_dict({"own/exchanges": torch.ones(())}, reduce_fx="sum")
 
 
-def test_what_callbacks_log_in_client_hooks_is_in_the_rounds_row():
+def test_what_callbacks_log_in_client_hooks_is_in_the_rounds_row(tmp_path):
     loop = FederatedLoop(FedAvg(net=BatchNormNet), local_epochs=2, seed=0)
-    trainer(2, callbacks=[Writes()]).fit(loop, datamodule=toy_data())
+    trainer(2, callbacks=[Writes()], logger=RoundCSVLogger(tmp_path)).fit(loop, datamodule=toy_data())
     sizes = (7, 12, 5, 9, 16)
     row = {name: value for name, value in loop.round_metrics.items() if name.startswith("own/")}
     mean = math.fsum(n * n for n in sizes) / sum(sizes)
     assert row == {"own/started": 10, "own/epochs": 10, "own/samples": mean, "own/exchanges": 1}
     assert loop.recorder.history.curve("own/samples") == {0: mean, 1: mean}
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [{name: float(line[name]) for name in row} for line in table] == [row, row]

@@ -1,4 +1,4 @@
-"""FedCL: importance against a loop of backward passes, its sending, its neutral cases."""
+"""FedCL: importance against a loop of backward passes, its sending, what stands in for it."""
 
 import copy
 import math
@@ -89,14 +89,6 @@ def test_scaled_importance_has_mean_one():
         omega = client.importance_of(weights, [PROXY])
         entries = torch.cat([omega[name].expand_as(value).flatten() for name, value in weights.items()])
         assert entries.mean().item() == pytest.approx(1, rel=1e-5)
-
-
-def test_without_strength_it_is_fedavg():
-    plain, watch = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3, data()), Watch()
-    watch.on_client_end = lambda *_: None
-    loop = fit(fedcl(strength=0), 3, data(), callbacks=[watch])
-    assert equal(weights_of(loop), weights_of(plain))
-    assert watch.bytes[0] == (plain.round_metrics["comm/bytes_down"], plain.round_metrics["comm/bytes_up"])
 
 
 def test_the_first_step_of_a_round_is_fedavg_s():
@@ -213,6 +205,35 @@ def test_around_a_user_s_module():
         torch.testing.assert_close(one, other)
     with pytest.raises(RuntimeError, match="change the loss, or estimate with importance=tensor"):
         fit(FedCL(module=Classifier(reads=True)), 1, data())
+
+
+class Turns(Classifier):
+    """Its batches are turned around where they are put on the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0].flip(1), batch[1]
+
+
+@pytest.mark.parametrize("missing", ["identity", "local"])
+def test_importance_is_estimated_on_batches_as_training_sees_them(missing):
+    """On the proxy set at the server, and on its own data at a client: through the user's transfer hooks."""
+    watches = []
+    for kind in (Turns, Classifier):
+        watch, module = Watch(), kind()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        proxy = PROXY if kind is Turns else (PROXY[0].flip(1), PROXY[1])
+        source = data(proxy)
+        if kind is Classifier:
+            source.setup()
+            source.split("train").x.copy_(source.split("train").x.flip(1))
+        fit(FedCL(module=module, interval=2, when_missing=missing), 2, source, callbacks=[watch])
+        watches.append(watch)
+    for turned, already in zip(*(watch.used for watch in watches), strict=True):
+        for client_id, omega in turned.items():
+            torch.testing.assert_close(omega, already[client_id])
+    assert len({float(omega["module.net.weight"].sum()) for omega in watches[0].used[0].values()}) == 1
 
 
 def test_a_step_can_be_stacked():

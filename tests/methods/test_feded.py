@@ -143,14 +143,6 @@ def test_the_printed_form_has_no_lower_bound_and_the_official_one_has():
 # --- runs
 
 
-def test_all_parts_left_out_are_fedavg_bit_for_bit():
-    runs = [
-        weights_of(fit(client(net=BatchNormNet, optimizer=sgd()), 2))
-        for client in (FedAvg, partial(FedED, lam=0, omega=0, calibrated=False))
-    ]
-    assert equal(*runs)
-
-
 def test_neutral_weights_leave_calibration_alone():
     """λ = ω = 0 is training with L_cal: a term of weight 0 is not there, and a tiny one changes next to nothing."""
 

@@ -1,0 +1,1 @@
+"""A run on disk: its folder, its table of values, its TensorBoard events."""

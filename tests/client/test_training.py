@@ -1,0 +1,204 @@
+"""Phases of local training: on some samples, with an optimizer of their own, until they have enough, uncounted."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.nets import Perceptron
+from fl_lightning.types import Phase
+from tests.hooks.toy import Updates
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+Small = partial(Perceptron, hidden=(3,))
+
+
+class Phases(FedAvg):
+    """Trains in the given phases; the loop's optimizer is SGD(0.1, momentum=0.9)."""
+
+    def __init__(self, *made, **base):
+        super().__init__(**{"net": Small, "optimizer": sgd(), **base})
+        self.made = made
+
+    def phases(self, exchange):
+        return self.made
+
+
+def run(client, rounds=1, sizes=(9,), **settings):
+    """In float64, in the samples' order; returns the loop and every update."""
+    watch = Updates()
+    data = toy_data(sizes, dtype=torch.float64, shuffle=False, batch_size=4)
+    loop = fit(client, rounds, data, callbacks=[watch], precision="64-true", **settings)
+    return loop, watch.rounds
+
+
+def by_hand(loop, *stretches):
+    """The net of the start, trained in each stretch of (optimizer factory, batches of (x, y)) by a fresh optimizer."""
+    net = fit(FedAvg(net=Small), 0, loop.data, precision="64-true").client.net.double()
+    for factory, batches in stretches:
+        optimizer = factory(net.parameters())
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    return {f"net.{name}": value for name, value in net.state_dict().items()}
+
+
+def batches_of(loop, rows, size, epochs):
+    x, y = (part[rows] for part in loop.data.view(0, 0).all())
+    return list(zip(x.split(size), y.split(size), strict=True)) * epochs
+
+
+ROWS = torch.tensor([7, 2, 4, 0, 8])
+
+
+def test_a_phase_on_some_samples_equals_a_loop_by_hand():
+    """In their given order, in batches and epochs of their own; n_i stays that of the client."""
+    loop, rounds = run(Phases(Phase(indices=ROWS, epochs=2, batch_size=2)))
+    wanted = by_hand(loop, (sgd(), batches_of(loop, ROWS, 2, 2)))
+    torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
+    assert (rounds[0][0].num_samples, rounds[0][0].num_steps) == (9, 6)
+
+
+def test_positions_of_a_restricted_phase_count_its_own_samples():
+    class Positions(Phases):
+        def training_step(self, batch, batch_idx):
+            batch, positions = batch
+            (x, _), own = batch, loop_data.view(0, 0).all()[0][ROWS]
+            assert torch.equal(x, own[positions])
+            return super().training_step(batch, batch_idx)
+
+    loop_data = toy_data((9,), batch_size=2)
+    loop_data.setup()
+    fit(Positions(Phase(indices=ROWS, epochs=2, with_index=True)), 1, loop_data)
+
+
+def test_teachers_answer_for_the_phase_s_own_samples():
+    """Their logits of the first epoch are looked up in the others."""
+
+    class Teaches(FedNTD):
+        def phases(self, exchange):
+            yield Phase(indices=ROWS, epochs=3)
+            yield Phase(indices=ROWS.flip(0)[:3], epochs=2)
+
+    class Asks(Teaches):
+        def training_step(self, batch, batch_idx):
+            self.context.logit_cache = None
+            return super().training_step(batch, batch_idx)
+
+    looked_up, asked = (fit(kind(net=Small, optimizer=sgd()), 2, toy_data((9, 10))) for kind in (Teaches, Asks))
+    torch.testing.assert_close(weights_of(looked_up), weights_of(asked))
+
+
+def test_no_samples_are_no_phase():
+    loop, rounds = run(Phases(Phase(indices=torch.arange(0)), Phase(epochs=0)))
+    assert rounds[0][0].num_steps == rounds[0][0].exposure == 0
+    torch.testing.assert_close(dict(loop.client.state_dict()), by_hand(loop), rtol=1e-12, atol=1e-12)
+
+
+def test_a_phase_with_an_optimizer_of_its_own_equals_a_loop_by_hand():
+    """Then the client's own again, with fresh momentum; lr_decay scales both."""
+    adam = partial(torch.optim.Adam, lr=0.05)
+    first, second = Phase(optimizer=adam, epochs=1), Phase(epochs=2)
+    loop, rounds = run(Phases(first, second, first, second), lr_decay=0.5)
+    everything = torch.arange(9)
+    one, two = (batches_of(loop, everything, 4, epochs) for epochs in (1, 2))
+    wanted = by_hand(loop, (adam, one), (sgd(), two), (adam, one), (sgd(), two))
+    torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
+    assert rounds[0][0].num_steps == 2 * 9
+    assert rounds[0][0].exposure != rounds[0][0].exposure  # of Adam it is not defined
+
+
+def test_lr_decay_and_a_phase_s_lr_reach_its_own_optimizer():
+    seen = []
+
+    class Looks(Phases):
+        def on_before_optimizer_step(self, optimizer):
+            seen.append(optimizer.param_groups[0]["lr"])
+
+    run(Looks(Phase(optimizer=sgd(0.3), lr=0.2), Phase(optimizer=sgd(0.3))), 2, (4,), lr_decay=0.5)
+    assert seen == pytest.approx([0.2, 0.3, 0.1, 0.15])
+
+
+def test_until_ends_a_phase_after_a_pass():
+    """It is asked after each pass; the next phase goes on with the next order of the samples."""
+    asked = []
+
+    class Until(Phases):
+        def phases(self, exchange):
+            yield Phase(epochs=10, until=self.enough)
+            yield Phase(epochs=1)
+
+        def enough(self):
+            asked.append(self.num_steps)
+            return self.num_steps >= 5
+
+    ended = fit(Until(net=BatchNormNet), 1, toy_data((9,)))
+    assert asked == [2, 4, 6]
+    assert ended.client.num_steps == 8
+    fixed = fit(Phases(Phase(epochs=3), Phase(epochs=1), net=BatchNormNet), 1, toy_data((9,)))
+    assert equal(weights_of(ended), weights_of(fixed))
+
+
+def test_steps_that_do_not_count_are_neither_in_k_nor_in_e_nor_in_the_limit():
+    warm = Phase(epochs=3, counts=False, optimizer=partial(torch.optim.Adam, lr=0.01))
+    loop, rounds = run(Phases(warm, Phase(epochs=2), warm), max_local_steps=4)
+    update = rounds[0][0]
+    assert update.num_steps == 4
+    momentum = exposure = 0.0
+    for _ in range(4):
+        momentum = 0.9 * momentum + 1
+        exposure += 0.1 * momentum
+    assert update.exposure == pytest.approx(exposure, rel=1e-12)
+    everything = torch.arange(9)
+    adam, three = warm.optimizer, batches_of(loop, everything, 4, 3)
+    wanted = by_hand(loop, (adam, three), (sgd(), batches_of(loop, everything, 4, 2)[:4]), (adam, three))
+    torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_phases_as_a_generator_have_code_between_them():
+    """Here the head is reset to what it was before the first phase, and a third phase is only for some clients."""
+    events = []
+
+    class Between(FedAvg):
+        def phases(self, exchange):
+            before = copy.deepcopy(self.net.head.state_dict())
+            events.append((self.context.client_id, "begin", self.num_steps))
+            yield Phase(epochs=1)
+            assert not torch.equal(self.net.head.weight, before["weight"])
+            self.net.head.load_state_dict(before)
+            events.append((self.context.client_id, "between", self.num_steps))
+            yield Phase(epochs=2, trains=("net.body.*",))
+            assert torch.equal(self.net.head.weight, before["weight"])
+            events.append((self.context.client_id, "end", self.num_steps))
+            if self.context.client_id == 1:
+                yield Phase(epochs=1, trains=("net.head.*",))
+
+    watch = Updates()
+    fit(Between(net=Small, optimizer=sgd()), 1, toy_data((5, 6)), callbacks=[watch])
+    assert events == [
+        (0, "begin", 0),
+        (0, "between", 1),
+        (0, "end", 3),
+        (1, "begin", 0),
+        (1, "between", 2),
+        (1, "end", 6),
+    ]
+    assert [watch.rounds[0][c].num_steps for c in range(2)] == [3, 8]
+
+
+@pytest.mark.parametrize("method", ["until", "code between"])
+def test_a_failure_in_a_phase_s_own_code_is_that_failure(method):
+    class Fails(Phases):
+        def phases(self, exchange):
+            yield Phase(until=self.fail if method == "until" else None)
+            self.fail()
+
+        def fail(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(Fails(), 1)

@@ -1,0 +1,83 @@
+"""A method whose coefficients are 0 is FedAvg, bit for bit; each class says so itself in `neutral`."""
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+
+from fl_lightning import ClientModule, FederatedLoop, methods
+from fl_lightning.data import TensorSource
+from fl_lightning.methods import FedAvg, FedNTD
+from tests.methods.test_fedavg import Regression
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+
+EXPORTED = [kind for kind in vars(methods).values() if inspect.isclass(kind) and issubclass(kind, ClientModule)]
+NEUTRAL = [partial(kind, **kind.neutral) for kind in EXPORTED if kind.neutral]
+NEUTRAL += [partial(FedNTD, beta=0.0, kd_form="convex")]
+WITHOUT_LOGITS = [kind for kind in NEUTRAL if "logits" not in kind.func.needs]
+
+
+def data(**settings):
+    """The toy clients, with every set that a method may need."""
+    source = TensorSource(samples(11, seed=5), samples(2), num_classes=3)
+    return toy_data(extra_splits={"proxy": source, "transfer": source}, **settings)
+
+
+def name(kind):
+    return kind.func.__name__
+
+
+def moved(row):
+    """What a round logged, but for the sets that a method needs once."""
+    return {key: value for key, value in row.items() if key != "comm/bytes_sets"}
+
+
+def test_every_neutral_coefficient_is_an_argument():
+    assert {"FedProx", "FedNTD", "FedED", "FedKA", "FedCL"} <= set(map(name, NEUTRAL))
+    for kind in EXPORTED:
+        assert kind.neutral.keys() <= inspect.signature(kind).parameters.keys()
+
+
+@pytest.mark.parametrize("personal", [None, "net.head.*"])
+@pytest.mark.parametrize("kind", NEUTRAL, ids=name)
+def test_a_neutral_coefficient_is_fedavg_bit_for_bit(kind, personal):
+    """With shuffling, dropout, BatchNorm, momentum, partial participation: weights, values and bytes of every round."""
+    settings = {
+        "server_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9),
+        "local_epochs": 2,
+        "lr_decay": 0.9,
+        "personal": personal,
+    }
+    plain, neutral = (
+        fit(client(net=BatchNormNet, optimizer=sgd(weight_decay=1e-3)), 3, data(participation=0.6), **settings)
+        for client in (FedAvg, kind)
+    )
+    assert equal(weights_of(plain), weights_of(neutral))
+    assert plain.recorder.history.names == [n for n in neutral.recorder.history.names if n != "comm/bytes_sets"]
+    for column in plain.recorder.history.names:
+        assert plain.recorder.history.curve(column) == neutral.recorder.history.curve(column)
+    assert not neutral.client.distils
+
+
+@pytest.mark.parametrize("kind", WITHOUT_LOGITS, ids=name)
+def test_around_a_module_too(kind):
+    torch.manual_seed(0)
+    start = Regression().state_dict()
+    runs = []
+    for client in (FedAvg, kind):
+        module = Regression()
+        module.load_state_dict(start)
+        runs.append(fit(client(module=module), 2, data()))
+    assert equal(*map(weights_of, runs))
+    assert moved(runs[0].round_metrics) == moved(runs[1].round_metrics)
+
+
+@pytest.mark.parametrize("kind", NEUTRAL, ids=name)
+def test_the_exposure_is_fedavg_s_too(kind):
+    """A method's own slope is 1 where its terms are gone."""
+    client = kind(net=BatchNormNet, optimizer=sgd())
+    loops = [FederatedLoop(one, seed=3) for one in (client, FedAvg(net=BatchNormNet, optimizer=sgd()))]
+    for loop in loops:
+        fit(None, 1, data(sizes=(7, 9)), loop=loop)
+    assert loops[0].client.exposure == loops[1].client.exposure > 0
