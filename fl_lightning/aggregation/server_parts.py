@@ -198,8 +198,8 @@ class GatheringAggregator(Aggregator, ABC):
         mean = super().finish()
         if mean is None:
             return None
-        reduced = self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})
-        return {name: reduced[name] if name in reduced else mean[name] for name in self.server.weights}
+        new = {**mean, **self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})}
+        return {name: new[name].to(value.dtype) for name, value in self.server.weights.items()}
 
 
 class ServerModule(ServerPart):
