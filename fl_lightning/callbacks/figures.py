@@ -44,8 +44,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     shown = np.ma.masked_equal(table.T, 0)
     visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
+    axes.set(xlabel="client", ylabel="class")
     label_places(axes, "x", [str(i) for i in range(num_clients)], 25)
     label_places(axes, "y", class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
@@ -195,15 +194,15 @@ def draw_totals(axes: Axes, totals: Numbers, along: str) -> None:
 
     places, size = np.arange(len(totals)), 0.8 if len(totals) <= 50 else 1.0
     if along == "x":
-        axes.bar(places, totals, width=size, color="#4d4d4d")
-        axes.set_ylabel("samples")
+        axes.bar(places, totals, size, color="#4d4d4d")
         axes.tick_params(labelbottom=False, bottom=False)
         axes.margins(x=0)
     else:
-        axes.barh(places, totals, height=size, color="#4d4d4d")
-        axes.set_xlabel("samples")
+        axes.barh(places, totals, size, color="#4d4d4d")
         axes.tick_params(labelleft=False, left=False)
-    (axes.yaxis if along == "x" else axes.xaxis).set_major_locator(MaxNLocator(3))
+    axis = axes.yaxis if along == "x" else axes.xaxis
+    axis.set_label_text("samples")
+    axis.set_major_locator(MaxNLocator(3))
     axes.tick_params(which="minor", length=0)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -214,8 +213,7 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
     axes.plot(best, places, "o", color=COLOURS[1], markersize=size, markerfacecolor="white", label="best")
     axes.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
-    axes.set_xlim(-5, 105)
-    axes.set_xlabel("accuracy (%)")
+    axes.set(xlim=(-5, 105), xlabel="accuracy (%)")
     axes.tick_params(labelleft=False, left=False)
     axes.grid(True, axis="x", color=GREY, linewidth=0.6)
     axes.set_axisbelow(True)
