@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
@@ -45,8 +46,8 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
-    label_places(axes, "x", [str(i) for i in range(num_clients)], 25)
-    label_places(axes, "y", class_names, MOST_LABELS)
+    label_places(axes.xaxis, [str(i) for i in range(num_clients)], 25)
+    label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
         write_cells(axes, table.T, dark=0.3 * float(table.max(initial=1)))
@@ -124,7 +125,7 @@ def plot_classwise(
     axes.invert_yaxis()
     axes.set_ylabel("class")
     label_rounds(axes, x)
-    label_places(axes, "y", class_names, MOST_LABELS)
+    label_places(axes.yaxis, class_names, MOST_LABELS)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
     draw_best_and_last(figure.add_subplot(grid[0, 2], sharey=axes), np.fmax.reduce(table), table[-1])
     figure.suptitle(title, fontsize="large")
@@ -150,10 +151,9 @@ def check_names(class_names: Sequence[str], num_classes: int) -> None:
         raise ValueError(f"class_names needs one name per class ({num_classes}), got {len(class_names)}")
 
 
-def label_places(axes: Axes, which: str, names: Sequence[str], most: int) -> None:
+def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
     """Name the places 0, 1, … of an axis, every k-th where they are too many."""
     step = next(k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if len(names) <= k * most)
-    axis = axes.xaxis if which == "x" else axes.yaxis
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [names[i] for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
