@@ -48,12 +48,6 @@ def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
     return np.split(np.argsort(array, kind="stable").astype(np.int64), ends[:-1])
 
 
-def _deal(size: int, shares: NDArray[np.float64]) -> Indices:
-    """Cut `size` samples at floor(cumsum(shares / Σ shares) · size); the last part takes the rest."""
-    cuts = (np.cumsum(shares / shares.sum()) * size).astype(np.int64)[:-1]
-    return np.diff(cuts, prepend=0, append=size)
-
-
 def lda_counts(
     class_sizes: ArrayLike, proportions: ArrayLike, alpha: float = 1.0, generator: np.random.Generator | None = None
 ) -> Indices:
@@ -89,15 +83,17 @@ def lda_counts(
     total, num_clients = int(sizes.sum()), drawn.shape[1]
     held = np.zeros(num_clients, dtype=np.int64)
     for c, size in enumerate(sizes.tolist()):
+        if not size:
+            continue
         below = held * num_clients < total  # True somewhere as long as samples are left
         shares = drawn[c] * below
-        if size and not shares.any():
+        if not shares.any():
             if generator is None:
                 raise ValueError(f"the shares of class {c} are 0 for every client that still takes samples")
             # Dir(α) given the others' zeros is Dir(α) over those that are left: one draw is enough
             shares[below] = generator.dirichlet(np.full(below.sum(), alpha))
-        if size:
-            counts[c] = _deal(size, shares)
+        cuts = (np.cumsum(shares / shares.sum()) * size).astype(np.int64)[:-1]
+        counts[c] = np.diff(cuts, prepend=0, append=size)  # the last client takes the rest
         held += counts[c]
     return counts
 

@@ -68,50 +68,6 @@ def client_proportions(num_clients: int, num_classes: int, alpha: float, generat
     return generator.dirichlet(np.full(num_classes, min(alpha, 1e100)), size=num_clients)
 
 
-def deal_by_proportions(
-    labels: ArrayLike, proportions: ArrayLike, size: int, generator: np.random.Generator, overlap: bool = False
-) -> list[Indices]:
-    """Give every client `size` samples with its own class proportions, without repetition within a client.
-
-    Args:
-        labels: (n,) integers in 0 ... C-1.
-        proportions: q, (N, C), ≥ 0, each row with a positive sum.
-        size: of each client; n at most, and without overlap n // N at most.
-        generator: draws the samples.
-        overlap: whether clients may hold the same sample; else a client finds the classes as the clients before it
-            left them (`class_counts`).
-
-    Returns:
-        N shuffled index arrays of `size` each.
-
-    Raises:
-        ValueError: more samples asked than there are.
-
-    >>> parts = deal_by_proportions([0, 0, 1, 1], [[1, 0], [1, 1]], size=2, generator=np.random.default_rng(0))
-    >>> [sorted(part.tolist()) for part in parts]
-    [[0, 1], [2, 3]]
-    """
-    q = np.asarray(proportions, dtype=np.float64)
-    pools = [generator.permutation(pool) for pool in by_class(labels, q.shape[1])]
-    sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
-    needed = size if overlap else size * len(q)
-    if needed > sizes.sum():
-        raise ValueError(
-            f"the samples of the clients must be at most those of the split, got {size} for each of {len(q)} clients "
-            f"and {sizes.sum()} samples: lower samples_per_client or num_clients, or let clients overlap"
-        )
-    used, parts = np.zeros_like(sizes), []
-    for row in q:
-        counts = class_counts(row, size, sizes - used)
-        if overlap:
-            drawn = [generator.choice(pool, count, replace=False) for pool, count in zip(pools, counts, strict=True)]
-        else:
-            drawn = [pool[a : a + count] for pool, a, count in zip(pools, used, counts, strict=True)]
-            used += counts
-        parts.append(generator.permutation(np.concatenate(drawn)))
-    return parts
-
-
 def draw_by_proportions(
     labels: ArrayLike, proportions: ArrayLike, size: int, generator: np.random.Generator
 ) -> list[Indices]:

@@ -239,7 +239,23 @@ class ClientDirichletPartition(Partition):
         P.check_clients(samples.size, num_clients)
         proportions = PC.client_proportions(num_clients, num_classes, self.alpha, generator)
         size = self.samples_per_client or samples.size // num_clients
-        return PC.deal_by_proportions(labels, proportions, size, generator, self.overlap)
+        pools = [generator.permutation(pool) for pool in P.by_class(labels, num_classes)]
+        sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+        if (size if self.overlap else size * num_clients) > samples.size:
+            raise ValueError(
+                f"the samples of the clients must be at most those of the split, got {size} for each of {num_clients} "
+                f"clients and {samples.size} samples: lower samples_per_client or num_clients, or let clients overlap"
+            )
+        used, parts = np.zeros_like(sizes), []
+        for row in proportions:
+            counts = PC.class_counts(row, size, sizes - used)
+            if self.overlap:
+                drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
+            else:
+                drawn = [pool[a : a + n] for pool, a, n in zip(pools, used, counts, strict=True)]
+                used += counts
+            parts.append(generator.permutation(np.concatenate(drawn)))
+        return parts
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Draw by the same proportions where the size of a client is not set, else by those of its samples."""

@@ -120,13 +120,7 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, dirpath: str | Path) -> None:
-        super().__init__(
-            dirpath,
-            filename=Path(LAST).stem,
-            every_n_epochs=1,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
+        super().__init__(dirpath, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -140,12 +134,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def __init__(self, dirpath: str | Path, monitor: str, filename: str) -> None:
         super().__init__(
-            dirpath,
-            filename=filename,
-            monitor=monitor,
-            mode="max",
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
+            dirpath, filename, monitor, mode="max", save_on_train_epoch_end=True, enable_version_counter=False
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
