@@ -1,7 +1,4 @@
-"""Partition functions that go class by class: labels and a generator in, one int64 index array per client out.
-
-Every function ends after a bounded number of draws; the parts are disjoint and cover all samples.
-"""
+"""Parts of the partitions that go class by class: indices of each class, sizes of its shares, dealing of its shards."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

@@ -1,4 +1,4 @@
-"""Partition functions that go client by client: by its class proportions, its size, its number of classes."""
+"""Parts of the partitions that go client by client: its class proportions, its size, its number of classes."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
