@@ -107,9 +107,10 @@ class Partition(ABC):
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return samples.labels
 
-    def _labelled(self, samples: PartitionInput) -> tuple[Array, int]:
+    def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
         """Labels and the number of classes, or an error that says what to use instead."""
         labels, num_classes = self._labels(samples), samples.num_classes
+        P.check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
@@ -151,8 +152,7 @@ class DirichletPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         total, min_samples = samples.size, self.min_samples
-        pools = P.by_class(*self._labelled(samples))
-        P.check_clients(total, num_clients)
+        pools = P.by_class(*self._labelled(samples, num_clients))
         if total < num_clients * min_samples:
             raise ValueError(
                 f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
@@ -197,8 +197,7 @@ class ShardPartition(Partition):
         self.shards_per_client = shards_per_client
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
-        P.check_clients(samples.size, num_clients)
+        labels, num_classes = self._labelled(samples, num_clients)
         classes = P.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
         return P.deal_shards(labels, classes, generator)
 
@@ -235,8 +234,7 @@ class ClientDirichletPartition(Partition):
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
-        P.check_clients(samples.size, num_clients)
+        labels, num_classes = self._labelled(samples, num_clients)
         proportions = PC.client_proportions(num_clients, num_classes, self.alpha, generator)
         size = self.samples_per_client or samples.size // num_clients
         pools = [generator.permutation(pool) for pool in P.by_class(labels, num_classes)]
@@ -295,10 +293,9 @@ class QuantityPartition(Partition):
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
+        labels, num_classes = self._labelled(samples, num_clients)
         classes_per_client, shuffle = self.classes_per_client, self.shuffle_clients
         pools = P.by_class(labels, num_classes)
-        P.check_clients(samples.size, num_clients)
         if not 1 <= classes_per_client <= num_classes:
             raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
         blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0

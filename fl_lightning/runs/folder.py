@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
@@ -50,12 +51,10 @@ def new_run(parent: Path) -> Path:
         return parent
     number = max(runs(parent), default=-1) + 1
     while True:
-        try:
+        with suppress(FileExistsError):
             (parent / str(number)).mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
             return parent / str(number)
+        number += 1
 
 
 def discard(run: Path) -> None:
