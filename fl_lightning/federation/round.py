@@ -118,7 +118,7 @@ class Round:
             except Exception as problem:
                 error = problem
             communicator.merge(partials, error, to_root="rule" if gathers else "")
-            aggregate = communicator.from_root(rule.finish) if gathers else rule.finish()
+            aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
             if new is not None:
                 result.weights = server.advance(new)
@@ -158,6 +158,8 @@ class Round:
             update = transform.on_client(update, broadcast)
         self.traffic.count("comm/bytes_up", broadcast.exchange, update)
         update = self.guard.with_personal(update, personal_state or {})
+        if self.transforms and update.weights is not None:
+            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
         if personal_state is not None and self.weights.shared and self.initial_personal is not None:

@@ -11,7 +11,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.federation.checkpoint import read_checkpoint
+from fl_lightning.federation.checkpoint import federated, read_checkpoint
 from fl_lightning.federation.loop import FederatedLoop
 
 DEFAULT_ROOT = "runs"
@@ -107,7 +107,7 @@ def first_round(path: Path) -> int:
             f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "
             f"weights set model.initial_weights"
         )
-    unwritten = checkpoint["federated"]["recorder"]["pending_round"]
+    unwritten = federated(checkpoint, str(path))["recorder"]["pending_round"]
     return int(checkpoint["global_step"] if unwritten is None else unwritten)
 
 
