@@ -1,7 +1,4 @@
-"""What partitions deal samples by: classes, shards and proportions in, int64 index arrays or counts out.
-
-Every function ends after a bounded number of draws.
-"""
+"""Parts of the partitions: indices of each class, sizes of shares, dealing of shards, draws by class proportions."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
