@@ -124,15 +124,12 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        announce(self.folder, self.first_round or 0, self.trainer.max_epochs)
-
-
-def announce(folder: Path | None, rounds: int, max_epochs: int | None) -> None:
-    """Say where the run lies, and when the run that is continued has its rounds already."""
-    if folder is not None:
-        rank_zero_info(f"Run folder: {folder}{f', continued from round {rounds}' if rounds else ''}")
-    if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
-        rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
+        """Say where the run lies, and when the run that is continued has its rounds already."""
+        rounds, max_epochs = self.first_round or 0, self.trainer.max_epochs
+        if self.folder is not None:
+            rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
+        if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
+            rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
