@@ -125,8 +125,7 @@ class FederatedLoop(Forwarding):
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
         self._checkpoint_override: C.CheckpointOverride | None = None
-        self._deferred_state: dict[str, Any] = {}
-        self._deferred_transforms: list[dict[str, Any]] = []
+        self._deferred_state, self._deferred_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
         self._weights: GlobalWeights | None = None
