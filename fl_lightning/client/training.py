@@ -1,7 +1,7 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -140,7 +140,7 @@ class LocalTrainer:
         data: ClientData,
         exchange: str,
         neutral: bool = False,
-        on_epoch_end: Callable[[int], None] | None = None,
+        on_epoch_end: Sequence[Callable[[int], None]] = (),
     ) -> None:
         """Run all phases of one exchange on the client's data; the module is trained in place."""
         self.seed(f"train/{exchange}", data)
@@ -165,7 +165,7 @@ class LocalTrainer:
         size: int,
         epochs: int,
         before: int,
-        on_epoch_end: Callable[[int], None] | None,
+        on_epoch_end: Sequence[Callable[[int], None]],
     ) -> int:
         """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
         client, services = self.client, self.services
@@ -194,8 +194,8 @@ class LocalTrainer:
                     hook()
             if optimizers.schedulers and client.automatic_optimization:
                 self._schedule(optimizers.schedulers, "epoch", epoch + 1)
-            if on_epoch_end is not None:
-                on_epoch_end(epoch)
+            for told in on_epoch_end:
+                told(epoch)
             if phase.until is not None and phase.until():
                 return epoch + 1
         return epochs

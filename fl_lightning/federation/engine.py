@@ -1,7 +1,8 @@
 """The sequential engine: trains clients one after the other in one module, without a Trainer or a FederatedLoop."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from fl_lightning.client.training import LocalSettings, LocalTrainer
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 
-Notify = Callable[..., None]
-"""Called as `(hook, *arguments)` with `on_client_start, client_id` and `on_client_epoch_end, client_id, epoch`."""
+ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
+"""What is called as `on_client_start(client_id)` and `on_client_epoch_end(client_id, epoch)`, by name."""
 
 
 class SequentialEngine:
@@ -32,7 +33,7 @@ class SequentialEngine:
         device: that the module lies on.
         precision: the Trainer's precision plugin; None: 32-true.
         datamodule: the user's own, with its transfer hooks; or None.
-        notify: called at the start of a client and the end of its epochs; or None.
+        hooks: called at the start of a client and the end of its epochs; or None.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class SequentialEngine:
         device: torch.device | None = None,
         precision: Precision | None = None,
         datamodule: LightningDataModule | None = None,
-        notify: Notify | None = None,
+        hooks: ClientHooks | None = None,
     ) -> None:
-        self.client, self.notify = client, notify
+        self.client, self.hooks = client, {} if hooks is None else hooks
         self.weights = weights or GlobalWeights(client)
         self.modules = list(client.lightning_modules())
         device, precision = device or torch.device("cpu"), precision or Precision()
@@ -77,17 +78,18 @@ class SequentialEngine:
 
     def _train(self, exchange: str, job: ClientJob) -> ClientResult:
         """Train one client in one exchange."""
-        client, local, weights, notify = self.client, self.local, self.weights, self.notify
+        client, local, weights, hooks = self.client, self.local, self.weights, self.hooks
         context = self.load_client(job)
         logged, neutral = self.services.begin_client(), client.may_be_neutral and client.is_neutral
         try:
-            if notify is not None:
-                notify("on_client_start", job.client_id)
+            for hook in hooks.get("on_client_start", ()):
+                hook(job.client_id)
             if self._receives and not neutral:
                 local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
                 local.seed(f"receive/{exchange}", job.data)
                 client.receive(job.broadcast, job.data)
-            told = notify and (lambda epoch: notify("on_client_epoch_end", job.client_id, epoch))
+            found = hooks.get("on_client_epoch_end", ())
+            told = [partial(hook, job.client_id) for hook in found] if found else ()
             local.train(job.data, exchange, neutral, told)
             extras = client.reply(exchange, job.data)
         except StopIteration as stop:  # would be taken for the end of the jobs

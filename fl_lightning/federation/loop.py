@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -166,7 +167,6 @@ class FederatedLoop(Forwarding):
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
-            told = any(self._client_hooks[name] for name in CLIENT_HOOKS[:2])
             self._engine = SequentialEngine(
                 self.client,
                 replace(self.settings, seed=self.seed),
@@ -175,7 +175,7 @@ class FederatedLoop(Forwarding):
                 self.device,
                 self.trainer.precision_plugin,
                 getattr(self.data.source, "datamodule", None),
-                self._notify if told else None,
+                self._client_hooks,
             )
         return self._engine
 
@@ -222,7 +222,8 @@ class FederatedLoop(Forwarding):
             self._evaluation.restore()  # a pass of an earlier run that was broken off
         self._handed_over, self._engine, self._evaluation, self._round = False, None, None, None
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        self._client_hooks = {n: [getattr(c, n) for c in callbacks if hasattr(c, n)] for n in CLIENT_HOOKS}
+        for name, found in self._client_hooks.items():
+            found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
         check_needs(self.client, (self.server_module, self.aggregator), data, self.trainer)
         data.key_batches(self.seed)
         if self._weights is not None:
@@ -318,7 +319,7 @@ class FederatedLoop(Forwarding):
             traffic=TrafficCounter(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
             view=self.data.views(),
-            notify=self._notify,
+            hooks=self._client_hooks,
         )
         self.forward_hook("on_fit_start")
 
@@ -423,11 +424,6 @@ class FederatedLoop(Forwarding):
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
 
-    def _notify(self, name: str, *args: Any) -> None:
-        """Call the client hook `name` of the callbacks that have it, as `(trainer, loop, ...)`."""
-        for hook in self._client_hooks[name]:
-            hook(self.trainer, self, *args)
-
     def _publish(self, values: dict[str, float]) -> None:
         """Show values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
         tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
@@ -514,6 +510,8 @@ class FederatedLoop(Forwarding):
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
+        for found in self._client_hooks.values():
+            found.clear()  # they hold the Trainer
         self.client.disconnect()
         self._handed_over = parent_process() is not None  # only the state dict of a started process comes back
 

@@ -1,7 +1,7 @@
 """One communication round: its exchanges with the clients of the cohort, and its aggregation."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +71,7 @@ class Round:
         traffic: counts bytes.
         initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
         view: `(client_id, round_idx) -> ` the client's data.
-        notify: calls a client hook of the callbacks, as `(hook, *arguments)`.
+        hooks: what callbacks are told of clients and exchanges, by name.
     """
 
     client: ClientModule
@@ -88,7 +88,7 @@ class Round:
     traffic: TrafficCounter
     initial_personal: Callable[[int], State | None] | None
     view: Callable[[int, int], ClientData]
-    notify: Callable[..., None]
+    hooks: Mapping[str, Sequence[Callable[..., None]]]
 
     def run(self, round_idx: int, cohort: list[int], weights: State | None = None) -> RoundResult:
         """Run all exchanges of a round.
@@ -126,7 +126,8 @@ class Round:
                 result.personal = personal.mean("entries")
             rule.end_exchange()
             server_module.end_exchange()
-            self.notify("on_exchange_end", exchange)
+            for hook in self.hooks["on_exchange_end"]:
+                hook(exchange)
         return self._close(result)
 
     def _jobs(
@@ -173,7 +174,8 @@ class Round:
         if one.memory or personal_state is not None or update.client_id in self.store.clients:
             result.records[update.client_id] = (one.memory, one.personal)
         self.recorder.logged.absorb(one.logged)
-        self.notify("on_client_end", update)
+        for hook in self.hooks["on_client_end"]:
+            hook(update)
 
     def _close(self, result: RoundResult) -> RoundResult:
         """Check that everything is finite and reduce the logged values, in the round's one transfer to the host.
