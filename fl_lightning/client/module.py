@@ -225,7 +225,8 @@ class ClientModule(LightningModule):
         if state is not None:
             teacher.load({n.removeprefix("net."): value for n, value in state.items()}, None, mode)
         elif not teacher.holds(token):
-            teacher.load(self.net.state_dict(), token, mode)
+            received = {n.removeprefix("net."): value for n, value in self.context.start.items()}
+            teacher.load({**self.net.state_dict(), **received}, token, mode)
 
     def teacher(self, name: str) -> Teacher:
         """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
