@@ -62,7 +62,7 @@ class NormClip(UpdateTransform):
         self.max_norm = max_norm
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        if update.weights is None:
+        if update.weights is None or not self.server.trainable:
             return update
         start = {**self.server.weights, **(broadcast.weights or {})}
         weights = {name: update.weights[name] for name in self.server.trainable}

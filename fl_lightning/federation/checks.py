@@ -137,10 +137,11 @@ def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeig
     Raises:
         ValueError: naming both.
     """
-    if not weights.shared and type(aggregator) is not Aggregator:
+    if not weights.trainable and type(aggregator) is not Aggregator:
         raise ValueError(
             f"{type(aggregator).__name__} makes one set of weights of the clients', but those of "
-            f"{type(client).__name__} share none; leave model.aggregator unset, or make fewer entries personal"
+            f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
+            f"fewer entries personal"
         )
 
 
