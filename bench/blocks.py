@@ -24,12 +24,12 @@ import torch
 from bench.workloads import Workload
 
 MODULES = {"floor": "floor", "train": "federated", "all": "federated", "empty": "federated"}
-"""Which module has a variant: the floor's process never imports Lightning."""
+"""Module of each variant: the floor's process never imports Lightning."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one block of rounds gave.
+    """Result of one block of rounds.
 
     Args:
         seconds: per round, by the wall clock.
@@ -146,7 +146,7 @@ def interleaved(work: Workload, variants: list[str], threads: int | None) -> dic
 
 
 def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]]:
-    """The same within this process: sooner done, but the memory is that of everything that ran before."""
+    """Time the blocks within this process: faster to start, but the memory includes that of all earlier blocks."""
     return in_turn(work, {name: partial(run_block, work, name) for name in ["floor", *variants]})
 
 

@@ -1,4 +1,4 @@
-"""The same work as a federated fit, and a fit whose rounds are empty."""
+"""Variants of the benchmark: the floor's work as a federated fit, and a fit whose rounds are empty."""
 
 import os
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def train(work: Workload) -> Result:
 
 
 def everything(work: Workload) -> Result:
-    """The same with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
+    """Variant `all`: `train` with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
     with TemporaryDirectory() as folder:
         checkpoint = ModelCheckpoint(os.path.join(folder, "checkpoints"), every_n_epochs=10)
         loggers = [RoundCSVLogger(folder), RunTensorBoard(folder)]

@@ -1,4 +1,4 @@
-"""What a method's local step costs beside FedAvg's, and what the arithmetic alone would cost.
+"""Times of a method's local step, beside FedAvg's and beside its bare arithmetic.
 
 Every fit is the `cnn` workload with fewer clients in the cohort, so that many methods fit into a few minutes. The floor
 is made of bare PyTorch measured in the same run: a step with the same arithmetic beside a plain one.

@@ -1,4 +1,4 @@
-"""How long it takes to import the package, against what it stands on, and to see the help of its command."""
+"""Start-up times: importing the package, importing what it depends on, and the help of its command."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ BASE = "import pytorch_lightning"
 
 
 def commands() -> dict[str, list[str]]:
-    """What is timed, each in a fresh process; the first one is what the others are compared with."""
+    """Commands that are timed, each in a fresh process; the others are compared with the first one."""
     found = {
         BASE: [sys.executable, "-c", "import pytorch_lightning"],
         "import fl_lightning": [sys.executable, "-c", "import fl_lightning"],  # which loads a name when it is asked for

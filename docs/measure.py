@@ -1,4 +1,4 @@
-"""Measures what docs/decisions.md says was measured: `python docs/measure.py`, about a minute."""
+"""Measures the times in docs/decisions.md: `python docs/measure.py`, about a minute."""
 
 import logging
 import time
@@ -132,7 +132,7 @@ def grouping() -> str:
 
 
 def unreachable() -> str:
-    """What alpha = 0.05 gives for 100 clients of 50,000 samples."""
+    """Smallest share with alpha = 0.05 for 100 clients of 50,000 samples."""
     labels = np.repeat(np.arange(10), 5000)
     try:
         DirichletPartition(0.05)(PartitionInput(len(labels), labels, 10), 100, np.random.default_rng(0))

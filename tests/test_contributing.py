@@ -218,7 +218,10 @@ def test_rows_of_the_methods_table_name_their_classes():
     assert {kind.rpartition(".")[2] for kind in (getattr(methods, n).__module__ for n in methods.__all__)} <= shown
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/decisions.md", "docs/your-module.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decisions", "your-module"))],
+)
 def test_files_that_the_documents_name_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]

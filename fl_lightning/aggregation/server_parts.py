@@ -199,6 +199,11 @@ class GatheringAggregator(Aggregator, ABC):
         if mean is None:
             return None
         new = {**mean, **self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})}
+        if missing := [name for name in self.server.trainable if name not in new]:
+            raise ValueError(
+                f"{type(self).__name__}.reduce must return every trainable shared entry, but {missing[0]!r} is "
+                f"missing; return it as it is where the rule does not touch it"
+            )
         return {name: new[name].to(value.dtype) for name, value in self.server.weights.items()}
 
 

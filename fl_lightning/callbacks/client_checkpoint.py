@@ -63,17 +63,11 @@ def hyperparameters(module: LightningModule) -> dict[str, Any]:
     """Hyper-parameters that `module` saved itself, else its arguments; of both only plain values."""
     found: Mapping[str, Any] = module.hparams
     if not found:
-        names = [name for kind in reversed(type(module).__mro__) for name in own_arguments(kind)]
+        kinds = [kind for kind in reversed(type(module).__mro__) if issubclass(kind, ClientModule)]
+        parameters = [p for kind in kinds for p in inspect.signature(kind.__init__).parameters.values()]
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         found = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return {name: value for name, value in found.items() if is_plain(value)}
-
-
-def own_arguments(kind: type) -> list[str]:
-    """Names of the arguments of a class's own `__init__`."""
-    if "__init__" not in vars(kind) or not issubclass(kind, ClientModule):
-        return []
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
 
 
 def is_plain(value: Any) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
@@ -44,10 +45,9 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     shown = np.ma.masked_equal(table.T, 0)
     visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    label_places(axes, "x", [str(i) for i in range(num_clients)], 25)
-    label_places(axes, "y", class_names, MOST_LABELS)
+    axes.set(xlabel="client", ylabel="class")
+    label_places(axes.xaxis, [str(i) for i in range(num_clients)], 25)
+    label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
         write_cells(axes, table.T, dark=0.3 * float(table.max(initial=1)))
@@ -125,7 +125,7 @@ def plot_classwise(
     axes.invert_yaxis()
     axes.set_ylabel("class")
     label_rounds(axes, x)
-    label_places(axes, "y", class_names, MOST_LABELS)
+    label_places(axes.yaxis, class_names, MOST_LABELS)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
     draw_best_and_last(figure.add_subplot(grid[0, 2], sharey=axes), np.fmax.reduce(table), table[-1])
     figure.suptitle(title, fontsize="large")
@@ -151,10 +151,9 @@ def check_names(class_names: Sequence[str], num_classes: int) -> None:
         raise ValueError(f"class_names needs one name per class ({num_classes}), got {len(class_names)}")
 
 
-def label_places(axes: Axes, which: str, names: Sequence[str], most: int) -> None:
+def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
     """Name the places 0, 1, … of an axis, every k-th where they are too many."""
     step = next(k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if len(names) <= k * most)
-    axis = axes.xaxis if which == "x" else axes.yaxis
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [names[i] for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
@@ -195,15 +194,15 @@ def draw_totals(axes: Axes, totals: Numbers, along: str) -> None:
 
     places, size = np.arange(len(totals)), 0.8 if len(totals) <= 50 else 1.0
     if along == "x":
-        axes.bar(places, totals, width=size, color="#4d4d4d")
-        axes.set_ylabel("samples")
+        axes.bar(places, totals, size, color="#4d4d4d")
         axes.tick_params(labelbottom=False, bottom=False)
         axes.margins(x=0)
     else:
-        axes.barh(places, totals, height=size, color="#4d4d4d")
-        axes.set_xlabel("samples")
+        axes.barh(places, totals, size, color="#4d4d4d")
         axes.tick_params(labelleft=False, left=False)
-    (axes.yaxis if along == "x" else axes.xaxis).set_major_locator(MaxNLocator(3))
+    axis = axes.yaxis if along == "x" else axes.xaxis
+    axis.set_label_text("samples")
+    axis.set_major_locator(MaxNLocator(3))
     axes.tick_params(which="minor", length=0)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -214,8 +213,7 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
     axes.plot(best, places, "o", color=COLOURS[1], markersize=size, markerfacecolor="white", label="best")
     axes.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
-    axes.set_xlim(-5, 105)
-    axes.set_xlabel("accuracy (%)")
+    axes.set(xlim=(-5, 105), xlabel="accuracy (%)")
     axes.tick_params(labelleft=False, left=False)
     axes.grid(True, axis="x", color=GREY, linewidth=0.6)
     axes.set_axisbelow(True)

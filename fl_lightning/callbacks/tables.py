@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
@@ -29,11 +32,11 @@ def print_classes(
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
     worst, shown = order[0], list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
     overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
-    columns = {"samples": [str(int(n)) for n in samples], "accuracy": percents(accuracy)}
+    columns = {"samples": [str(int(n)) for n in samples], "accuracy": list(map(percent, accuracy))}
     below = [f"accuracy {percent(overall)}"]
     if peak is not None:
         rounds = torch.stack([peak, accuracy])
-        columns |= {"best": percents(peak), "forgetting": percents(forgetting_per_class(rounds))}
+        columns |= {"best": list(map(percent, peak)), "forgetting": list(map(percent, forgetting_per_class(rounds)))}
         below.append(f"forgetting F {percent(forgetting(rounds))}")
     below.append(f"worst class {names[worst]}: {percent(accuracy[worst])}")
     if len(shown) < len(names):
@@ -52,10 +55,6 @@ def print_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
 ) -> None:
     """Print a table whose first column holds names and the others numbers; the row `bold` stands out."""
-    from rich import box  # noqa: PLC0415 - slow to import
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
         table.add_column(name, justify="right" if i else "left")
@@ -71,8 +70,3 @@ def print_table(
 def percent(value: Tensor) -> str:
     """A fraction as printed; a dash for NaN."""
     return "-" if value.isnan() else f"{100 * float(value):.1f} %"
-
-
-def percents(values: Tensor) -> list[str]:
-    """Fractions as printed."""
-    return [percent(value) for value in values]

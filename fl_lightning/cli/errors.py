@@ -25,6 +25,8 @@ BASES: dict[str, type] = {
     "source": data.Source,
     "partition": data.Partition,
     "aggregator": aggregation.Aggregator,
+    "server_module": aggregation.ServerModule,
+    "transforms": aggregation.UpdateTransform,
     "optimizer": optim.Optimizer,
     "server_optimizer": optim.Optimizer,
     "callbacks": pl.Callback,
@@ -32,8 +34,8 @@ BASES: dict[str, type] = {
 }
 """Base class of the values of an option, by the option's last part."""
 
-EMPTY = (optim.Optimizer, pl.Callback)
-"""Base classes that can be created, but do nothing."""
+EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.NonFiniteGuard)
+"""Classes that can be created, but do nothing, or are there already."""
 
 # What jsonargparse tells in its messages only. Everything else is taken from its exceptions and from the parser.
 KEY = re.compile(r'Parser key "([\w.]+)"[^:]*:\s*|--([\w.]+)\.help: ')

@@ -18,21 +18,9 @@ from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.runs.folder import (
-    CHECKPOINTS,
-    DEFAULT_ROOT,
-    LAST,
-    BestCheckpoint,
-    BestOwnCheckpoint,
-    LastCheckpoint,
-    discard,
-    find_checkpoint,
-    first_round,
-    new_run,
-    run_of,
-    stem_of,
-)
+from fl_lightning.runs import folder as runs
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
+from fl_lightning.utils.settings import as_list
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
@@ -70,7 +58,7 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
-        self.parent = Path(DEFAULT_ROOT)
+        self.parent = Path(runs.DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
         try:
@@ -88,7 +76,7 @@ class FederatedCLI(LightningCLI):
         except BaseException as stop:
             rounds = self.trainer.global_step if hasattr(self, "trainer") else 0
             if self.folder is not None and self.first_round is None and not rounds:
-                discard(self.folder)
+                runs.discard(self.folder)
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
                 command = sys.argv[1:] if args is None else args
                 raise KeyboardInterrupt(interrupted(rounds, command, self.folder)) from None
@@ -100,12 +88,12 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
-        self.parent = Path(config.trainer.default_root_dir or DEFAULT_ROOT) / stem_of(config.config or [])
+        self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
         if config.ckpt_path:
-            checkpoint = find_checkpoint(config.ckpt_path, self.parent)
-            self.first_round = first_round(checkpoint)
+            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent)
+            self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
-            self.folder = run_of(checkpoint)
+            self.folder = runs.run_of(checkpoint)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
@@ -119,15 +107,13 @@ class FederatedCLI(LightningCLI):
             if self.subcommand == "predict":
                 ours = [SavePredictions(found or self.parent)]
         else:
-            self.folder = self.folder or new_run(self.parent)
-            kwargs |= {
-                "default_root_dir": str(self.folder),
-                "logger": loggers(settings.logger, self.folder, self.first_round),
-            }
+            self.folder = self.folder or runs.new_run(self.parent)
+            kwargs["default_root_dir"] = str(self.folder)
+            kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
             ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]
             if settings.enable_checkpointing is not False:
-                ours += checkpoints(self.folder / CHECKPOINTS, given, self.datamodule.evaluated == "val")
-                ours.append(ClientCheckpoint(self.folder / CHECKPOINTS))
+                ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
+                ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
         bars = any(isinstance(callback, ProgressBar) for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())
@@ -138,15 +124,12 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        announce(self.folder, self.first_round or 0, self.trainer.max_epochs)
-
-
-def announce(folder: Path | None, rounds: int, max_epochs: int | None) -> None:
-    """Say where the run lies, and when the run that is continued has its rounds already."""
-    if folder is not None:
-        rank_zero_info(f"Run folder: {folder}{f', continued from round {rounds}' if rounds else ''}")
-    if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
-        rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
+        """Say where the run lies, and when the run that is continued has its rounds already."""
+        rounds, max_epochs = self.first_round or 0, self.trainer.max_epochs
+        if self.folder is not None:
+            rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
+        if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
+            rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
@@ -165,9 +148,9 @@ def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Ca
     ours: list[Callback] = []
     if not any(callback.monitor for callback in own):
         monitor, name = ("val/acc", "best") if validates else ("global/acc", "best-on-test")
-        ours += [BestCheckpoint(folder, monitor, name), BestOwnCheckpoint(folder)]
+        ours += [runs.BestCheckpoint(folder, monitor, name), runs.BestOwnCheckpoint(folder)]
     if not any(callback.save_last for callback in own):
-        ours.append(LastCheckpoint(folder))  # after the best one, whose path it stores
+        ours.append(runs.LastCheckpoint(folder))  # after the best one, whose path it stores
     return ours
 
 
@@ -176,16 +159,12 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
     done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
-    if folder is None or not (folder / CHECKPOINTS / LAST).is_file():
+    last = folder and folder / runs.CHECKPOINTS / runs.LAST
+    if last is None or not last.is_file():
         return f"{done}; no checkpoint is kept"
     words = [
         word
         for before, word in zip(["", *argv], argv, strict=False)
         if before != "--ckpt_path" and not word.startswith("--ckpt_path")
     ]
-    return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(folder / CHECKPOINTS / LAST)])}"
-
-
-def as_list(value: Any) -> list[Any]:
-    """Make a list of a list, of one value or of None."""
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(last)])}"

@@ -122,3 +122,15 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
         )
     outputs = {name: value for name, value in output.items() if name != "loss"} if more else {}
     return cast(Tensor, loss), outputs
+
+
+def can_be_neutral(client: Any) -> bool:
+    """True for a class with `neutral` coefficients, unless a subclass or the object overrides what they switch off.
+
+    Args:
+        client: a ClientModule.
+    """
+    kind = type(client)
+    owner = next(parent for parent in kind.__mro__ if "neutral" in vars(parent))
+    hooks = ("training_step", "receive", "phases", "reply", "exposure_slope")
+    return bool(client.neutral) and all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)

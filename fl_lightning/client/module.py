@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from fl_lightning.aggregation import ServerModule
-from fl_lightning.client.checks import check_client_arguments, check_returned, num_arguments, same_or_unset
+from fl_lightning.client.checks import (
+    can_be_neutral,
+    check_client_arguments,
+    check_returned,
+    num_arguments,
+    same_or_unset,
+)
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.passes import evaluation_mode
 from fl_lightning.client.services import BatchTransfer
@@ -68,6 +74,7 @@ class ClientModule(LightningModule):
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
+        self.may_be_neutral = can_be_neutral(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
         check_client_arguments(self, module, net=net, optimizer=optimizer)
         self.module = module
@@ -187,8 +194,11 @@ class ClientModule(LightningModule):
 
     @property
     def is_neutral(self) -> bool:
-        """True where all coefficients have the values at which the method is FedAvg."""
-        return bool(self.neutral) and all(getattr(self, name) == value for name, value in self.neutral.items())
+        """True where all coefficients have the values at which the method is FedAvg.
+
+        Never for a subclass that overrides what the method itself does to the loss.
+        """
+        return self.may_be_neutral and all(getattr(self, name) == value for name, value in self.neutral.items())
 
     def params(self) -> State:
         """The shared trainable parameters as they are now, by the names fixed at setup."""
@@ -212,7 +222,7 @@ class ClientModule(LightningModule):
         self.context.round[name] = kept
 
     def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
-        """Make the teacher `name`, in `receive`: a frozen copy of the received net, or of the net with `state`.
+        """Make the teacher `name`: a frozen copy of the net with the weights as they came, or with `state`.
 
         One copy serves all clients of a round that received the same weights. With `mode="train"` its BatchNorm uses
         batch statistics.
@@ -221,12 +231,16 @@ class ClientModule(LightningModule):
             raise ValueError(f"{type(self).__name__}.load_teacher({name!r}) needs a client built with net=")
         if name not in self._teachers:
             self._teachers[name] = Teacher(name, self.net)
-        teacher, token = self._teachers[name], self.context.weights_token
-        if state is not None:
-            teacher.load({n.removeprefix("net."): value for n, value in state.items()}, None, mode)
-        elif not teacher.holds(token):
-            received = {n.removeprefix("net."): value for n, value in self.context.start.items()}
-            teacher.load({**self.net.state_dict(), **received}, token, mode)
+        teacher, context = self._teachers[name], self.context
+        if isinstance(teacher.net, HeterogeneousNets):
+            teacher.net.choose(context.client_id)
+        if state is None and teacher.holds(context.weights_token, mode):
+            return
+        given = context.start if state is None else state  # the net itself may have moved since
+        entries = {n.removeprefix("net."): value for n, value in given.items()}
+        teacher.load({**self.net.state_dict(), **entries}, context.weights_token if state is None else None, mode)
+        if context.logit_cache is not None:
+            context.logit_cache.stop(name)
 
     def teacher(self, name: str) -> Teacher:
         """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
@@ -277,6 +291,10 @@ class ClientModule(LightningModule):
     def connect(self, forward_context: ForwardContext, transfer: Callable[[Batch], Batch]) -> None:
         """Use the Trainer's precision and the user's transfer hooks."""
         self.forward_context, self._transfer = forward_context, transfer
+
+    def disconnect(self) -> None:
+        """Run in full precision again, as without a Trainer."""
+        self.forward_context, self._transfer = nullcontext, None
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         """Fix which parameters are trainable (inside vmap none requires a gradient), and which never travel."""

@@ -55,8 +55,16 @@ class StandaloneClient(Callback):
         progress = client.context.progress
         progress.move(trainer.global_step - progress.num_steps, float("nan"))
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._release(pl_module)
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._release(pl_module)
+
+    def _release(self, client: Any) -> None:
+        """Take services and precision back."""
         self._attached.close()
+        client.disconnect()
 
 
 def view_of_loader(trainer: Trainer, client: Any) -> ClientData:

@@ -32,6 +32,11 @@ class LogitCache:
         self._positions = torch.empty(0, dtype=torch.int64)
         self._complete = False
         self._kept: dict[str, Tensor] = {}
+        self._stopped: set[str] = set()
+
+    def stop(self, name: str) -> None:
+        """Keep nothing of the teacher `name`, which has other weights now."""
+        self._stopped.add(name)
 
     def begin_batch(self, x: Tensor, positions: Tensor) -> None:
         """Note the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
@@ -47,6 +52,8 @@ class LogitCache:
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Give a teacher's logits of the batch in training: kept ones from the second epoch on, else `compute(x)`."""
+        if name in self._stopped:
+            return compute(x)
         positions = self._positions.to(x.device)
         kept = self._kept.get(name)
         if self._complete and kept is not None:
@@ -72,6 +79,7 @@ class Teacher:
         self.name = name
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.token: object = None
+        self.mode = "eval"
         self.forward_context: ForwardContext = nullcontext
         self.cache: LogitCache | None = None
         self.batch_statistics = False
@@ -79,9 +87,9 @@ class Teacher:
         self._norms = [module for module in self.net.eval().modules() if isinstance(module, BATCH_NORMS)]
         self._mixes = mixes_samples(self.net)
 
-    def holds(self, token: object) -> bool:
-        """True where these are the weights that were loaded last."""
-        return token is not None and self.token is token
+    def holds(self, token: object, mode: str) -> bool:
+        """True where these are the weights and the mode that were loaded last."""
+        return token is not None and self.token is token and self.mode == mode
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], token: object, mode: Literal["eval", "train"]) -> None:
@@ -92,7 +100,7 @@ class Teacher:
         """
         for name, target in self._targets.items():
             target.copy_(state[name])
-        self.token = token
+        self.token, self.mode = token, mode
         self.batch_statistics = mode == "train" and bool(self._norms)
         for module in self._norms:
             module.momentum = 0.0

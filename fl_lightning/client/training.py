@@ -100,8 +100,7 @@ class LocalTrainer:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
         self.modules: list[LightningModule] = list(client.lightning_modules())
-        self.neutral = client.is_neutral
-        self._training_step: Callable[..., Any] = client.local_loss if self.neutral else client.training_step
+        self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self._reusable: LocalOptimizers | None = None
@@ -136,9 +135,16 @@ class LocalTrainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def train(self, data: ClientData, exchange: str, on_epoch_end: Callable[[int], None] | None = None) -> None:
+    def train(
+        self,
+        data: ClientData,
+        exchange: str,
+        neutral: bool = False,
+        on_epoch_end: Callable[[int], None] | None = None,
+    ) -> None:
         """Run all phases of one exchange on the client's data; the module is trained in place."""
         self.seed(f"train/{exchange}", data)
+        self._training_step = self.client.local_loss if neutral else self.client.training_step
         epochs_of_client = self.settings.epochs_of(data.client_id)
         passed: dict[str, int] = {}
         for phase in self.client.phases(exchange):
@@ -166,6 +172,8 @@ class LocalTrainer:
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
         optimizers.begin(progress, phase.lr, self.settings.lr_decay**data.round_idx)
+        for optimizer in optimizers.raw if not client.automatic_optimization else ():
+            zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         services.begin_phase(optimizers)
         cache = self._logit_cache(phase, data) if epochs > 1 and client.distils else None
         if cache is not client.context.logit_cache:
@@ -307,8 +315,6 @@ class LocalTrainer:
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
         found = LocalOptimizers(configured, owner, self._slope, scaler, self._backward_of(scaler))
         if not client.automatic_optimization:
-            for optimizer in found.raw:  # of a client that accumulated and did not step at its end
-                zero_grad(optimizer)
             return found
         if len(found.raw) > 1:
             raise ValueError(

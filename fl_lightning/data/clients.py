@@ -33,7 +33,12 @@ class Cohorts:
         if not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
         for cohort in schedule or []:
-            check_cohort(cohort, num_clients)
+            outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
+            if not cohort or outside or len(set(cohort)) < len(cohort):
+                raise ValueError(
+                    f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
+                    f"data.schedule"
+                )
         self.num_clients, self.schedule, self.seed = num_clients, schedule, seed
         self.size = max(1, int(participation * num_clients + 1e-9))
 
@@ -54,22 +59,6 @@ class Cohorts:
             return list(range(self.num_clients))
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
-
-
-def check_cohort(cohort: Sequence[int], num_clients: int) -> None:
-    """Refuse a scheduled cohort that is empty, repeats a client or names one that does not exist.
-
-    Raises:
-        ValueError: naming the cohort.
-
-    >>> check_cohort([2, 0], num_clients=3)
-    """
-    wrong = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
-    if not cohort or wrong or len(set(cohort)) < len(cohort):
-        raise ValueError(
-            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
-            f"data.schedule"
-        )
 
 
 class FederatedData(Protocol):
@@ -100,23 +89,6 @@ class ClientIndices(dict[str, Tensor]):
     def __missing__(self, split: str) -> Tensor:
         self[split] = self.data.client_indices(split, self.client_id)
         return self[split]
-
-
-class ClientViews:
-    """Gives each client's data in a round.
-
-    Args:
-        data: the data module.
-        train: the training split of all clients.
-        parts: each client's samples of it, N int64 index tensors.
-    """
-
-    def __init__(self, data: "FederatedData", train: Split, parts: Sequence[Tensor]) -> None:
-        self._data, self._train, self._parts = data, train, parts
-
-    def __call__(self, client_id: int, round_idx: int) -> "ClientView":
-        """One client's data in one round."""
-        return ClientView(self._data, client_id, round_idx, self._train, {"train": self._parts[client_id]})
 
 
 class ClientView:
@@ -204,3 +176,10 @@ class ClientView:
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
+
+
+def client_view(
+    data: FederatedData, train: Split, parts: Sequence[Tensor], client_id: int, round_idx: int
+) -> ClientView:
+    """One client's data in one round, from the training split and each client's samples of it."""
+    return ClientView(data, client_id, round_idx, train, {"train": parts[client_id]})

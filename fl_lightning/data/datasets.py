@@ -192,13 +192,10 @@ class DatasetSource(Source):
         columns: Mapping[str, Array] | None = None,
     ) -> None:
         self.train, self.val, self.test = train, val, test
+        self.validates = val is not None
         self.num_classes, self.columns = num_classes, columns
         self.loader_spec = loader_spec or LoaderSpec()
         self.validation: Split | None = None
-
-    @property
-    def validates(self) -> bool:
-        return self.val is not None
 
     def load(self) -> tuple[Split, Split | None]:
         splits = {"train": make_split(self.train, self.loader_spec, self.columns)}
@@ -265,14 +262,11 @@ class DataModuleSource(Source):
                 f"a data module must be a pytorch_lightning.LightningDataModule, got {type(datamodule).__name__}"
             )
         self.datamodule = datamodule
+        self.validates = self._has("val_dataloader")
         self.num_classes: int | None = None
         self.class_names: tuple[str, ...] | None = None
         self.validation: Split | None = None
         self.loader_spec = LoaderSpec()
-
-    @property
-    def validates(self) -> bool:
-        return self._has("val_dataloader")
 
     def attach(self, trainer: Trainer | None) -> None:
         self.datamodule.trainer = trainer

@@ -22,21 +22,6 @@ SERVER_ONLY = ("val", "proxy")
 """Splits that no client sees."""
 
 
-def check_size(name: str, size: float) -> None:
-    """Refuse what is neither a number of samples nor a share of them.
-
-    Raises:
-        ValueError: below 0, not finite, or above 1 and not whole.
-
-    >>> check_size("proxy_size", 0.01)
-    """
-    if not 0 <= size < float("inf") or (size > 1 and size != int(size)):
-        raise ValueError(
-            f"{name} must be a whole number of samples, or below 1 a share of the training samples, got {size}; 0 has "
-            f"none"
-        )
-
-
 def holdout_sizes(
     val_fraction: float, transfer_size: float, proxy_size: float, extra_splits: Iterable[str] = ()
 ) -> dict[str, float]:
@@ -59,9 +44,13 @@ def holdout_sizes(
     """
     if not 0 <= val_fraction < 1:
         raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
-    check_size("proxy_size", proxy_size)
-    check_size("transfer_size", transfer_size)
     sizes = {"val": val_fraction, "transfer": transfer_size, "proxy": proxy_size}
+    for name in ("proxy", "transfer"):
+        if not 0 <= sizes[name] < float("inf") or (sizes[name] > 1 and sizes[name] % 1):
+            raise ValueError(
+                f"{name}_size must be a whole number of samples, or below 1 a share of the training samples, got "
+                f"{sizes[name]}; 0 has none"
+            )
     for name in extra_splits:
         if name in ("train", "test", "val"):
             raise ValueError(f"data.extra_splits cannot replace the {name} split; give it by data.source")

@@ -1,7 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.clients import ClientView, ClientViews, Cohorts
+from fl_lightning.data.clients import ClientView, Cohorts, client_view
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
@@ -298,9 +298,14 @@ class FederatedDataModule(LightningDataModule):
     def _values(self, split: str) -> np.ndarray[Any, Any] | None:
         """Read the values that the partition divides by, (n,): the labels, or the column that it names."""
         samples, column = self._splits[split], self.partition.column
-        if column is not None:
-            return samples.column(column) if split == "train" or samples.has_column(column) else None
-        return None if samples.labels is None else samples.labels.numpy()
+        if column is None:
+            return None if samples.labels is None else samples.labels.numpy()
+        try:
+            return samples.column(column)
+        except ValueError:
+            if split == "train":
+                raise
+            return None
 
     def _divide_test(self) -> list[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none."""
@@ -342,10 +347,10 @@ class FederatedDataModule(LightningDataModule):
         """One client's data in one round."""
         return self.views()(client_id, round_idx)
 
-    def views(self) -> ClientViews:
+    def views(self) -> Callable[[int, int], ClientView]:
         """Every client's data, as `(client_id, round_idx) -> ClientView`."""
         self.client_indices("train", 0)
-        return ClientViews(self, self._splits["train"], self._clients["train"])
+        return partial(client_view, self, self._splits["train"], self._clients["train"])
 
     # --- Lightning -----------------------------------------------------------------------------------------------
 

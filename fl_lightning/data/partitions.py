@@ -6,15 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-import fl_lightning.data.partition_by_class as P
-import fl_lightning.data.partition_by_client as PC
+import fl_lightning.data.dealing as deal
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Array = np.ndarray[Any, Any]
-
-MAX_DRAWS = 1000
-"""Attempts of a partition to draw sizes that fit."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Partition(ABC):
             return [generator.choice(test.size, min(size, test.size), replace=False) for _ in train]
         counts = np.stack([np.bincount(samples.labels[part], minlength=samples.num_classes) for part in train])
         counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
-        return PC.draw_by_proportions(test.labels, counts, size, generator)
+        return deal.draw_by_proportions(test.labels, counts, size, generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
         """The labels, or an error that says what to use instead."""
@@ -107,9 +103,10 @@ class Partition(ABC):
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return samples.labels
 
-    def _labelled(self, samples: PartitionInput) -> tuple[Array, int]:
+    def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
         """Labels and the number of classes, or an error that says what to use instead."""
         labels, num_classes = self._labels(samples), samples.num_classes
+        deal.check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
@@ -122,14 +119,14 @@ class IIDPartition(Partition):
     """
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        P.check_clients(samples.size, num_clients)
+        deal.check_clients(samples.size, num_clients)
         return np.array_split(generator.permutation(samples.size).astype(np.int64), num_clients)
 
 
 class DirichletPartition(Partition):
     """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
 
-    Draws the proportions of all classes until every client gets `min_samples`, at most `MAX_DRAWS` times.
+    Draws the proportions of all classes until every client gets `min_samples`, at most `dealing.MAX_DRAWS` times.
 
     Args:
         alpha: concentration > 0: 0.1 = few classes per client, inf = equal shares.
@@ -151,8 +148,7 @@ class DirichletPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         total, min_samples = samples.size, self.min_samples
-        pools = P.by_class(*self._labelled(samples))
-        P.check_clients(total, num_clients)
+        pools = deal.by_class(*self._labelled(samples, num_clients))
         if total < num_clients * min_samples:
             raise ValueError(
                 f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
@@ -160,15 +156,15 @@ class DirichletPartition(Partition):
             )
         alpha = min(self.alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
         best = -1
-        for _ in range(MAX_DRAWS):
+        for _ in range(deal.MAX_DRAWS):
             proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
-            counts = P.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
+            counts = deal.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
             best = max(best, smallest := int(counts.sum(0).min()))
             if smallest >= min_samples:
                 break
         else:
             raise ValueError(
-                f"no Dirichlet split in {MAX_DRAWS} draws gave every client min_samples={min_samples} "
+                f"no Dirichlet split in {deal.MAX_DRAWS} draws gave every client min_samples={min_samples} "
                 f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
                 f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
             )
@@ -197,17 +193,16 @@ class ShardPartition(Partition):
         self.shards_per_client = shards_per_client
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
-        P.check_clients(samples.size, num_clients)
-        classes = P.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
-        return P.deal_shards(labels, classes, generator)
+        labels, num_classes = self._labelled(samples, num_clients)
+        classes = deal.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
+        return deal.deal_shards(labels, classes, generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
         if size is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(dealt, test, size)
-        classes = P.shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
-        return P.deal_shards(test.labels, classes, dealt.generator)
+        classes = deal.shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
+        return deal.deal_shards(test.labels, classes, dealt.generator)
 
 
 class ClientDirichletPartition(Partition):
@@ -235,19 +230,34 @@ class ClientDirichletPartition(Partition):
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
-        P.check_clients(samples.size, num_clients)
-        proportions = PC.client_proportions(num_clients, num_classes, self.alpha, generator)
+        labels, num_classes = self._labelled(samples, num_clients)
+        proportions = deal.client_proportions(num_clients, num_classes, self.alpha, generator)
         size = self.samples_per_client or samples.size // num_clients
-        return PC.deal_by_proportions(labels, proportions, size, generator, self.overlap)
+        pools = [generator.permutation(pool) for pool in deal.by_class(labels, num_classes)]
+        sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+        if (size if self.overlap else size * num_clients) > samples.size:
+            raise ValueError(
+                f"the samples of the clients must be at most those of the split, got {size} for each of {num_clients} "
+                f"clients and {samples.size} samples: lower samples_per_client or num_clients, or let clients overlap"
+            )
+        used, parts = np.zeros_like(sizes), []
+        for row in proportions:
+            counts = deal.class_counts(row, size, sizes - used)
+            if self.overlap:
+                drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
+            else:
+                drawn = [pool[a : a + n] for pool, a, n in zip(pools, used, counts, strict=True)]
+                used += counts
+            parts.append(generator.permutation(np.concatenate(drawn)))
+        return parts
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Draw by the same proportions where the size of a client is not set, else by those of its samples."""
         if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(dealt, test, size or self.samples_per_client)
         num_clients = len(dealt.parts)
-        q = PC.client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
-        return PC.draw_by_proportions(test.labels, q, size or max(1, test.size // num_clients), dealt.generator)
+        q = deal.client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
+        return deal.draw_by_proportions(test.labels, q, size or max(1, test.size // num_clients), dealt.generator)
 
 
 class QuantityPartition(Partition):
@@ -279,10 +289,9 @@ class QuantityPartition(Partition):
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels, num_classes = self._labelled(samples)
+        labels, num_classes = self._labelled(samples, num_clients)
         classes_per_client, shuffle = self.classes_per_client, self.shuffle_clients
-        pools = P.by_class(labels, num_classes)
-        P.check_clients(samples.size, num_clients)
+        pools = deal.by_class(labels, num_classes)
         if not 1 <= classes_per_client <= num_classes:
             raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
         blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
@@ -297,15 +306,9 @@ class QuantityPartition(Partition):
         quota = np.full(num_clients, classes_per_client, dtype=np.int64)
         result: list[list[Array]] = [[] for _ in range(num_clients)]
         for c, pool in enumerate(pools):
-            chosen = PC.choose_clients(quota, count, generator if shuffle else None)
+            chosen = deal.choose_clients(quota, count, generator if shuffle else None)
             quota[chosen] -= 1
-            draws = (PC.draw_sizes(len(pool), count, 10 / num_classes, self.upper, generator) for _ in range(MAX_DRAWS))
-            sizes = next((drawn for drawn in draws if drawn is not None), None)
-            if sizes is None:
-                raise ValueError(
-                    f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {len(pool)} samples of "
-                    f"class {c}: set upper to mean, or lower classes_per_client or num_clients"
-                )
+            sizes = deal.draw_sizes(len(pool), c, count, 10 / num_classes, self.upper, generator)
             for client_id, part in zip(chosen, np.split(generator.permutation(pool), sizes.cumsum()[:-1]), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]

@@ -26,10 +26,8 @@ class Source(ABC):
     loader_spec = LoaderSpec()
     """The settings of its own loader, known after `load`; the defaults where it has none."""
 
-    @property
-    def validates(self) -> bool:
-        """True where `load` will find validation samples."""
-        return False
+    validates: bool = False
+    """True where `load` will find validation samples."""
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
         """Take the Trainer, or None; called before `load`."""

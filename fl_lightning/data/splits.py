@@ -53,14 +53,6 @@ class Split(ABC):
             f"a key of its items"
         )
 
-    def has_column(self, name: str) -> bool:
-        """True where `column` gives values."""
-        try:
-            self.column(name)
-        except ValueError:
-            return False
-        return True
-
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         """Shape of one sample as the net reads it, without the batch dimension; None where it is not known."""

@@ -25,7 +25,7 @@ class _VisionSource(Source):
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
     named: ClassVar[bool] = True
-    """Whether the names of its classes say more than their numbers."""
+    """True where the names of the classes say more than their numbers."""
 
     def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)

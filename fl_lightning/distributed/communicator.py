@@ -1,6 +1,6 @@
 """Communicator of a run with one process, and the interface of `processes.ProcessCommunicator` for several."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class Communicator:
         if error is not None:
             raise error
 
-    def from_root(self, make: Callable[[], State | None]) -> State | None:
+    def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
         """Call `make` on the root process only, and give what it returns to all processes."""
         return make()
 

@@ -1,6 +1,6 @@
 """Communicator of a run with several processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +74,7 @@ class ProcessCommunicator(Communicator):
                 dist.all_reduce(vector)
         return out
 
-    def from_root(self, make: Callable[[], State | None]) -> State | None:
+    def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
         found: State | None = None
         error: Exception | None = None
         try:
@@ -82,6 +82,7 @@ class ProcessCommunicator(Communicator):
         except Exception as problem:
             error = problem
         first: State | None = self.all_gather_or_raise(found, error)[0]
+        self.broadcast_(list(tensors()))
         return first if first is None else {name: value.to(self.device) for name, value in first.items()}
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:

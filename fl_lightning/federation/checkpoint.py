@@ -18,7 +18,7 @@ DATA_SHAPE = "data_shape"
 
 
 @dataclass(frozen=True)
-class Untouched:
+class CheckpointOverride:
     """Contents of module, rule and server module before a round, saved in place of those within it.
 
     Args:
@@ -104,6 +104,26 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
             f"is damaged, or holds more than tensors and plain values; give another one, or a state dict"
         )
     return dict(found)
+
+
+def federated(checkpoint: Mapping[str, Any], name: str) -> Any:
+    """Give what a federation adds to Lightning's checkpoint.
+
+    Raises:
+        ValueError: if it is the checkpoint of another LightningModule, or of version 0.1.
+    """
+    found = checkpoint.get("federated")
+    if found is None:
+        raise ValueError(
+            f"a FederatedLoop continues its own checkpoints only, and {name} is of another LightningModule; to start "
+            f"from its weights set model.initial_weights"
+        )
+    if "recorder" not in found:
+        raise ValueError(
+            f"{name} was written by version 0.1, whose runs cannot be continued any more; to start from its weights "
+            f"set model.initial_weights"
+        )
+    return found
 
 
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:

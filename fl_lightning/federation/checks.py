@@ -1,11 +1,12 @@
 """Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
-from fl_lightning.aggregation import Aggregator, ServerModule
+from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.optimizers import Exposure
@@ -88,6 +89,20 @@ def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
             "(rounds)",
         ),
     ]
+
+
+def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:
+    """Refuse transforms that keep something, where each process would keep its own.
+
+    Raises:
+        ValueError: naming the transform.
+    """
+    for transform in transforms if world > 1 else ():
+        if type(transform).state_dict is not UpdateTransform.state_dict:
+            raise ValueError(
+                f"a transform that keeps something between rounds sees the clients of its own process only, and "
+                f"{type(transform).__name__} has a state_dict; set trainer.devices=1, or keep it in a ServerModule"
+            )
 
 
 def check_data(trainer: Trainer) -> FederatedDataModule:

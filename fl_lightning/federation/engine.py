@@ -54,7 +54,7 @@ class SequentialEngine:
         client.connect(forward_context(precision), transfer)
         self.services = services or ClientServices()
         self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
-        self._receives = overridden(client, "receive", ClientModule) and not self.local.neutral
+        self._receives = overridden(client, "receive", ClientModule)
         self._entry_names = {*self.weights.entries, *self.weights.tied}
         self._checked = False
         self._last_start: object = None
@@ -67,6 +67,9 @@ class SequentialEngine:
             with attach_services(self.modules, self.services.methods):
                 for job in jobs:
                     yield self._train(exchange, job)
+        except BaseException:
+            self.services.logged.clear()  # of the client under way
+            raise
         finally:
             self._last_start = None
             self.local.restore_modes()
@@ -76,14 +79,16 @@ class SequentialEngine:
         """Train one client in one exchange."""
         client, local, weights, notify = self.client, self.local, self.weights, self.notify
         context = self.load_client(job)
-        logged = self.services.begin_client()
-        if notify is not None:
-            notify("on_client_start", job.client_id)
+        logged, neutral = self.services.begin_client(), client.may_be_neutral and client.is_neutral
         try:
-            if self._receives:
+            if notify is not None:
+                notify("on_client_start", job.client_id)
+            if self._receives and not neutral:
+                local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
                 local.seed(f"receive/{exchange}", job.data)
                 client.receive(job.broadcast, job.data)
-            local.train(job.data, exchange, notify and (lambda e: notify("on_client_epoch_end", job.client_id, e)))
+            told = notify and (lambda epoch: notify("on_client_epoch_end", job.client_id, epoch))
+            local.train(job.data, exchange, neutral, told)
             extras = client.reply(exchange, job.data)
         except StopIteration as stop:  # would be taken for the end of the jobs
             raise RuntimeError(

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import parent_process
@@ -34,6 +34,7 @@ from fl_lightning.federation.checks import (
     check_rule,
     check_server_optimizer,
     check_trainer,
+    check_transforms,
 )
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
@@ -43,7 +44,7 @@ from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimize
 from fl_lightning.functional.state import clone
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.settings import as_list, check_at_least
 
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
 
@@ -97,7 +98,7 @@ class FederatedLoop(Forwarding):
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
         nonfinite: Literal["error", "skip"] = "error",
-        transforms: list[UpdateTransform] | None = None,
+        transforms: list[UpdateTransform] | UpdateTransform | None = None,
         alma_every: int | None = None,
         initial_weights: str | Path | None = None,
         threads: int | None = None,
@@ -118,13 +119,13 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.personal = (personal,) if isinstance(personal, str) else tuple(personal or ())
-        self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), list(transforms or ())
+        self.personal = tuple(as_list(personal))
+        self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), as_list(transforms)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
-        self._untouched: C.Untouched | None = None
-        self._deferred_state: dict[str, Any] = {}
+        self._checkpoint_override: C.CheckpointOverride | None = None
+        self._deferred_state, self._deferred_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
         self._weights: GlobalWeights | None = None
@@ -226,7 +227,7 @@ class FederatedLoop(Forwarding):
         data.key_batches(self.seed)
         if self._weights is not None:
             self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
-            self.server.attach(data)
+            self.server.attach(data, self.seed)
         epochs = self.settings.local_epochs
         if isinstance(epochs, list) and len(epochs) != data.num_clients:
             raise ValueError(
@@ -252,12 +253,15 @@ class FederatedLoop(Forwarding):
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
         current_communicator().broadcast_(list(weights.live(list(weights.entries)).values()))
         self.initial_personal = self.initial_personal or clone(weights.live(weights.personal))
-        self._server = Server(weights, data, self.store, lambda: self.seed)
+        self._server = Server(weights, data, self.store, self.seed)
         for part in (self.server_module, self.aggregator):
             part.attach(self._server)
             part.setup()
         for transform in (self.guard, *self.transforms):
             transform.setup(self._server)
+        if self._deferred_transforms:
+            self._load_transforms(self._deferred_transforms)
+            self._deferred_transforms = []
         if self._deferred_state:
             super().load_state_dict(self._deferred_state, strict=False)
             self._deferred_state = {}
@@ -293,6 +297,7 @@ class FederatedLoop(Forwarding):
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
         processes, error = current_communicator(self.device), None
+        check_transforms(self.transforms, processes.world)
         try:
             self.store.start(self.trainer, self.device)
         except Exception as problem:
@@ -327,6 +332,7 @@ class FederatedLoop(Forwarding):
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
             self._write_row()  # resumed from a checkpoint taken within the end of that round
         self.forward_hook("on_train_start")
+        self.recorder.logged.absorb(self._services.logged)  # what the client has logged before its first round
 
     # --- the round ---------------------------------------------------------------------------------------------
 
@@ -364,19 +370,18 @@ class FederatedLoop(Forwarding):
             states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
         for transform in self.transforms:
             kept.append(copy.deepcopy(transform.state_dict()))
-        self._untouched = C.Untouched(before, states, kept)
+        self._checkpoint_override = C.CheckpointOverride(before, states, kept)
         try:
             yield before
         except BaseException:
             weights.load(before)
             for name, part in parts.items():
                 part.load_state_dict(states[name])
-            for transform, state in zip(self.transforms, kept, strict=True):
-                transform.load_state_dict(state)
+            self._load_transforms(kept)
             round_.abandon()
             raise
         finally:
-            self._untouched = None
+            self._checkpoint_override = None
             round_.server.end_round()
 
     @property
@@ -485,8 +490,8 @@ class FederatedLoop(Forwarding):
         shape = C.data_shape(self.client) if self._handed_over else None
         told = {} if shape is None else {C.DATA_SHAPE: torch.tensor(shape)}
         state = super().state_dict(*args, **kwargs)
-        if self._untouched is not None:
-            state |= self._untouched.state_dict(self.weights)
+        if self._checkpoint_override is not None:
+            state |= self._checkpoint_override.state_dict(self.weights)
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self.weights.saved(self._evaluation.before)
         return state | told
@@ -509,6 +514,7 @@ class FederatedLoop(Forwarding):
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
+        self.client.disconnect()
         self._handed_over = parent_process() is not None  # only the state dict of a started process comes back
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -520,18 +526,13 @@ class FederatedLoop(Forwarding):
             "store": C.whole_store(self.store, current_communicator(self.device), inside_round),
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
-            "transforms": self._untouched.transforms if self._untouched else [t.state_dict() for t in self.transforms],
+            "transforms": self._transform_states(),
             "client": inner,
             C.DATA_SHAPE: C.data_shape(self.client),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get("federated")
-        if saved is None:
-            raise ValueError(
-                "a FederatedLoop continues its own checkpoints only, and this one is of another LightningModule; to "
-                "start from its weights set model.initial_weights"
-            )
+        saved = C.federated(checkpoint, "the checkpoint")
         entries = checkpoint["state_dict"]
         if self._weights is None:  # by load_from_checkpoint, before any data are known
             C.build(self.client, saved.get(C.DATA_SHAPE))
@@ -546,9 +547,19 @@ class FederatedLoop(Forwarding):
         self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
         self.recorder.load_state_dict(saved["recorder"])
-        for transform, state in zip(self.transforms, saved["transforms"], strict=True):
-            transform.load_state_dict(state)
+        if self._weights is None:
+            self._deferred_transforms = saved["transforms"]  # their setup comes first
+        else:
+            self._load_transforms(saved["transforms"])
         self.forward_hook("on_load_checkpoint", saved["client"])
+
+    def _transform_states(self) -> list[dict[str, Any]]:
+        override = self._checkpoint_override
+        return [transform.state_dict() for transform in self.transforms] if override is None else override.transforms
+
+    def _load_transforms(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for transform, state in zip(self.transforms, states, strict=True):
+            transform.load_state_dict(state)
 
 
 def built(part: Part | None) -> Part:

@@ -118,7 +118,7 @@ class Round:
             except Exception as problem:
                 error = problem
             communicator.merge(partials, error, to_root="rule" if gathers else "")
-            aggregate = communicator.from_root(rule.finish) if gathers else rule.finish()
+            aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
             if new is not None:
                 result.weights = server.advance(new)
@@ -147,24 +147,30 @@ class Round:
             data = self.view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
-    def _take(self, one: ClientResult, broadcast: Broadcast, personal: PartialAggregate, result: RoundResult) -> None:
+    def _take(
+        self, one: ClientResult, broadcast: Broadcast, personal_sum: PartialAggregate, result: RoundResult
+    ) -> None:
         """Pass one client's result through the transforms into the sums, the store's records and the recorder."""
-        update, own = one.update, one.personal
+        update, personal_state = one.update, one.personal
         if statistics := self.aggregator.client_statistics(update):
             update = replace(update, extras={**update.extras, **statistics})
         for transform in self.transforms:
             update = transform.on_client(update, broadcast)
         self.traffic.count("comm/bytes_up", broadcast.exchange, update)
-        update = self.guard.with_personal(update, own or {})
+        update = self.guard.with_personal(update, personal_state or {})
+        if self.transforms and update.weights is not None:
+            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
-        if own is not None and self.weights.shared and self.initial_personal is not None:
+        if personal_state is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
-                own = replace_nonfinite(own, update.included, self.initial_personal(update.client_id) or own)
-            personal.sums.setdefault("entries", StateSum()).add(own, update.num_samples)
+                personal_state = replace_nonfinite(
+                    personal_state, update.included, self.initial_personal(update.client_id) or personal_state
+                )
+            personal_sum.sums.setdefault("entries", StateSum()).add(personal_state, update.num_samples)
         self.aggregator.add(update)
         self.server_module.add(update)
-        if one.memory or own is not None or update.client_id in self.store.clients:
+        if one.memory or personal_state is not None or update.client_id in self.store.clients:
             result.records[update.client_id] = (one.memory, one.personal)
         self.recorder.logged.absorb(one.logged)
         self.notify("on_client_end", update)

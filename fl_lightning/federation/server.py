@@ -133,10 +133,10 @@ class Server:
         weights: of the global model, in the client module.
         data: of the federation.
         store: of the clients' memory.
-        seed: asked for the seed that keys every draw.
+        seed: keys every draw.
     """
 
-    def __init__(self, weights: GlobalWeights, data: ServerData, store: Any, seed: Callable[[], int]) -> None:
+    def __init__(self, weights: GlobalWeights, data: ServerData, store: Any, seed: int) -> None:
         self.module: nn.Module = weights.client
         self.trainable = weights.trainable
         self.round_idx = 0
@@ -144,9 +144,9 @@ class Server:
         self._all, self._data, self._seed = weights, data, seed
         self._snapshot: State | None = None
 
-    def attach(self, data: ServerData) -> None:
+    def attach(self, data: ServerData, seed: int) -> None:
         """Take the data of another fit."""
-        self._data = data
+        self._data, self._seed = data, seed
 
     def begin_round(self, round_idx: int, weights: State) -> None:
         """Begin a round from `weights`, a snapshot of the shared entries."""
@@ -182,7 +182,7 @@ class Server:
         return self._data.split(split)
 
     def generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._seed(), purpose, self.round_idx)
+        return keyed_generator(self._seed, purpose, self.round_idx)
 
 
 class ServerOptimizer:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -53,6 +53,16 @@ def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tupl
     return shape
 
 
+class BodyAndHead(Backbone):
+    """A net whose features are all that `body` makes of the input."""
+
+    body: Any
+
+    def features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
 class Conv(NamedTuple):
     """A convolution and ReLU, then (where `pool` > 0) a max pooling of stride 2."""
 
@@ -62,13 +72,8 @@ class Conv(NamedTuple):
     pool: int = 2
     pool_padding: int = 0
 
-    def shrinks(self, size: int) -> int:
-        """Count the pixels that are left of `size` along one side, below 1 where nothing is."""
-        size += 2 * self.padding - self.kernel + 1
-        return (size + 2 * self.pool_padding - self.pool) // 2 + 1 if self.pool else size
 
-
-class PlainCNN(Backbone):
+class PlainCNN(BodyAndHead):
     """Convolutions, then linear layers, with ReLU after each, and a head.
 
     Args:
@@ -111,15 +116,13 @@ class PlainCNN(Backbone):
                 self.body.append(nn.Dropout(dropout))
         self.head = nn.Linear(units[-1], num_classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out
-
 
 def left(convs: Sequence[Conv], size: int) -> int:
     """Count the pixels that the convolutions leave along one side, 0 where nothing is left."""
     for conv in convs:
-        size = conv.shrinks(size)
+        size += 2 * conv.padding - conv.kernel + 1
+        if conv.pool:
+            size = (size + 2 * conv.pool_padding - conv.pool) // 2 + 1
         if size < 1:
             return 0
     return size

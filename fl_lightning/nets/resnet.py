@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fl_lightning.nets.backbone import Backbone, check_images
+from fl_lightning.nets.backbone import BodyAndHead, check_images
 
 
-class ResNet(Backbone):
+class ResNet(BodyAndHead):
     """torchvision's ResNet of depth 18, 34 or 50, or 10 (one block per stage).
 
     For ten classes depth 18 has 11,181,642 parameters with the ImageNet stem and 11,173,962 with that for CIFAR;
@@ -59,10 +59,6 @@ class ResNet(Backbone):
             self.body.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         self.head = nn.Linear(width, num_classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out
-
 
 class ThinBlock(nn.Module):
     """Two 3×3 convolutions; where the width grows, the shortcut drops every second pixel and adds zero channels."""
@@ -83,7 +79,7 @@ class ThinBlock(nn.Module):
         return torch.relu(out + shortcut)
 
 
-class CIFARResNet(Backbone):
+class CIFARResNet(BodyAndHead):
     """He's thin ResNet for small images: widths 16, 32, 64, n blocks each, shortcuts without parameters.
 
     464,154 parameters for ten classes of colour images at depth 32.
@@ -116,7 +112,3 @@ class CIFARResNet(Backbone):
         for layer in self.body.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight)
-
-    def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x)
-        return out

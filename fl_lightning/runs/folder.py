@@ -4,13 +4,14 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.federation.checkpoint import read_checkpoint
+from fl_lightning.federation.checkpoint import federated, read_checkpoint
 from fl_lightning.federation.loop import FederatedLoop
 
 DEFAULT_ROOT = "runs"
@@ -50,12 +51,10 @@ def new_run(parent: Path) -> Path:
         return parent
     number = max(runs(parent), default=-1) + 1
     while True:
-        try:
+        with suppress(FileExistsError):
             (parent / str(number)).mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
             return parent / str(number)
+        number += 1
 
 
 def discard(run: Path) -> None:
@@ -108,7 +107,7 @@ def first_round(path: Path) -> int:
             f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "
             f"weights set model.initial_weights"
         )
-    unwritten = checkpoint["federated"]["recorder"]["pending_round"]
+    unwritten = federated(checkpoint, str(path))["recorder"]["pending_round"]
     return int(checkpoint["global_step"] if unwritten is None else unwritten)
 
 
@@ -120,13 +119,7 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, dirpath: str | Path) -> None:
-        super().__init__(
-            dirpath,
-            filename=Path(LAST).stem,
-            every_n_epochs=1,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
+        super().__init__(dirpath, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -140,12 +133,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def __init__(self, dirpath: str | Path, monitor: str, filename: str) -> None:
         super().__init__(
-            dirpath,
-            filename=filename,
-            monitor=monitor,
-            mode="max",
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
+            dirpath, filename, monitor, mode="max", save_on_train_epoch_end=True, enable_version_counter=False
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,6 +1,7 @@
 """Checks of settings: an error names setting, rule, value and what to do; an unset setting (None) passes."""
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
@@ -47,3 +48,12 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
     for name, value in settings.items():
         if value is not None and not value > low:
             raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
+
+
+def as_list(value: Any) -> list[Any]:
+    """Make a list of a list, of one value or of None.
+
+    >>> as_list([1, 2]), as_list("one"), as_list(None)
+    ([1, 2], ['one'], [])
+    """
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_lightning.data import DirichletPartition, IIDPartition, PartitionInput, ShardPartition, partitions
-from fl_lightning.data import partition_by_class as P
+from fl_lightning.data import DirichletPartition, IIDPartition, PartitionInput, ShardPartition
+from fl_lightning.data import dealing as P
 
 
 def rng(seed=0):
@@ -105,7 +105,7 @@ def test_dirichlet_handles_absent_classes_and_unordered_labels():
 
 
 def test_dirichlet_draws_are_bounded_and_the_error_names_the_settings(monkeypatch):
-    monkeypatch.setattr(partitions, "MAX_DRAWS", 20)
+    monkeypatch.setattr(P, "MAX_DRAWS", 20)
     with pytest.raises(ValueError, match=r"min_samples=9 \(alpha=0.01, num_clients=20, 200 samples\), the smal"):
         dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
 

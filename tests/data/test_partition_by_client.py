@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.data import ClientDirichletPartition, PartitionInput, QuantityPartition
-from fl_lightning.data import partition_by_client as PC
+from fl_lightning.data import dealing as PC
 
 
 def rng(seed=0):

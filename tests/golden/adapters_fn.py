@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import Aggregator
-from fl_lightning.data.partition_by_class import lda_counts
+from fl_lightning.data.dealing import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.losses import cross_entropy

@@ -45,6 +45,15 @@ class Median(GatheringAggregator):
         return {name: values.quantile(0.5, 0).to(rows[0][name].dtype) for name, values in stacked.items()}
 
 
+class Stuck(Median):
+    """Fails in the third round, on the root process, which alone reduces."""
+
+    def reduce(self, updates):
+        if self.server.round_idx == 2:
+            raise ValueError("no value is in the middle")
+        return super().reduce(updates)
+
+
 class Mindful(ClientModule):
     """Remembers its last weights and is pulled to them; keeps its head."""
 
@@ -109,9 +118,9 @@ def memory():
     return loop, toy_data(SIZES, participation=0.6)
 
 
-def gathers():
+def gathers(rule=Median):
     client = FedAvg(net=BatchNormNet, optimizer=sgd())
-    return FederatedLoop(client, aggregator=Median(), seed=5, threads=1), toy_data(SIZES)
+    return FederatedLoop(client, aggregator=rule(), seed=5, threads=1), toy_data(SIZES)
 
 
 def transforms():
@@ -189,7 +198,7 @@ class Trouble(pl.Callback):
 
 
 def trouble(how, folder, devices):
-    loop, data = fedavg()
+    loop, data = gathers(Stuck) if how == "rule" else fedavg()
     settings = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     save = pl.callbacks.ModelCheckpoint(folder, filename="last", **settings)
     run = trainer(4, folder, callbacks=[Trouble(how), save], enable_checkpointing=True, **parallel(devices))

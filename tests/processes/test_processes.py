@@ -76,6 +76,7 @@ def test_the_cases_do_what_they_are_there_for(alone):
         ("exception", "the disk of client data is gone"),
         ("gather", "self.all_gather cannot be called in local training, where 2 processes"),
         ("nan", "returned NaN or infinite values in round 2"),
+        ("rule", "no value is in the middle"),
         ("kill", None),
     ],
 )

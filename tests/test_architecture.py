@@ -1,0 +1,36 @@
+"""docs/architecture.md: the drawing names the files of a round in the order in which a round enters them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = re.compile(r"[a-z]\w*(?:/\w+)+\.py")
+
+
+def drawing() -> list[str]:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    return text.split("```text\n")[1].split("```")[0].splitlines()
+
+
+def test_numbered_files_are_those_that_a_round_enters_in_that_order():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "docs/trace_round.py"]
+    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    entered = re.findall(r"^  (\S+\.py) +\d+ code lines", out, re.MULTILINE)
+    numbers, named = [], []
+    for line in drawing():
+        if found := re.search(r" (\d+)(?:-(\d+))?  (?=\w+/)", line):
+            files = FILE.findall(line[found.end() :])
+            numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
+            named += files
+    assert named == entered, "redraw docs/architecture.md: python docs/trace_round.py prints the order"
+    assert numbers == list(range(1, len(named) + 1))
+
+
+def test_every_file_of_the_drawing_exists():
+    named = {file for line in drawing() for file in FILE.findall(line)}
+    assert len(named) > 20
+    assert not [file for file in named if not (ROOT / "fl_lightning" / file).is_file()]
