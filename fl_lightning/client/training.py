@@ -313,6 +313,8 @@ class LocalTrainer:
         """
         client, owner, scaler = self.client, type(self.modules[-1]).__name__, self._fresh_scaler()
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
+        if factory is not None and hasattr(configured, "attach_module"):  # as in `ClientModule.configure_optimizers`
+            configured.attach_module(client)
         found = LocalOptimizers(configured, owner, self._slope, scaler, self._backward_of(scaler))
         if not client.automatic_optimization:
             return found

@@ -120,13 +120,19 @@ def check_data(trainer: Trainer) -> FederatedDataModule:
     return data
 
 
-def check_combination(client: ClientModule, server_module: ServerModule) -> None:
-    """Refuse the server module of another method, and hooks that are not called inside a round.
+def check_combination(client: ClientModule, aggregator: object, server_module: ServerModule) -> None:
+    """Refuse what is no rule, the server module of another method, and hooks that are not called inside a round.
 
     Raises:
         ValueError: naming both.
-        TypeError: naming the hook.
+        TypeError: naming the hook, or what was given in place of a rule.
     """
+    if not isinstance(aggregator, Aggregator):
+        found = aggregator.__name__ if isinstance(aggregator, type) else type(aggregator).__name__
+        raise TypeError(
+            f"aggregator must be a rule, an instance of a subclass of Aggregator, got {found}; a method's server side "
+            f"is server_module"
+        )
     for module in client.lightning_modules():
         refuse_unforwarded(module)
     if not isinstance(server_module, client.server_class):
@@ -155,7 +161,8 @@ def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeig
     if not weights.trainable and type(aggregator) is not Aggregator:
         raise ValueError(
             f"{type(aggregator).__name__} makes one set of weights of the clients', but those of "
-            f"{type(client).__name__} share none; leave model.aggregator unset, or make fewer entries personal"
+            f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
+            f"fewer entries personal"
         )
 
 

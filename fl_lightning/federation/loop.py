@@ -112,9 +112,9 @@ class FederatedLoop(Forwarding):
         check_module(client)
         self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
-        self.aggregator.weigh_by(weighting)
         self.server_module = self.client.server_class() if server_module is None else server_module
-        check_combination(self.client, self.server_module)
+        check_combination(self.client, self.aggregator, self.server_module)
+        self.aggregator.weigh_by(weighting)
         check_server_optimizer(server_optimizer, server_lr_scheduler)
         check_at_least(1, alma_every=alma_every, threads=threads)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)

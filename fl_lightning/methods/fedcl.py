@@ -133,7 +133,7 @@ class FedCL(ClientModule):
                 self.memory["importance"] = omega
         elif self.when_missing == "cached":
             omega = self.memory.get("importance")
-        elif self.when_missing == "local" and local.size():
+        elif self.when_missing == "local" and local.size() and weights:
             omega = self.importance_of(weights, local.batches(batch_size=self.samples_at_once(weights)))
         if omega is None:
             omega = {name: torch.ones_like(value) for name, value in weights.items()}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_lightning.aggregation import ServerModule
+from fl_lightning.aggregation import NormClip, ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.functional import state as S
 from fl_lightning.functional.losses import proximal
@@ -74,6 +74,18 @@ def test_a_huge_pull_holds_the_body_and_leaves_a_personal_head_free(method):
     assert held_head == pytest.approx(free_head, rel=0.2)
 
 
+@pytest.mark.parametrize("personal", [["*"], ["*weight", "*bias"]])
+def test_where_no_parameter_is_shared_nothing_is_pulled(personal):
+    """Only BatchNorm's statistics are, or nothing at all: then it is FedAvg with as much of its own."""
+    plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data(), personal=personal)
+    for client in (
+        FedProx(mu=5.0, net=BatchNormNet, optimizer=sgd()),
+        FedCL(strength=5.0, interval=2, when_missing="local", net=BatchNormNet, optimizer=sgd()),
+    ):
+        loop = fit(client, 2, data(), personal=personal, transforms=[NormClip(1.0)])
+        assert all(equal(loop.store.personal(c), plain.store.personal(c)) for c in range(5))
+
+
 # --- what a server side sends
 
 
@@ -138,6 +150,21 @@ def test_what_goes_down_and_what_comes_back_are_apart():
             assert equal(weights_of(loop), weights_of(plain) if up else begun)
             row = loop.round_metrics
             assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (moved * down, moved * up)
+
+
+def test_a_teacher_is_what_was_received_wherever_the_client_begins():
+    """One copy serves all clients, so that one which moves its starting point first must not show in it."""
+
+    class Moves(FedAvg):
+        def receive(self, broadcast, local):
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.add_(1.0 + local.client_id)
+            self.load_teacher("global")
+            teacher = {f"net.{name}": value for name, value in self.teacher("global").net.state_dict().items()}
+            assert equal(teacher, dict(broadcast.weights))
+
+    fit(Moves(net=BatchNormNet, optimizer=sgd()), 2)
 
 
 def test_a_teacher_of_given_weights_is_another_one():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.methods import SAM, FedAvg, FedNTD
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import Phase
 from tests.hooks.toy import Updates
@@ -121,6 +121,13 @@ def test_lr_decay_and_a_phase_s_lr_reach_its_own_optimizer():
 
     run(Looks(Phase(optimizer=sgd(0.3), lr=0.2), Phase(optimizer=sgd(0.3))), 2, (4,), lr_decay=0.5)
     assert seen == pytest.approx([0.2, 0.3, 0.1, 0.15])
+
+
+def test_sam_in_a_phase_is_sam_as_the_client_s_optimizer():
+    """BatchNorm's statistics move in its first pass only."""
+    sam = partial(SAM, base=sgd())
+    phase = fit(Phases(Phase(optimizer=sam), net=BatchNormNet), 1)
+    assert equal(weights_of(phase), weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sam), 1)))
 
 
 def test_until_ends_a_phase_after_a_pass():

@@ -11,7 +11,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.methods import FedAvg, FedEXPAggregator, KnFu, Local
 from tests.hooks.toy import Median, Quadratic
 from tests.methods.own_models import transfer_data
-from tests.toys import fit, sgd, toy_data, trainer
+from tests.toys import BatchNormNet, fit, sgd, toy_data, trainer
 
 
 def sides(need):
@@ -91,6 +91,8 @@ def test_a_rule_is_refused_where_there_is_nothing_to_aggregate():
         fit(KnFu(), 1, transfer_data(), aggregator=FedEXPAggregator())
     with pytest.raises(ValueError, match=r"Median makes one set of weights.*those of FedAvg share none"):
         fit(FedAvg(), 1, aggregator=Median(), personal=["*"])
+    with pytest.raises(ValueError, match=r"FedEXPAggregator makes one set of weights.*share none that is trained"):
+        fit(FedAvg(net=BatchNormNet), 1, aggregator=FedEXPAggregator(), personal=["*weight", "*bias"])
 
 
 def test_the_server_side_of_another_method_is_refused():
@@ -105,6 +107,10 @@ def test_the_server_side_of_another_method_is_refused():
 
     with pytest.raises(ValueError, match="Client needs a Side, got ServerModule; leave server_module unset"):
         FederatedLoop(Client(), server_module=ServerModule())
+    with pytest.raises(TypeError, match=r"aggregator must be a rule, .* got Side; a method's server side is server_mod"):
+        FederatedLoop(Client(), Side())
+    with pytest.raises(TypeError, match=r"aggregator must be a rule, an instance of .* got FedEXPAggregator"):
+        FederatedLoop(Client(), FedEXPAggregator)
     assert FederatedLoop(Client(), server_module=Further())
     assert isinstance(FederatedLoop(Client()).server_module, Side)
     assert type(FederatedLoop(Quadratic()).server_module) is ServerModule
