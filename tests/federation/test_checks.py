@@ -107,9 +107,7 @@ def test_the_server_side_of_another_method_is_refused():
 
     with pytest.raises(ValueError, match="Client needs a Side, got ServerModule; leave server_module unset"):
         FederatedLoop(Client(), server_module=ServerModule())
-    with pytest.raises(
-        TypeError, match=r"aggregator must be a rule, .* got Side; a method's server side is server_mod"
-    ):
+    with pytest.raises(TypeError, match=r"aggregator must be a rule, .* got Side; a method's server side"):
         FederatedLoop(Client(), Side())
     with pytest.raises(TypeError, match=r"aggregator must be a rule, an instance of .* got FedEXPAggregator"):
         FederatedLoop(Client(), FedEXPAggregator)
