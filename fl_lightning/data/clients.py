@@ -79,18 +79,6 @@ class FederatedData(Protocol):
         """Training samples of each class, (len(parts), C) int64, for index tensors into the training split."""
 
 
-class ClientIndices(dict[str, Tensor]):
-    """One client's samples as int64 indices (n,) by split; a split that is not known is looked up at its first use."""
-
-    def __init__(self, data: FederatedData, client_id: int, known: Mapping[str, Tensor]) -> None:
-        super().__init__(known)
-        self.data, self.client_id = data, client_id
-
-    def __missing__(self, split: str) -> Tensor:
-        self[split] = self.data.client_indices(split, self.client_id)
-        return self[split]
-
-
 class ClientView:
     """One client's data in one round: its own samples, in its own keyed order (the `ClientData` protocol).
 
@@ -108,30 +96,33 @@ class ClientView:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self._data, self._train = data, train
-        self._indices = ClientIndices(data, client_id, indices)
+        self._indices = dict(indices)
 
     @property
     def label_counts(self) -> Tensor:
         return self._data.count_labels([self._indices["train"]])[0]
 
     def size(self, split: str = "train") -> int:
-        return self._indices[split].shape[0]
+        own = self._indices.get(split)
+        return (self._look_up(split) if own is None else own).shape[0]
+
+    def _look_up(self, split: str) -> Tensor:
+        """Ask for a split's indices at its first use."""
+        if split not in self._indices:
+            self._indices[split] = self._data.client_indices(split, self.client_id)
+        return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
         """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
         chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
-    def num_batches(self, split: str, batch_size: int) -> int:
-        """Batches of one pass, with the last, smaller one."""
-        return -(-self._indices[split].shape[0] // batch_size)
-
     def augments(self, split: str = "train") -> bool:
         """True where a sample differs from one local epoch to the next: only training samples do."""
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:
-        own = self._indices[split]
+        own = self._look_up(split)
         return next(iter(self._data.split(split).batches([own], None)))
 
     def batches(
@@ -142,7 +133,8 @@ class ClientView:
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        own = self._indices[split]
+        own = self._indices.get(split)
+        own = self._look_up(split) if own is None else own
         n = own.shape[0]
         size = self.samples_per_batch(split) if batch_size is None else batch_size
         if not n:
@@ -166,7 +158,7 @@ class ClientView:
         Raises:
             ValueError: positions of another type, or outside [0, n).
         """
-        own, positions = self._indices[split], positions.cpu()
+        own, positions = self._look_up(split), positions.cpu()
         n, whole = own.shape[0], positions.dtype == torch.int64
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"

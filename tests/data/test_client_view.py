@@ -32,7 +32,6 @@ def test_a_view_knows_the_federation_that_it_belongs_to():
 def test_samples_per_batch_are_those_given_or_the_data_modules(given, own, wanted):
     view = ready(batch_size=own).view(1, 0)
     assert view.samples_per_batch("train", given) == wanted
-    assert view.num_batches("train", wanted) == len(list(view.batches(epoch=0, batch_size=given and wanted)))
 
 
 def test_a_generator_depends_on_seed_purpose_client_and_if_asked_on_the_round():
@@ -56,7 +55,7 @@ class TestRestricted:
         assert torch.equal(own, x[[20, 3, 11]])
         assert torch.equal(labels, y[[20, 3, 11]])
         assert torch.equal(part.label_counts, labels.bincount(minlength=3))
-        assert (part.size(), part.samples_per_batch("train", "full"), part.num_batches("train", 2)) == (3, 3, 2)
+        assert (part.size(), part.samples_per_batch("train", "full")) == (3, 3)
         assert (part.client_id, part.round_idx, part.num_clients, part.batch_size) == (1, 0, 2, 5)
         assert (view.size(), view.label_counts.sum()) == (23, 23)
 
