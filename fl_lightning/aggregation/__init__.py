@@ -1,8 +1,8 @@
 """The server's side of a round: rules, server modules, and transforms of updates on their way to them."""
 
+from fl_lightning.aggregation.gathering import GatheringAggregator as GatheringAggregator
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
 from fl_lightning.aggregation.server_parts import Aggregator as Aggregator
-from fl_lightning.aggregation.server_parts import GatheringAggregator as GatheringAggregator
 from fl_lightning.aggregation.server_parts import PartialAggregate as PartialAggregate
 from fl_lightning.aggregation.server_parts import ServerModule as ServerModule
 from fl_lightning.aggregation.server_parts import StateBuffers as StateBuffers

@@ -3,7 +3,6 @@
 Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
@@ -169,42 +168,6 @@ class Aggregator(ServerPart):
         if self.weighting == "samples":
             return n
         return (n > 0).to(torch.int64) if isinstance(n, Tensor) else int(n > 0)
-
-
-class GatheringAggregator(Aggregator, ABC):
-    """A rule that compares the clients with each other (median, Krum): it sees every update at once.
-
-    The updates are gathered on the root process only, and what it returns goes to the others.
-    """
-
-    @abstractmethod
-    def reduce(self, updates: Mapping[int, ClientUpdate]) -> Mapping[str, Tensor]:
-        """Make the new trainable shared entries, by name.
-
-        Args:
-            updates: of the clients with samples, by client id, ascending; at least one.
-        """
-
-    def add(self, update: ClientUpdate) -> None:
-        """Keep the update; of the entries that are not trained the weighted mean is taken."""
-        if update.weights is None:
-            return
-        trainable = set(self.server.trainable)
-        rest = {name: value for name, value in update.weights.items() if name not in trainable}
-        self.sum("weights", rest, self.weight(update))
-        self.gather(update)
-
-    def finish(self) -> State | None:
-        mean = super().finish()
-        if mean is None:
-            return None
-        new = {**mean, **self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})}
-        if missing := [name for name in self.server.trainable if name not in new]:
-            raise ValueError(
-                f"{type(self).__name__}.reduce must return every trainable shared entry, but {missing[0]!r} is "
-                f"missing; return it as it is where the rule does not touch it"
-            )
-        return {name: new[name].to(value.dtype) for name, value in self.server.weights.items()}
 
 
 class ServerModule(ServerPart):
