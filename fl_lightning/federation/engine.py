@@ -19,7 +19,7 @@ from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
-"""What is called as `on_client_start(client_id)` and `on_client_epoch_end(client_id, epoch)`, by name."""
+"""Callables by hook name: `on_client_start(client_id)` and `on_client_epoch_end(client_id, epoch)`."""
 
 
 class SequentialEngine:

@@ -226,6 +226,7 @@ class FederatedLoop(Forwarding):
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
         check_needs(self.client, (self.server_module, self.aggregator), data, self.trainer)
         data.key_batches(self.seed)
+        self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._weights is not None:
             self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
             self.server.attach(data, self.seed)

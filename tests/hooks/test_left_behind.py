@@ -76,6 +76,21 @@ def test_what_a_client_logs_before_its_first_round_is_in_it():
     assert fit(Logs(net=BatchNormNet, optimizer=sgd()), 1).round_metrics["start"] == 3
 
 
+def test_values_of_one_fit_are_not_in_the_next():
+    class Logs(FedAvg):
+        fits = 0
+
+        def training_step(self, batch, batch_idx):
+            self.log(f"fit{self.fits}", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    loop = fit(Logs(net=BatchNormNet, optimizer=sgd()), 1)
+    loop.client.fits = 1
+    fit(None, 1, loop=loop)
+    assert "fit1" in loop.round_metrics
+    assert "fit0" not in loop.round_metrics
+
+
 def test_a_client_of_one_sample_leaves_no_mode_to_the_next():
     class Looks(FedAvg):
         def receive(self, broadcast, local):
