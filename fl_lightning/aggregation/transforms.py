@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from fl_lightning.aggregation.server_parts import NotSetUp
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView
 from fl_lightning.utils.settings import check_above
 
@@ -14,21 +15,17 @@ class UpdateTransform:
     """Base of the transforms of updates between client and sum; as it stands, it changes nothing.
 
     To leave an update out, return it with `num_samples` 0 (a tensor on the device: nothing is read inside a round).
+
+    Attributes:
+        server: the server, with the round's weights and the names of the trainable ones.
     """
 
     def __init__(self) -> None:
-        self._server: ServerView | None = None
-
-    @property
-    def server(self) -> ServerView:
-        """The server, with the round's weights and the names of the trainable ones."""
-        if self._server is None:
-            raise RuntimeError(f"{type(self).__name__} sees the server once a FederatedLoop has set it up")
-        return self._server
+        self.server = cast(ServerView, NotSetUp(type(self).__name__))
 
     def setup(self, server: ServerView) -> None:
         """Take the server, and allocate state; called once, before a checkpoint is restored."""
-        self._server = server
+        self.server = server
 
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         """Change an update before it leaves the client; bytes are counted after it."""
