@@ -15,7 +15,7 @@ from fl_lightning.utils.settings import check_choice
 
 
 class NonFiniteGuard(UpdateTransform):
-    """Finds clients with NaN or infinite values in their update or their personal entries; one flag each, on the device.
+    """Finds clients with NaN or infinite values in update or personal entries; one flag each, on the device.
 
     Args:
         skips: leave such an update out (its weights become the round's, its extras 0); else it stays and the round
