@@ -46,9 +46,9 @@ class NonFiniteGuard(UpdateTransform):
 
     def with_personal(self, update: ClientUpdate, personal: State) -> ClientUpdate:
         """Check the entries that stay with the client, too."""
-        parts = self.finite_sums(update.weights) if update.weights else []
+        parts = self._sums(update.weights) if update.weights else []
         if personal:
-            parts += sums(personal)
+            parts += self._sums(personal)
         if update.extras:
             parts += sums_of_nest(update.extras)
         if not parts:
@@ -58,11 +58,15 @@ class NonFiniteGuard(UpdateTransform):
         self._totals.append(total)
         return self._skipped(update, torch.isfinite(total)) if self.skips else update
 
-    def finite_sums(self, weights: State) -> list[Tensor]:
-        """Give the `sums` of shared entries that take part in the check (`setup` excludes constants)."""
+    def _sums(self, state: State) -> list[Tensor]:
+        """Sum the floating entries but for constants, one 0-d float64 for each type: finite where all entries are."""
         if self._nonfinite_constants:
-            weights = {name: value for name, value in weights.items() if name not in self._nonfinite_constants}
-        return sums(weights)
+            state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
+        found = []
+        for vector in flatten(state).values():
+            if vector.is_floating_point():
+                found.append(vector.sum(dtype=torch.float64))
+        return found
 
     def _skipped(self, update: ClientUpdate, finite: Tensor) -> ClientUpdate:
         """Replace an update that is not finite by one without samples and without a change, on the device."""
@@ -75,20 +79,18 @@ class NonFiniteGuard(UpdateTransform):
         num_samples = finite.to(torch.int64) * update.num_samples
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=finite)
 
-    def take_totals(self) -> tuple[list[int], list[Tensor]]:
-        """Hand over each update's client, and a 0-d float64 that is finite where all of it is; since the last call."""
-        found = self._clients, self._totals
+    def take_totals(self, aggregate: State | None = None) -> tuple[list[int], list[Tensor]]:
+        """Hand over the clients checked since the last call, and 0-d float64 values that are finite where all is.
+
+        Args:
+            aggregate: the round's new weights, checked as well.
+
+        Returns:
+            Client ids, and the values: one for each client, then those of the aggregate.
+        """
+        found = self._clients, self._totals + (self._sums(aggregate) if aggregate else [])
         self._clients, self._totals = [], []
         return found
-
-
-def sums(state: State) -> list[Tensor]:
-    """Sum the floating entries, one 0-d float64 for each type: finite where all entries are."""
-    found = []
-    for dtype, vector in flatten(state).items():
-        if dtype.is_floating_point:
-            found.append(vector.sum(dtype=torch.float64))
-    return found
 
 
 def sums_of_nest(value: Any) -> list[Tensor]:

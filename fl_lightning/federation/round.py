@@ -183,24 +183,22 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client and round.
         """
-        clients, totals = self.guard.take_totals()
-        if result.weights is not None:
-            totals += self.guard.finite_sums(result.weights)
         logged = self.recorder.logged
+        clients, totals = self.guard.take_totals(result.weights)
         host, rows = logged.drain(totals)
         broken = set()
-        for client_id, value in zip(clients, host, strict=False):
-            if not math.isfinite(value):
+        for client_id, total in zip(clients, host, strict=False):
+            if not math.isfinite(total):
                 broken.add(client_id)
-        here = (broken, rows, self.traffic.take(), list(result.records), logged.metric_paths(self.client))
-        found, counted, paths = [], [], []
+        here = (broken, rows, logged.metric_paths(self.client), self.traffic.take(), list(result.records))
+        found, paths, counted = [], [], []
         for rank, there in enumerate(self.communicator.all_gather_or_raise(here, None)):
             broken |= there[0]
             found.append(there[1])
-            counted.append(there[2])
-            paths.append(there[4])
+            paths.append(there[2])
+            counted.append(there[3])
             if self.communicator.world > 1:
-                self.store.own(dict.fromkeys(there[3], rank))
+                self.store.own(dict.fromkeys(there[4], rank))
         aggregate_is_finite = all(map(math.isfinite, host[len(clients) :]))
         if broken or not aggregate_is_finite:
             self._refuse(broken, aggregate_is_finite)
