@@ -1,16 +1,27 @@
-"""Files written in one move."""
+"""Files written in one move, and files that carry a digest of their content."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+PART = ".part"
+"""Ending of a file that is being written; one that is left over is of a process that was killed."""
+
+MARK = b"fl_lightning sha256 "
+END = MARK + bytes(64)
+"""Comment at the end of a zip file: the mark, then the digest as 64 hex digits (here zeros)."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file whole or not at all: a reader finds the old one or the new one, never a part.
 
-    The content goes to a `.part` file beside `path`, which then takes its place; after an error it is removed and the
-    old file stays. Missing folders are made.
+    The content goes to a `.part` file beside `path`, is on disk before that takes its place, and the folder after it;
+    after an error it is removed and the old file stays. Missing folders are made.
 
     Args:
         path: of the file.
@@ -26,12 +37,97 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     ...     print(path.read_text(), [file.name for file in path.parent.iterdir()])
     whole ['note.txt']
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write(part)
+        flush_to_disk(part)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):
             part.unlink()
         raise
+    with suppress(OSError):  # a folder cannot be opened everywhere
+        flush_to_disk(path.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on disk.
+
+    Raises:
+        OSError: the disk is full, or the path cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove the files that killed processes left half written in a folder and those below it."""
+    for part in folder.rglob(f"*{PART}"):
+        with suppress(OSError):
+            part.unlink()
+
+
+class _Hashed:
+    """Passes bytes on to a file, and hashes them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def save_with_digest(content: Any, path: Path) -> None:
+    """Write with `torch.save`, whole or not at all, and end the file with its digest (a zip comment).
+
+    Any program that reads what `torch.save` wrote reads it; `check_digest` finds every change of it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:  # the name of a path would stand in the content
+            hashed = _Hashed(file)
+            torch.save(content, hashed)  # type: ignore[arg-type]
+            file.seek(-2, os.SEEK_END)  # the comment's length, zero so far
+            file.write(len(END).to_bytes(2, "little") + MARK + hashed.digest.hexdigest().encode())
+
+    write_atomically(path, write)
+
+
+def check_digest(path: str | Path) -> bool:
+    """Compare a file with the digest that `save_with_digest` gave it.
+
+    Returns:
+        True where they agree, False for a file without a digest (another program wrote it).
+
+    Raises:
+        ValueError: the file was changed after it was written.
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - len(END)
+        if size < 2:
+            return False
+        file.seek(size)
+        end = file.read()
+        if not end.startswith(MARK):
+            return False
+        file.seek(0)
+        digest, left = hashlib.sha256(), size - 2
+        while left and (block := file.read(min(left, 2**20))):
+            digest.update(block)
+            left -= len(block)
+        digest.update(bytes(2))
+    if end[len(MARK) :] != digest.hexdigest().encode():
+        raise ValueError(f"{path} is damaged: its content is not what was written; take another checkpoint or a copy")
+    return True
