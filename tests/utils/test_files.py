@@ -55,7 +55,8 @@ def test_parts_of_killed_processes_are_removed(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     remove_parts(tmp_path)
-    assert names(tmp_path) == ["clients", "last.ckpt"] and names(tmp_path / "clients") == []
+    assert names(tmp_path) == ["clients", "last.ckpt"]
+    assert names(tmp_path / "clients") == []
 
 
 CONTENT = {"state_dict": {"w": torch.arange(6.0).reshape(2, 3)}, "epoch": 3, "names": ["a", {"b": None}]}
@@ -66,7 +67,8 @@ def test_other_programs_read_a_file_with_a_digest(tmp_path):
     assert check_digest(tmp_path / "a.ckpt")
     for mmap in (False, True):
         read = torch.load(tmp_path / "a.ckpt", weights_only=True, mmap=mmap)
-        assert torch.equal(read["state_dict"]["w"], CONTENT["state_dict"]["w"]) and read["names"] == CONTENT["names"]
+        assert torch.equal(read["state_dict"]["w"], CONTENT["state_dict"]["w"])
+        assert read["names"] == CONTENT["names"]
     assert zipfile.ZipFile(tmp_path / "a.ckpt").testzip() is None
 
 
