@@ -1,15 +1,17 @@
 """The server: the global weights in the one client module, the view that its parts have, and the server optimizer."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.client.module import ClientModule
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
@@ -87,7 +89,7 @@ class GlobalWeights:
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
-    def live(self, names: list[str]) -> FlatState:
+    def live(self, names: Iterable[str]) -> FlatState:
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
         known, rest = self._parameters, self.entries
         return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
@@ -114,37 +116,25 @@ class GlobalWeights:
             (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
 
 
-class ServerData(Protocol):
-    """The federation's data as the server needs them (a `FederatedDataModule`)."""
-
-    num_clients: int
-
-    def split(self, name: str) -> Any:
-        """A split by name."""
-
-    def client_indices(self, split: str, client_id: int) -> Tensor:
-        """A client's samples of a split, (n,) int64."""
-
-
 class Server:
     """The server as its parts see it (the `ServerView` protocol).
 
     Args:
-        weights: of the global model, in the client module.
+        global_weights: in the client module.
         data: of the federation.
         store: of the clients' memory.
         seed: keys every draw.
     """
 
-    def __init__(self, weights: GlobalWeights, data: ServerData, store: Any, seed: int) -> None:
-        self.module: nn.Module = weights.client
-        self.trainable = weights.trainable
+    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any, seed: int) -> None:
+        self.module: nn.Module = global_weights.client
+        self.trainable = global_weights.trainable
         self.round_idx = 0
-        self.store = store
-        self._all, self._data, self._seed = weights, data, seed
+        self.global_weights, self.store = global_weights, store
+        self._data, self._seed = data, seed
         self._snapshot: State | None = None
 
-    def attach(self, data: ServerData, seed: int) -> None:
+    def attach(self, data: FederatedDataModule, seed: int) -> None:
         """Take the data of another fit."""
         self._data, self._seed = data, seed
 
@@ -163,17 +153,12 @@ class Server:
         self._snapshot = None
 
     @property
-    def in_round(self) -> bool:
-        """True while the clients of a round are trained."""
-        return self._snapshot is not None
-
-    @property
     def num_clients(self) -> int:
         return self._data.num_clients
 
     @property
     def weights(self) -> State:
-        return self._all.live(self._all.shared) if self._snapshot is None else self._snapshot
+        return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
 
     def size(self, client_id: int) -> int:
         return len(self._data.client_indices("train", client_id))
@@ -183,6 +168,41 @@ class Server:
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._seed, purpose, self.round_idx)
+
+
+class RoundStart:
+    """The federation's state when a round begins: restored if the round fails, saved by a checkpoint within it.
+
+    Args:
+        weights: of the global model, in the client module.
+        parts: rule and server module, by the names that they have in the loop.
+        transforms: the transforms between client and sum.
+
+    Attributes:
+        entries: of the client module.
+        transform_states: state dicts of the transforms.
+    """
+
+    def __init__(
+        self, weights: GlobalWeights, parts: Mapping[str, nn.Module], transforms: Sequence[UpdateTransform]
+    ) -> None:
+        self._weights, self._parts, self._transforms = weights, parts, transforms
+        self.entries = weights.snapshot(weights.entries)
+        self._part_states = {name: copy.deepcopy(dict(part.state_dict())) for name, part in parts.items()}
+        self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
+
+    def restore(self) -> None:
+        """Undo the round."""
+        self._weights.load(self.entries)
+        for name, part in self._parts.items():
+            part.load_state_dict(self._part_states[name])
+        for transform, state in zip(self._transforms, self.transform_states, strict=True):
+            transform.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give module, rule and server module by their names in the loop's state dict."""
+        states = {f"{name}.{key}": value for name, state in self._part_states.items() for key, value in state.items()}
+        return self._weights.saved(self.entries) | states
 
 
 class ServerOptimizer:
