@@ -30,7 +30,7 @@ class GlobalWeights:
     """
 
     def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
-        modules = dict(client.named_modules())
+        modules = dict(client.named_modules(remove_duplicate=False))
         self.entries: dict[str, tuple[nn.Module, str]] = {}
         self.personal: list[str] = []
         self.tied: dict[str, str] = {}
