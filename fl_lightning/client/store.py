@@ -90,7 +90,7 @@ class ClientStore:
 
     def record(self, client_id: int) -> tuple[dict[str, Any], State | None]:
         """A copy of the client's memory, and its own entries, as `memory` and `personal` give them."""
-        return (self.memory(client_id), self.personal(client_id)) if client_id in self.clients else ({}, None)
+        return self.memory(client_id), self.personal(client_id)
 
     def own(self, owners: Mapping[int, int]) -> None:
         """Note which process keeps the record of a client, by client id."""
@@ -103,13 +103,7 @@ class ClientStore:
             TypeError: if a memory holds something that a checkpoint cannot.
             OSError: if a file cannot be written.
         """
-        new = {
-            client_id: held(client_id, memory, personal)
-            for client_id, (memory, personal) in records.items()
-            if memory or personal is not None or client_id in self.clients
-        }
-        if not new:
-            return
+        new = {client_id: held(client_id, memory, personal) for client_id, (memory, personal) in records.items()}
         filled = {client_id: record for client_id, record in new.items() if record.content}
         change = sum(record.size for record in new.values())
         change -= sum(self._records[client_id].size for client_id in new if client_id in self._records)

@@ -1,7 +1,6 @@
 """Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
 from collections.abc import Sequence, Sized
-from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
@@ -69,27 +68,23 @@ def check_trainer(trainer: Trainer) -> None:
     ]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
-            rules += _checkpoint_rules(callback)
+            key = callback.state_key
+            rules += [
+                (
+                    "'train_time_interval': None" not in key,
+                    "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
+                ),
+                (
+                    "'every_n_train_steps': 0" not in key,
+                    "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use "
+                    "every_n_epochs (rounds)",
+                ),
+            ]
         if isinstance(callback, StochasticWeightAveraging):
             rules.append((True, SWA))
     for broken, sentence in rules:
         if broken:
             raise ValueError(sentence)
-
-
-def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
-    key = callback.state_key
-    return [
-        (
-            "'train_time_interval': None" not in key,
-            "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
-        ),
-        (
-            "'every_n_train_steps': 0" not in key,
-            "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
-            "(rounds)",
-        ),
-    ]
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:
@@ -188,17 +183,14 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
 
 
 def check_needs(
-    client: ClientModule, parts: tuple[ServerModule, Aggregator], data: FederatedDataModule, trainer: Trainer
+    client: ClientModule, server_module: ServerModule, rule: Aggregator, data: FederatedDataModule, trainer: Trainer
 ) -> None:
     """Refuse, before any client trains, data and settings that lack what client, server module or rule needs.
 
     Raises:
         ValueError: naming who needs what.
     """
-    server_module, rule = parts
-    sides = ((client, client.needs | server_module.needs), (rule, rule.needs))
-    for side, needs in sides:
-        name = type(side).__name__
+    for name, needs in needs_by_name(client, server_module, rule):
         for split in sorted(needs - {"logits", "exposure"}):
             try:
                 data.split(split)
@@ -216,24 +208,27 @@ def check_needs(
             )
 
 
-def check_exposure(client: ClientModule, parts: tuple[ServerModule, Aggregator]) -> None:
+def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
     """Refuse a local optimizer whose exposure E_i is not defined, where it is needed; the net must exist.
 
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    server_module, rule = parts
-    if "exposure" in client.needs | server_module.needs:
-        name = type(client).__name__
-    elif "exposure" in rule.needs:
-        name = type(rule).__name__
-    else:
+    names = [name for name, needs in needs_by_name(client, server_module, rule) if "exposure" in needs]
+    if not names:
         return
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not Exposure(optimizers, None).defined:
         raise ValueError(
-            f"{name} needs to know how far the local optimizer travels, which is defined for one "
+            f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
             f"optimizer"
         )
+
+
+def needs_by_name(
+    client: ClientModule, server_module: ServerModule, rule: Aggregator
+) -> list[tuple[str, frozenset[str]]]:
+    """List the needs of the method, under the client's class, and of the rule."""
+    return [(type(client).__name__, client.needs | server_module.needs), (type(rule).__name__, rule.needs)]

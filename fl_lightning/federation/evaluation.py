@@ -1,8 +1,7 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,17 +74,14 @@ class Evaluation:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         if batch is EMPTY_BATCH or not self.weights.shared:
             return None
-        batch = self.transfer(batch)
-        module = self.client.module
-        if module is None:
+        batch, module = self.transfer(batch), self.client.module
+        if self._accuracy is not None:
             x, y = batch
-            if self._accuracy is not None:
-                self._accuracy.update(self.client(x), y)
-            return None
-        if not overridden(module, f"{kind}_step"):
-            return None
-        self.services.begin_batch(batch)
-        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+            self._accuracy.update(self.client(x), y)
+        elif module is not None and overridden(module, f"{kind}_step"):
+            self.services.begin_batch(batch)
+            return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+        return None
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Predict one batch: its logits, or what the module's own `predict_step` gives.
@@ -142,7 +138,9 @@ class Evaluation:
         """
         accuracies, store = [], server.store
         mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
-        with self._everything_restored() as start:
+        before = self.weights.snapshot(self.weights.entries)
+        start = {name: before[name] for name in self.weights.shared}
+        try:
             for client_id in mine:
                 local = self.data.view(client_id, round_idx)
                 if not local.size("test"):
@@ -156,19 +154,12 @@ class Evaluation:
                 batches = map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size))
                 hits: list[Tensor] = [predict(x).argmax(1) == y for x, y in batches]
                 accuracies.append(torch.cat(hits).double().mean())
-        here = [float(accuracy) for accuracy in accuracies]
-        found = [accuracy for part in self.communicator.gather(here) for accuracy in part]
-        return math.fsum(found) / len(found) if found else float("nan")
-
-    @contextmanager
-    def _everything_restored(self) -> Iterator[State]:
-        """Restore all entries and modes after the block; yields the shared entries."""
-        before = self.weights.snapshot(self.weights.entries)
-        try:
-            yield {name: before[name] for name in self.weights.shared}
         finally:
             self.weights.load(before)
             self.engine.local.restore_modes()
+        here = [float(accuracy) for accuracy in accuracies]
+        found = [accuracy for part in self.communicator.gather(here) for accuracy in part]
+        return math.fsum(found) / len(found) if found else float("nan")
 
 
 def class_names(data: FederatedDataModule) -> list[str]:

@@ -24,16 +24,7 @@ from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checkpoint as C
-from fl_lightning.federation.checks import (
-    check_combination,
-    check_data,
-    check_exposure,
-    check_needs,
-    check_server_optimizer,
-    check_shared,
-    check_trainer,
-    check_transforms,
-)
+from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
@@ -109,7 +100,7 @@ class FederatedLoop(Forwarding):
         self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        check_combination(self.client, self.aggregator, self.server_module)
+        checks.check_combination(self.client, self.aggregator, self.server_module)
         self.aggregator.weigh_by(weighting)
         if server_lr_scheduler is not None and server_optimizer is None:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
@@ -205,19 +196,19 @@ class FederatedLoop(Forwarding):
     # --- setup -------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
+        checks.check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
         found = self.forward_hook("configure_callbacks")
         return [callback for result in found for callback in as_list(result)]
 
     def setup(self, stage: str) -> None:
-        data = check_data(self.trainer, self.settings.local_epochs)
+        data = checks.check_data(self.trainer, self.settings.local_epochs)
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
         self._handed_over, self._engine, self._evaluation, self._round = False, None, None, None
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         for name, found in self._client_hooks.items():
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
-        check_needs(self.client, (self.server_module, self.aggregator), data, self.trainer)
+        checks.check_needs(self.client, self.server_module, self.aggregator, data, self.trainer)
         data.key_batches(self.seed)
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
@@ -237,8 +228,8 @@ class FederatedLoop(Forwarding):
         self.client.configure_model()
         self.client.build(data.num_classes, data.input_shape)
         weights = GlobalWeights(self.client, self.personal)
-        check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
-        check_exposure(self.client, (self.server_module, self.aggregator))
+        checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
+        checks.check_exposure(self.client, self.server_module, self.aggregator)
         if self.initial_weights is not None:
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
         current_communicator().broadcast_(list(weights.live(weights.entries).values()))
@@ -260,7 +251,7 @@ class FederatedLoop(Forwarding):
         self._server_step = ServerOptimizer(self.server_optimizer, trainable)
         optimizer = self._server_step.optimizer
         scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(optimizer)
-        check_server_optimizer(optimizer, scheduler)
+        checks.check_server_optimizer(optimizer, scheduler)
         return optimizer if scheduler is None else ([optimizer], [scheduler])
 
     def on_fit_start(self) -> None:
@@ -269,7 +260,7 @@ class FederatedLoop(Forwarding):
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
         processes, error = current_communicator(self.device), None
-        check_transforms(self.transforms, processes.world)
+        checks.check_transforms(self.transforms, processes.world)
         try:
             self.store.start(self.trainer, self.device)
         except Exception as problem:
@@ -329,7 +320,7 @@ class FederatedLoop(Forwarding):
             needs = self.client.needs | self.server_module.needs | self.aggregator.needs
             result.metrics |= bytes_of_sets(self.data, needs)
         self.recorder.end_training(round_idx, result.metrics)
-        self._publish(result.metrics)
+        self._publish()
 
     @contextmanager
     def _transaction(self, round_: Round) -> Iterator[State]:
@@ -358,10 +349,10 @@ class FederatedLoop(Forwarding):
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
         round_idx = self.current_epoch
-        every = self.alma_every or (1 if self.weights.own_models else None)
-        if every is not None and (round_idx + 1) % every == 0:
+        every = self.alma_every or int(self.weights.own_models)
+        if every and (round_idx + 1) % every == 0:
             self.recorder.add({"local/alma": self.evaluation.alma(round_idx, self.server, self._initial_personal_of)})
-            self._publish(self.round_metrics)
+            self._publish()
         self.recorder.keep_round(round_idx)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -371,10 +362,10 @@ class FederatedLoop(Forwarding):
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
 
-    def _publish(self, values: dict[str, float]) -> None:
-        """Show values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
-        tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
-        self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
+    def _publish(self) -> None:
+        """Show the round's values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
+        tensors = torch.tensor(list(self.round_metrics.values())).unbind()  # one for all: each would cost as much
+        self.trainer.callback_metrics.update(zip(self.round_metrics, tensors, strict=True))
 
     def on_train_epoch_end(self) -> None:
         """Hand the round's values to the loggers, at x = round."""
@@ -421,7 +412,7 @@ class FederatedLoop(Forwarding):
         forgetting = self.recorder.forgetting()
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)
-        self._publish(self.round_metrics)
+        self._publish()
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
@@ -472,8 +463,8 @@ class FederatedLoop(Forwarding):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = C.federated(checkpoint, "the checkpoint")
-        entries, early = checkpoint["state_dict"], self._server is None  # by load_from_checkpoint: no data are known
-        if early:
+        entries, early = checkpoint["state_dict"], self._server is None
+        if early:  # by load_from_checkpoint, before any data are known
             C.build(self.client, saved.get(C.DATA_SHAPE))
         own = self.state_dict()
         C.check_entries(own | C.unallocated(own, entries) if early else own, entries)

@@ -32,11 +32,11 @@ class GlobalWeights:
     def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
         modules = dict(client.named_modules(remove_duplicate=False))
         self.entries: dict[str, tuple[nn.Module, str]] = {}
-        self.personal: list[str] = []
         self.tied: dict[str, str] = {}
         """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
         state = {n: v for n, v in client.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
         first: dict[int, str] = {}
+        kept: set[str] = set()
         for alias, value in state.items():
             name = first.setdefault(id(value), alias)
             owner, attribute = modules[alias.rpartition(".")[0]], alias.rpartition(".")[2]
@@ -45,18 +45,18 @@ class GlobalWeights:
             else:
                 self.tied[alias] = name
             if client.is_personal(alias, owner) or any(fnmatchcase(alias, pattern) for pattern in personal):
-                self.personal += [] if name in self.personal else [name]
+                kept.add(name)
         for pattern in personal:
             if not any(fnmatchcase(name, pattern) for name in state):
                 raise ValueError(
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
                 )
-        self._check(client)
-        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         found = {name: getattr(*entry) for name, entry in self.entries.items()}
+        check_entries(client, found)
+        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
-        kept = set(self.personal)
+        self.personal = [name for name in self.entries if name in kept]
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
@@ -68,20 +68,6 @@ class GlobalWeights:
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
-
-    def _check(self, client: ClientModule) -> None:
-        """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next."""
-        shared = {id(getattr(*entry)) for entry in self.entries.values()}
-        for name, value in [*client.named_parameters(), *((name, getattr(*e)) for name, e in self.entries.items())]:
-            if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
-                rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
-            elif value.is_complex():
-                rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
-            elif value.requires_grad and id(value) not in shared:
-                rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
-            else:
-                continue
-            raise ValueError(f"the client's entry {name} {rule}")
 
     def personal_of(self, client_id: int) -> list[str]:
         """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
@@ -114,6 +100,25 @@ class GlobalWeights:
         for name, value in state.items():
             entry = self._parameters.get(name)
             (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
+
+
+def check_entries(client: ClientModule, entries: State) -> None:
+    """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next.
+
+    Raises:
+        ValueError: naming the entry.
+    """
+    known = {id(value) for value in entries.values()}
+    for name, value in [*client.named_parameters(), *entries.items()]:
+        if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+            rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
+        elif value.is_complex():
+            rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
+        elif value.requires_grad and id(value) not in known:
+            rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
+        else:
+            continue
+        raise ValueError(f"the client's entry {name} {rule}")
 
 
 class Server:
@@ -235,21 +240,19 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
-        moves = new is not None and not self.copies
-        before = None if moves or self.copies or scaler is None else copy.deepcopy(self.optimizer.state_dict())
+        target = None if self.copies else new
+        before = None if scaler is None or target is not None else copy.deepcopy(self.optimizer.state_dict())
         for name, parameter in self.params.items():
-            gradient: Tensor | None = None
-            if moves and new is not None:
+            gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without one
+            if target is not None:
                 parameter.copy_(start[name])
-                gradient = parameter - new[name].double()
-            elif scaler is not None:
-                gradient = torch.zeros_like(parameter)  # a scaler refuses to step without a gradient
+                gradient = parameter - target[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
         if before is not None:
             self.optimizer.load_state_dict(before)
-        if new is None or self.copies:
+        if target is None:
             return start if new is None else new
         return {
-            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
+            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in target.items()
         }
