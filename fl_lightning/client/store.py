@@ -78,14 +78,12 @@ class ClientStore:
 
     def memory(self, client_id: int) -> dict[str, Any]:
         """A copy of the client's memory: edited in place, or in a round that fails, it leaves the record as it is."""
-        if client_id not in self.clients:
-            return {}
         memory: dict[str, Any] = kept(self._record(client_id).get("memory", {}), "memory", self.device)
         return memory
 
     def personal(self, client_id: int) -> State | None:
         """The client's own entries, or None before its first training. Not to be edited."""
-        personal: State | None = self._record(client_id).get("personal") if client_id in self.clients else None
+        personal: State | None = self._record(client_id).get("personal")
         return personal if personal is None else on_device(personal, self.device)
 
     def record(self, client_id: int) -> tuple[dict[str, Any], State | None]:
@@ -125,7 +123,9 @@ class ClientStore:
         self._fresh -= replaced
 
     def _record(self, client_id: int) -> dict[str, Any]:
-        """The record of one of `clients`, which becomes the one used last."""
+        """The client's record, which becomes the one used last; empty where it has none."""
+        if client_id not in self.clients:
+            return {}
         record = self._records.pop(client_id, None)
         if record is None:
             content = decode(self._read(client_id))

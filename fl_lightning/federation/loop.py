@@ -213,7 +213,7 @@ class FederatedLoop(Forwarding):
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
             self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
-            self._server.attach(data, self.seed)
+            self._server.attach(data)
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
@@ -234,7 +234,7 @@ class FederatedLoop(Forwarding):
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
         current_communicator().broadcast_(list(weights.live(weights.entries).values()))
         self.initial_personal = self.initial_personal or weights.snapshot(weights.personal)
-        server = Server(weights, data, self.store, self.seed)
+        server = Server(weights, data, self.store)
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()

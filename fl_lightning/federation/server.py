@@ -126,22 +126,20 @@ class Server:
 
     Args:
         global_weights: in the client module.
-        data: of the federation.
+        data: of the federation; its `batch_seed`, the run's seed, keys every draw.
         store: of the clients' memory.
-        seed: keys every draw.
     """
 
-    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any, seed: int) -> None:
+    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
         self.module: nn.Module = global_weights.client
         self.trainable = global_weights.trainable
         self.round_idx = 0
-        self.global_weights, self.store = global_weights, store
-        self._data, self._seed = data, seed
+        self.global_weights, self.store, self._data = global_weights, store, data
         self._snapshot: State | None = None
 
-    def attach(self, data: FederatedDataModule, seed: int) -> None:
+    def attach(self, data: FederatedDataModule) -> None:
         """Take the data of another fit."""
-        self._data, self._seed = data, seed
+        self._data = data
 
     def begin_round(self, round_idx: int, weights: State) -> None:
         """Begin a round from `weights`, a snapshot of the shared entries."""
@@ -172,7 +170,7 @@ class Server:
         return self._data.split(split)
 
     def generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._seed, purpose, self.round_idx)
+        return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
 
 
 class RoundStart:
