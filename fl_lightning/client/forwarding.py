@@ -17,7 +17,6 @@ def forwards(name: str) -> Callable[..., None]:
         if not any(argument is EMPTY_BATCH for argument in args):
             self.forward_hook(name, *args, **kwargs)
 
-    hook.__name__ = name
     return hook
 
 

@@ -53,7 +53,7 @@ class GlobalWeights:
                     f"{list(self.entries)[:8]}"
                 )
         found = {name: getattr(*entry) for name, entry in self.entries.items()}
-        check_entries(client, found)
+        check_averageable(client, found)
         # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
         self.personal = [name for name in self.entries if name in kept]
@@ -102,7 +102,7 @@ class GlobalWeights:
             (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
 
 
-def check_entries(client: ClientModule, entries: State) -> None:
+def check_averageable(client: ClientModule, entries: State) -> None:
     """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next.
 
     Raises:
