@@ -1,7 +1,6 @@
 """Hands the Trainer's hooks on to the client's modules, which stock Lightning calls for the fitted module only."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from pytorch_lightning import LightningModule
@@ -18,7 +17,6 @@ def forwards(name: str) -> Callable[..., None]:
         if not any(argument is EMPTY_BATCH for argument in args):
             self.forward_hook(name, *args, **kwargs)
 
-    hook.__name__ = name
     return hook
 
 
@@ -44,11 +42,8 @@ class Forwarding(LightningModule):
             found = self._forwarded[name] = hooks(self.client_modules(), name)
         if not found:
             return []
-        with self._attached(name):
+        with attach_services(self.client_modules(), self.services_of(name).methods):
             return [hook(*args, **kwargs) for hook in found]
-
-    def _attached(self, name: str) -> AbstractContextManager[None]:
-        return attach_services(self.client_modules(), self.services_of(name).methods)
 
     def on_validation_model_zero_grad(self) -> None:
         """Do nothing: there are no gradients between rounds."""

@@ -78,19 +78,17 @@ class ClientStore:
 
     def memory(self, client_id: int) -> dict[str, Any]:
         """A copy of the client's memory: edited in place, or in a round that fails, it leaves the record as it is."""
-        if client_id not in self.clients:
-            return {}
         memory: dict[str, Any] = kept(self._record(client_id).get("memory", {}), "memory", self.device)
         return memory
 
     def personal(self, client_id: int) -> State | None:
         """The client's own entries, or None before its first training. Not to be edited."""
-        personal: State | None = self._record(client_id).get("personal") if client_id in self.clients else None
+        personal: State | None = self._record(client_id).get("personal")
         return personal if personal is None else on_device(personal, self.device)
 
     def record(self, client_id: int) -> tuple[dict[str, Any], State | None]:
         """A copy of the client's memory, and its own entries, as `memory` and `personal` give them."""
-        return (self.memory(client_id), self.personal(client_id)) if client_id in self.clients else ({}, None)
+        return self.memory(client_id), self.personal(client_id)
 
     def own(self, owners: Mapping[int, int]) -> None:
         """Note which process keeps the record of a client, by client id."""
@@ -103,13 +101,7 @@ class ClientStore:
             TypeError: if a memory holds something that a checkpoint cannot.
             OSError: if a file cannot be written.
         """
-        new = {
-            client_id: held(client_id, memory, personal)
-            for client_id, (memory, personal) in records.items()
-            if memory or personal is not None or client_id in self.clients
-        }
-        if not new:
-            return
+        new = {client_id: held(client_id, memory, personal) for client_id, (memory, personal) in records.items()}
         filled = {client_id: record for client_id, record in new.items() if record.content}
         change = sum(record.size for record in new.values())
         change -= sum(self._records[client_id].size for client_id in new if client_id in self._records)
@@ -131,7 +123,9 @@ class ClientStore:
         self._fresh -= replaced
 
     def _record(self, client_id: int) -> dict[str, Any]:
-        """The record of one of `clients`, which becomes the one used last."""
+        """The client's record, which becomes the one used last; empty where it has none."""
+        if client_id not in self.clients:
+            return {}
         record = self._records.pop(client_id, None)
         if record is None:
             content = decode(self._read(client_id))

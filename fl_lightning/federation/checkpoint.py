@@ -1,7 +1,6 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,12 @@ import torch
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
-from fl_lightning.federation.server import GlobalWeights
-from fl_lightning.types import State
 
 DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
 
-
-@dataclass(frozen=True)
-class CheckpointOverride:
-    """Contents of module, rule and server module before a round, saved in place of those within it.
-
-    Args:
-        entries: of the client module.
-        parts: state dicts by the names that the parts have in the loop's.
-        transforms: state dicts of the transforms.
-    """
-
-    entries: State
-    parts: Mapping[str, Mapping[str, Any]]
-    transforms: list[dict[str, Any]]
-
-    def state_dict(self, weights: GlobalWeights) -> dict[str, Any]:
-        """Give the contents by their names in the loop's state dict."""
-        states = {f"{name}.{key}": value for name, state in self.parts.items() for key, value in state.items()}
-        return weights.saved(self.entries) | states
+SERVER_PARTS = ("aggregator.", "server_module.")
+"""What the entries of rule and server module begin with, in the loop's state dict."""
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
@@ -50,6 +30,11 @@ def build(client: ClientModule, shape: list[int] | None) -> None:
         client.configure_model()
     else:
         client.build(shape[0], tuple(shape[1:]))
+
+
+def unallocated(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the saved entries of rule and server module that the loop has not allocated yet."""
+    return {name: value for name, value in saved.items() if name not in own and name.startswith(SERVER_PARTS)}
 
 
 def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
@@ -139,7 +124,7 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     state = {
         name.removeprefix("client."): value
         for name, value in found.get("state_dict", found).items()
-        if not name.startswith(("aggregator.", "server_module."))
+        if not name.startswith(SERVER_PARTS)
     }
     own = client.state_dict()
     if client.module is not None and not own.keys() & state.keys():  # of the module by itself

@@ -1,19 +1,19 @@
 """Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
-from fl_lightning.client.optimizers import Exposure
+from fl_lightning.client.optimizers import Exposure, needs_closure
 from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
-from fl_lightning.federation.server import GlobalWeights
 
 SWA = (
     "StochasticWeightAveraging averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which "
@@ -68,27 +68,23 @@ def check_trainer(trainer: Trainer) -> None:
     ]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
-            rules += _checkpoint_rules(callback)
+            key = callback.state_key
+            rules += [
+                (
+                    "'train_time_interval': None" not in key,
+                    "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
+                ),
+                (
+                    "'every_n_train_steps': 0" not in key,
+                    "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use "
+                    "every_n_epochs (rounds)",
+                ),
+            ]
         if isinstance(callback, StochasticWeightAveraging):
             rules.append((True, SWA))
     for broken, sentence in rules:
         if broken:
             raise ValueError(sentence)
-
-
-def _checkpoint_rules(callback: Any) -> list[tuple[bool, str]]:
-    key = callback.state_key
-    return [
-        (
-            "'train_time_interval': None" not in key,
-            "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
-        ),
-        (
-            "'every_n_train_steps': 0" not in key,
-            "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
-            "(rounds)",
-        ),
-    ]
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:
@@ -105,17 +101,22 @@ def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:
             )
 
 
-def check_data(trainer: Trainer) -> FederatedDataModule:
+def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedDataModule:
     """Get the Trainer's data module.
 
     Raises:
         TypeError: if it is none of ours.
+        ValueError: if `local_epochs` is a list for another number of clients.
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         raise TypeError(
             f"a FederatedLoop needs datamodule=FederatedDataModule(...), got {type(data).__name__}; wrap your data "
             f"in one"
+        )
+    if isinstance(local_epochs, list) and len(local_epochs) != data.num_clients:
+        raise ValueError(
+            f"local_epochs as a list needs one number per client ({data.num_clients}), got {len(local_epochs)}"
         )
     return data
 
@@ -142,42 +143,54 @@ def check_combination(client: ClientModule, aggregator: object, server_module: S
         )
 
 
-def check_server_optimizer(optimizer: object, scheduler: object) -> None:
-    """Refuse a server lr scheduler without a server optimizer.
+def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
+    """Refuse a server optimizer that asks for more than one gradient, and a scheduler that asks for a metric.
 
     Raises:
-        ValueError: naming both settings.
+        ValueError: naming the class.
     """
-    if scheduler is not None and optimizer is None:
-        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+    if needs_closure(optimizer):
+        raise ValueError(
+            f"a server_optimizer is given one gradient a round, and {type(optimizer).__name__} asks for more; take "
+            f"one whose step needs no closure, such as SGD or Adam"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError(
+            "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
+            "counts rounds, such as StepLR"
+        )
 
 
-def check_rule(client: ClientModule, aggregator: Aggregator, weights: GlobalWeights) -> None:
-    """Refuse a rule other than the mean where the clients share no weights.
+def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer: object, trainable: Sized) -> None:
+    """Refuse a rule other than the mean, and a server optimizer, where the clients share no trainable entries.
 
     Raises:
-        ValueError: naming both.
+        ValueError: naming the setting.
     """
-    if not weights.trainable and type(aggregator) is not Aggregator:
+    if trainable:
+        return
+    if type(aggregator) is not Aggregator:
         raise ValueError(
             f"{type(aggregator).__name__} makes one set of weights of the clients', but those of "
             f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
             f"fewer entries personal"
         )
+    if server_optimizer is not None:
+        raise ValueError(
+            "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
+            "make fewer entries personal"
+        )
 
 
 def check_needs(
-    client: ClientModule, parts: tuple[ServerModule, Aggregator], data: FederatedDataModule, trainer: Trainer
+    client: ClientModule, server_module: ServerModule, rule: Aggregator, data: FederatedDataModule, trainer: Trainer
 ) -> None:
     """Refuse, before any client trains, data and settings that lack what client, server module or rule needs.
 
     Raises:
         ValueError: naming who needs what.
     """
-    server_module, rule = parts
-    sides = ((client, client.needs | server_module.needs), (rule, rule.needs))
-    for side, needs in sides:
-        name = type(side).__name__
+    for name, needs in needs_by_name(client, server_module, rule):
         for split in sorted(needs - {"logits", "exposure"}):
             try:
                 data.split(split)
@@ -195,24 +208,27 @@ def check_needs(
             )
 
 
-def check_exposure(client: ClientModule, parts: tuple[ServerModule, Aggregator]) -> None:
+def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
     """Refuse a local optimizer whose exposure E_i is not defined, where it is needed; the net must exist.
 
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    server_module, rule = parts
-    if "exposure" in client.needs | server_module.needs:
-        name = type(client).__name__
-    elif "exposure" in rule.needs:
-        name = type(rule).__name__
-    else:
+    names = [name for name, needs in needs_by_name(client, server_module, rule) if "exposure" in needs]
+    if not names:
         return
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not Exposure(optimizers, None).defined:
         raise ValueError(
-            f"{name} needs to know how far the local optimizer travels, which is defined for one "
+            f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
             f"optimizer"
         )
+
+
+def needs_by_name(
+    client: ClientModule, server_module: ServerModule, rule: Aggregator
+) -> list[tuple[str, frozenset[str]]]:
+    """List the needs of the method, under the client's class, and of the rule."""
+    return [(type(client).__name__, client.needs | server_module.needs), (type(rule).__name__, rule.needs)]

@@ -52,9 +52,6 @@ class KnowledgeServer(ServerModule):
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
         """Fuse the knowledge of N participants into what each is sent: (N, K, C) -> (N, K, C), float64."""
 
-    def begin_round(self, cohort: list[int]) -> None:
-        self.fused = {}
-
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         extras = {"knowledge": self.fused[client_id]} if exchange == "distill" else {}
         return Broadcast(self.server.round_idx, exchange, None, extras, uploads=False)

@@ -1,8 +1,7 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,13 +9,13 @@ from torch import Tensor
 
 from fl_lightning.client.checks import num_arguments
 from fl_lightning.client.hooks import overridden
-from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
+from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.federation.server import Server
 from fl_lightning.metrics import ClasswiseAccuracy
 from fl_lightning.types import Broadcast, ClientJob, State
 
@@ -25,10 +24,9 @@ class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
 
     Args:
-        weights: of the global model, in the client module.
+        engine: has the client module, the global weights in it and the transfer of batches.
         evaluated: `weights -> ` those that are evaluated in their place.
         data: of the federation.
-        transfer: puts batches where they belong.
         services: attached to the client's modules; they take what is logged in evaluation.
         recorder: is told the class accuracies.
         communicator: to add up the processes' counts.
@@ -39,18 +37,16 @@ class Evaluation:
 
     def __init__(
         self,
-        weights: GlobalWeights,
+        engine: SequentialEngine,
         evaluated: Callable[[State], State],
         data: FederatedDataModule,
-        transfer: BatchTransfer,
         services: ClientServices,
         recorder: Recorder,
         communicator: Communicator,
     ) -> None:
-        self.client, self.weights, self.evaluated, self.data = weights.client, weights, evaluated, data
-        self.transfer, self.services, self.recorder = transfer, services, recorder
-        self.communicator = communicator
-        self.modules = list(self.client.lightning_modules())
+        self.engine, self.client, self.weights, self.modules = engine, engine.client, engine.weights, engine.modules
+        self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
+        self.services, self.recorder, self.communicator = services, recorder, communicator
         self.class_names = class_names(data)
         self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
@@ -78,17 +74,14 @@ class Evaluation:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         if batch is EMPTY_BATCH or not self.weights.shared:
             return None
-        batch = self.transfer(batch)
-        module = self.client.module
-        if module is None:
+        batch, module = self.transfer(batch), self.client.module
+        if self._accuracy is not None:
             x, y = batch
-            if self._accuracy is not None:
-                self._accuracy.update(self.client(x), y)
-            return None
-        if not overridden(module, f"{kind}_step"):
-            return None
-        self.services.begin_batch(batch)
-        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+            self._accuracy.update(self.client(x), y)
+        elif module is not None and overridden(module, f"{kind}_step"):
+            self.services.begin_batch(batch)
+            return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+        return None
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Predict one batch: its logits, or what the module's own `predict_step` gives.
@@ -135,42 +128,38 @@ class Evaluation:
         return own | values
 
     @torch.no_grad()
-    def alma(self, round_idx: int, engine: SequentialEngine, records: Callable[[int], Any], mine: list[int]) -> float:
+    def alma(self, round_idx: int, server: Server, initial_personal: Callable[[int], State | None]) -> float:
         """Compute the mean over all clients of the accuracy, on its own test split, of what each would deploy.
 
         Args:
             round_idx: of the round.
-            engine: loads a client into the module.
-            records: `client_id -> (memory, personal entries)`.
-            mine: the clients of this process.
+            server: has the store of the clients' memory and personal entries.
+            initial_personal: `client_id -> ` its personal entries before its first training.
         """
-        accuracies = []
-        with self._everything_restored(engine) as start:
+        accuracies, store = [], server.store
+        mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
+        before = self.weights.snapshot(self.weights.entries)
+        start = {name: before[name] for name in self.weights.shared}
+        try:
             for client_id in mine:
                 local = self.data.view(client_id, round_idx)
                 if not local.size("test"):
                     continue
-                memory, personal = records(client_id)
+                memory, personal = store.record(client_id)
+                personal = initial_personal(client_id) if personal is None else personal
                 sent = Broadcast(round_idx, "deployed", None)
-                engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
+                self.engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
                 self.client.eval()
                 predict = self.client.deployed()
                 batches = map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size))
                 hits: list[Tensor] = [predict(x).argmax(1) == y for x, y in batches]
                 accuracies.append(torch.cat(hits).double().mean())
+        finally:
+            self.weights.load(before)
+            self.engine.local.restore_modes()
         here = [float(accuracy) for accuracy in accuracies]
         found = [accuracy for part in self.communicator.gather(here) for accuracy in part]
         return math.fsum(found) / len(found) if found else float("nan")
-
-    @contextmanager
-    def _everything_restored(self, engine: SequentialEngine) -> Iterator[State]:
-        """Restore all entries and modes after the block; yields the shared entries."""
-        before = self.weights.snapshot(self.weights.entries)
-        try:
-            yield {name: before[name] for name in self.weights.shared}
-        finally:
-            self.weights.load(before)
-            engine.local.restore_modes()
 
 
 def class_names(data: FederatedDataModule) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 ROWS_AT_ONCE = 256
 """Largest number of rows that wait to be laid out."""
@@ -17,7 +18,7 @@ class History:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._rounds: list[int] = []
-        self._rows = torch.empty(0, 0, dtype=torch.float64)
+        self._table = torch.empty(0, 0, dtype=torch.float64)
         self._new: list[tuple[int, Mapping[str, float]]] = []
 
     def __len__(self) -> int:
@@ -37,9 +38,9 @@ class History:
 
     @property
     def table(self) -> Tensor:
-        """(T, K) float64, a view; NaN where a round has no such value."""
+        """(T, K) float64, not to be edited; NaN where a round has no such value."""
         self._lay_out()
-        return self._rows[: len(self._rounds), : len(self._names)]
+        return self._table
 
     def record(self, round_idx: int, row: Mapping[str, float]) -> None:
         """Add a row, which may grow until the next round's; rows of the same and of later rounds are replaced by it."""
@@ -53,17 +54,15 @@ class History:
 
     def _lay_out(self) -> None:
         """Put the new rows into the table; called when it is read, which most runs never do."""
-        for round_idx, row in self._new:
+        if not self._new:
+            return
+        for _, row in self._new:
             for name in row:
                 self._names.setdefault(name, len(self._names))
-            length, width = len(self._rounds), len(self._names)
-            if length == len(self._rows) or width > self._rows.shape[1]:
-                grown = torch.full((2 * length + 16, width + 16), math.nan, dtype=torch.float64)
-                grown[:length, : self._rows.shape[1]] = self._rows[:length]
-                self._rows = grown
-            values = [row.get(name, math.nan) for name in self._names]
-            self._rows[length, :width] = torch.tensor(values, dtype=torch.float64)
-            self._rounds.append(round_idx)
+        rows = [[row.get(name, math.nan) for name in self._names] for _, row in self._new]
+        before = pad(self._table, (0, len(self._names) - self._table.shape[1]), value=math.nan)
+        self._table = torch.cat([before, torch.tensor(rows, dtype=torch.float64)])
+        self._rounds += [round_idx for round_idx, _ in self._new]
         self._new.clear()
 
     def drop(self, first_round: int) -> None:
@@ -71,7 +70,7 @@ class History:
         self._lay_out()
         while self._rounds and self._rounds[-1] >= first_round:
             self._rounds.pop()
-            self._rows[len(self._rounds)] = math.nan
+        self._table = self._table[: len(self._rounds)]
 
     def curve(self, name: str) -> dict[int, float]:
         """Look up a value by round, where it is known."""
@@ -98,4 +97,4 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._names = {name: k for k, name in enumerate(state["names"])}
-        self._rounds, self._rows, self._new = list(state["rounds"]), state["table"].clone(), []
+        self._rounds, self._table, self._new = list(state["rounds"]), state["table"], []

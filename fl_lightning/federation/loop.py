@@ -1,8 +1,7 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
-import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,36 +12,24 @@ from typing import Any, Literal, TypeVar
 import torch
 from pytorch_lightning import Callback, LightningModule
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checks import check_module
 from fl_lightning.client.forwarding import Forwarding
-from fl_lightning.client.hooks import hooks
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import needs_closure
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checkpoint as C
-from fl_lightning.federation.checks import (
-    check_combination,
-    check_data,
-    check_exposure,
-    check_needs,
-    check_rule,
-    check_server_optimizer,
-    check_trainer,
-    check_transforms,
-)
+from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
-from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
-from fl_lightning.functional.state import clone
+from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import as_list, check_at_least
@@ -113,9 +100,10 @@ class FederatedLoop(Forwarding):
         self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        check_combination(self.client, self.aggregator, self.server_module)
+        checks.check_combination(self.client, self.aggregator, self.server_module)
         self.aggregator.weigh_by(weighting)
-        check_server_optimizer(server_optimizer, server_lr_scheduler)
+        if server_lr_scheduler is not None and server_optimizer is None:
+            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
         check_at_least(1, alma_every=alma_every, threads=threads)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.settings, self._seed = LocalSettings(*settings), seed
@@ -125,15 +113,15 @@ class FederatedLoop(Forwarding):
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
-        self._checkpoint_override: C.CheckpointOverride | None = None
-        self._deferred_state, self._deferred_transforms = dict[str, Any](), list[dict[str, Any]]()
+        self._deferred_state: dict[str, Any] = {}  # saved entries of the parts that are not allocated yet
+        self._loaded_transforms: list[dict[str, Any]] = []  # saved states of the transforms, until training starts
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
-        self._weights: GlobalWeights | None = None
         self._server: Server | None = None
         self._server_step: ServerOptimizer | None = None
         self._engine: SequentialEngine | None = None
         self._round: Round | None = None
+        self._round_start: RoundStart | None = None
         self._evaluation: Evaluation | None = None
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
@@ -156,7 +144,7 @@ class FederatedLoop(Forwarding):
     @property
     def weights(self) -> GlobalWeights:
         """The global model's entries in the client module."""
-        return built(self._weights)
+        return self.server.global_weights
 
     @property
     def server(self) -> Server:
@@ -184,10 +172,9 @@ class FederatedLoop(Forwarding):
         """Evaluation of the global model; made anew for every run of a Trainer."""
         if self._evaluation is None:
             self._evaluation = Evaluation(
-                self.weights,
+                self.engine,
                 self.evaluated_weights,
                 self.data,
-                self.engine.local.transfer,
                 self._evaluation_services,
                 self.recorder,
                 current_communicator(self.device),
@@ -209,32 +196,24 @@ class FederatedLoop(Forwarding):
     # --- setup -------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
-        found: list[Callback] = []
-        for hook in hooks(self.client_modules(), "configure_callbacks"):
-            result = hook()
-            found += [result] if isinstance(result, Callback) else list(result)
-        return found
+        checks.check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
+        found = self.forward_hook("configure_callbacks")
+        return [callback for result in found for callback in as_list(result)]
 
     def setup(self, stage: str) -> None:
-        data = check_data(self.trainer)
+        data = checks.check_data(self.trainer, self.settings.local_epochs)
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
         self._handed_over, self._engine, self._evaluation, self._round = False, None, None, None
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         for name, found in self._client_hooks.items():
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
-        check_needs(self.client, (self.server_module, self.aggregator), data, self.trainer)
+        checks.check_needs(self.client, self.server_module, self.aggregator, data, self.trainer)
         data.key_batches(self.seed)
         self._services.begin_client()  # what was logged in an earlier run is not of this one
-        if self._weights is not None:
+        if self._server is not None:
             self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
-            self.server.attach(data, self.seed)
-        epochs = self.settings.local_epochs
-        if isinstance(epochs, list) and len(epochs) != data.num_clients:
-            raise ValueError(
-                f"local_epochs as a list needs one number per client ({data.num_clients}), got {len(epochs)}"
-            )
+            self._server.attach(data)
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
@@ -243,55 +222,37 @@ class FederatedLoop(Forwarding):
             data = self.data
         except RuntimeError:  # no Trainer yet: load_from_checkpoint, which knows from the checkpoint what to build
             return
-        if self._weights is not None:
+        if self._server is not None:
             return
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         self.client.configure_model()
         self.client.build(data.num_classes, data.input_shape)
-        weights = self._weights = GlobalWeights(self.client, self.personal)
-        check_rule(self.client, self.aggregator, weights)
-        check_exposure(self.client, (self.server_module, self.aggregator))
+        weights = GlobalWeights(self.client, self.personal)
+        checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
+        checks.check_exposure(self.client, self.server_module, self.aggregator)
         if self.initial_weights is not None:
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
-        current_communicator().broadcast_(list(weights.live(list(weights.entries)).values()))
-        self.initial_personal = self.initial_personal or clone(weights.live(weights.personal))
-        self._server = Server(weights, data, self.store, self.seed)
+        current_communicator().broadcast_(list(weights.live(weights.entries).values()))
+        self.initial_personal = self.initial_personal or weights.snapshot(weights.personal)
+        server = Server(weights, data, self.store)
         for part in (self.server_module, self.aggregator):
-            part.attach(self._server)
+            part.attach(server)
             part.setup()
         for transform in (self.guard, *self.transforms):
-            transform.setup(self._server)
-        if self._deferred_transforms:
-            self._load_transforms(self._deferred_transforms)
-            self._deferred_transforms = []
+            transform.setup(server)
         if self._deferred_state:
             super().load_state_dict(self._deferred_state, strict=False)
             self._deferred_state = {}
+        self._server = server
 
     def configure_optimizers(self) -> Any:
         server = self.server
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
-        if self.server_optimizer is not None and not trainable:
-            raise ValueError(
-                "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
-                "make fewer entries personal"
-            )
         self._server_step = ServerOptimizer(self.server_optimizer, trainable)
         optimizer = self._server_step.optimizer
-        if needs_closure(optimizer):
-            raise ValueError(
-                f"a server_optimizer is given one gradient a round, and {type(optimizer).__name__} asks for more; take "
-                f"one whose step needs no closure, such as SGD or Adam"
-            )
-        if self.server_lr_scheduler is None:
-            return optimizer
-        scheduler = self.server_lr_scheduler(optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError(
-                "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
-                "counts rounds, such as StepLR"
-            )
-        return [optimizer], [scheduler]
+        scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(optimizer)
+        checks.check_server_optimizer(optimizer, scheduler)
+        return optimizer if scheduler is None else ([optimizer], [scheduler])
 
     def on_fit_start(self) -> None:
         if self.threads is not None:
@@ -299,7 +260,7 @@ class FederatedLoop(Forwarding):
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
         processes, error = current_communicator(self.device), None
-        check_transforms(self.transforms, processes.world)
+        checks.check_transforms(self.transforms, processes.world)
         try:
             self.store.start(self.trainer, self.device)
         except Exception as problem:
@@ -330,9 +291,12 @@ class FederatedLoop(Forwarding):
 
     def on_train_start(self) -> None:
         self.data.to(self.device)
+        for transform, state in zip(self.transforms, self._loaded_transforms, strict=False):
+            transform.load_state_dict(state)
+        self._loaded_transforms = []
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
-            self._write_row()  # resumed from a checkpoint taken within the end of that round
+            self.on_train_epoch_end()  # resumed from a checkpoint taken within the end of that round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self._services.logged)  # what the client has logged before its first round
 
@@ -344,51 +308,34 @@ class FederatedLoop(Forwarding):
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
-            start = {name: before[name] for name in weights.shared} if weights.personal else before
+            start = {name: before[name] for name in weights.shared}
             try:
                 result = round_.run(round_idx, self.data.cohort(round_idx), start)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            weights.load(self._step(start, result.weights))
-            if weights.personal:
-                weights.load(result.personal or {name: before[name] for name in weights.personal})
+            weights.load(before | (result.personal or {}) | self._step(start, result.weights))
             if result.records:
                 self.store.put(result.records, round_idx)
         if round_idx == 0:
-            result.metrics |= bytes_of_sets(self.data, self._needed_sets)
+            needs = self.client.needs | self.server_module.needs | self.aggregator.needs
+            result.metrics |= bytes_of_sets(self.data, needs)
         self.recorder.end_training(round_idx, result.metrics)
-        self._publish(result.metrics)
+        self._publish()
 
     @contextmanager
     def _transaction(self, round_: Round) -> Iterator[State]:
-        """Undo a round that fails: module, rule, server module and transforms are as they were before it.
-
-        Yields:
-            The module's entries at the round's start.
-        """
-        weights, parts = round_.weights, {"aggregator": self.aggregator, "server_module": self.server_module}
-        before, states, kept = weights.snapshot(weights.entries), {}, []
-        for name, part in parts.items():
-            states[name] = {key: copy.deepcopy(value) for key, value in part.state_dict().items()}
-        for transform in self.transforms:
-            kept.append(copy.deepcopy(transform.state_dict()))
-        self._checkpoint_override = C.CheckpointOverride(before, states, kept)
+        """Undo a round that fails; yields the module's entries at its start."""
+        parts = {"aggregator": self.aggregator, "server_module": self.server_module}
+        start = self._round_start = RoundStart(round_.weights, parts, self.transforms)
         try:
-            yield before
+            yield start.entries
         except BaseException:
-            weights.load(before)
-            for name, part in parts.items():
-                part.load_state_dict(states[name])
-            self._load_transforms(kept)
+            start.restore()
             round_.abandon()
             raise
         finally:
-            self._checkpoint_override = None
+            self._round_start = None
             round_.server.end_round()
-
-    @property
-    def _needed_sets(self) -> frozenset[str]:
-        return self.client.needs | self.server_module.needs | self.aggregator.needs
 
     def _step(self, start: State, new: State | None) -> State:
         """Take the server's step, through Lightning's optimizer."""
@@ -402,38 +349,26 @@ class FederatedLoop(Forwarding):
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
         round_idx = self.current_epoch
-        every = self.alma_every or (1 if self.weights.own_models else None)
-        if every is not None and (round_idx + 1) % every == 0:
-            self.recorder.add({"local/alma": self._alma(round_idx)})
-            self._publish(self.round_metrics)
+        every = self.alma_every or int(self.weights.own_models)
+        if every and (round_idx + 1) % every == 0:
+            self.recorder.add({"local/alma": self.evaluation.alma(round_idx, self.server, self._initial_personal_of)})
+            self._publish()
         self.recorder.keep_round(round_idx)
-
-    def _alma(self, round_idx: int) -> float:
-        processes, owners = self.evaluation.communicator, self.store.owners
-        clients = range(self.data.num_clients)
-        mine = [c for c in clients if owners.get(c, c % processes.world) == processes.rank]
-        return self.evaluation.alma(round_idx, self.engine, self._record_of, mine)
-
-    def _record_of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
-        memory, personal = self.store.record(client_id)
-        return memory, self._initial_personal_of(client_id) if personal is None else personal
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round (in the client hooks of callbacks); outside a round Lightning's `log`."""
-        if self._server is None or not self._server.in_round:
+        if self._round_start is None:
             super().log(name, value, *args, **kwargs)
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
 
-    def _publish(self, values: dict[str, float]) -> None:
-        """Show values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
+    def _publish(self) -> None:
+        """Show the round's values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
+        values = self.recorder.round_metrics
         tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
     def on_train_epoch_end(self) -> None:
-        self._write_row()
-
-    def _write_row(self) -> None:
         """Hand the round's values to the loggers, at x = round."""
         round_idx = self.recorder.take_pending()
         for logger in self.loggers if round_idx is not None else ():
@@ -469,45 +404,41 @@ class FederatedLoop(Forwarding):
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
             return
-        fits = self.trainer.state.fn == "fit"
-        if self.weights.own_models and not fits:
-            values["local/alma"] = self._alma(self.current_epoch)
-        if not fits:
+        if self.trainer.state.fn != "fit":
+            if self.weights.own_models:
+                alma = self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
+                values["local/alma"] = alma
             self.log_dict(values)
             return
         forgetting = self.recorder.forgetting()
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)
-        self._publish(self.round_metrics)
+        self._publish()
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Give the state of the last whole round: inside a round or an evaluation, the weights before it."""
-        shape = C.data_shape(self.client) if self._handed_over else None
-        told = {} if shape is None else {C.DATA_SHAPE: torch.tensor(shape)}
         state = super().state_dict(*args, **kwargs)
-        if self._checkpoint_override is not None:
-            state |= self._checkpoint_override.state_dict(self.weights)
+        if self._round_start is not None:
+            state |= self._round_start.state_dict()
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self.weights.saved(self._evaluation.before)
-        return state | told
+        if self._handed_over and (shape := C.data_shape(self.client)) is not None:
+            state[C.DATA_SHAPE] = torch.tensor(shape)
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state; outside of a fit build the net first, and keep entries that are allocated later for then."""
         strict = strict and all(module.strict_loading for module in self.client_modules())
         state = dict(state_dict)
         shape = state.pop(C.DATA_SHAPE, None)
-        if self._weights is None:
+        if self._server is None:
             self.initial_weights = None  # they are overwritten here, and must not come back
             C.build(self.client, None if shape is None else shape.tolist())
-            self._deferred_state = {name: state.pop(name) for name in state.keys() - self._present(state).keys()}
+            self._deferred_state = C.unallocated(self.state_dict(), state)
+            state = {name: value for name, value in state.items() if name not in self._deferred_state}
         return super().load_state_dict(state, strict, assign)
-
-    def _present(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop the entries of rule and server module that are not allocated yet."""
-        own, parts = self.state_dict(), ("aggregator.", "server_module.")
-        return {name: value for name, value in state.items() if name in own or not name.startswith(parts)}
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -520,23 +451,24 @@ class FederatedLoop(Forwarding):
         inner: dict[str, Any] = {}
         self.forward_hook("on_save_checkpoint", inner)
         C.begin_round_anew(checkpoint)
-        inside_round = self._server is not None and self._server.in_round
+        start = self._round_start
+        transforms = self._loaded_transforms or [transform.state_dict() for transform in self.transforms]
         checkpoint["federated"] = {
-            "store": C.whole_store(self.store, current_communicator(self.device), inside_round),
+            "store": C.whole_store(self.store, current_communicator(self.device), start is not None),
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
-            "transforms": self._transform_states(),
+            "transforms": transforms if start is None else start.transform_states,
             "client": inner,
             C.DATA_SHAPE: C.data_shape(self.client),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = C.federated(checkpoint, "the checkpoint")
-        entries = checkpoint["state_dict"]
-        if self._weights is None:  # by load_from_checkpoint, before any data are known
+        entries, early = checkpoint["state_dict"], self._server is None
+        if early:  # by load_from_checkpoint, before any data are known
             C.build(self.client, saved.get(C.DATA_SHAPE))
-            entries = self._present(entries)
-        C.check_entries(self.state_dict(), entries)
+        own = self.state_dict()
+        C.check_entries(own | C.unallocated(own, entries) if early else own, entries)
         if len(saved["transforms"]) != len(self.transforms):
             raise ValueError(
                 f"the checkpoint must be of the same model.transforms, but has {len(saved['transforms'])} and there "
@@ -546,19 +478,8 @@ class FederatedLoop(Forwarding):
         self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
         self.recorder.load_state_dict(saved["recorder"])
-        if self._weights is None:
-            self._deferred_transforms = saved["transforms"]  # their setup comes first
-        else:
-            self._load_transforms(saved["transforms"])
+        self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])
-
-    def _transform_states(self) -> list[dict[str, Any]]:
-        override = self._checkpoint_override
-        return [transform.state_dict() for transform in self.transforms] if override is None else override.transforms
-
-    def _load_transforms(self, states: Sequence[Mapping[str, Any]]) -> None:
-        for transform, state in zip(self.transforms, states, strict=True):
-            transform.load_state_dict(state)
 
 
 def built(part: Part | None) -> Part:

@@ -1,15 +1,17 @@
 """The server: the global weights in the one client module, the view that its parts have, and the server optimizer."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.client.module import ClientModule
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
@@ -28,13 +30,13 @@ class GlobalWeights:
     """
 
     def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
-        modules = dict(client.named_modules())
+        modules = dict(client.named_modules(remove_duplicate=False))
         self.entries: dict[str, tuple[nn.Module, str]] = {}
-        self.personal: list[str] = []
         self.tied: dict[str, str] = {}
         """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
         state = {n: v for n, v in client.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
         first: dict[int, str] = {}
+        kept: set[str] = set()
         for alias, value in state.items():
             name = first.setdefault(id(value), alias)
             owner, attribute = modules[alias.rpartition(".")[0]], alias.rpartition(".")[2]
@@ -43,18 +45,18 @@ class GlobalWeights:
             else:
                 self.tied[alias] = name
             if client.is_personal(alias, owner) or any(fnmatchcase(alias, pattern) for pattern in personal):
-                self.personal += [] if name in self.personal else [name]
+                kept.add(name)
         for pattern in personal:
             if not any(fnmatchcase(name, pattern) for name in state):
                 raise ValueError(
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
                 )
-        self._check(client)
-        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         found = {name: getattr(*entry) for name, entry in self.entries.items()}
+        check_averageable(client, found)
+        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
-        kept = set(self.personal)
+        self.personal = [name for name in self.entries if name in kept]
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
@@ -67,27 +69,13 @@ class GlobalWeights:
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
 
-    def _check(self, client: ClientModule) -> None:
-        """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next."""
-        shared = {id(getattr(*entry)) for entry in self.entries.values()}
-        for name, value in [*client.named_parameters(), *((name, getattr(*e)) for name, e in self.entries.items())]:
-            if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
-                rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
-            elif value.is_complex():
-                rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
-            elif value.requires_grad and id(value) not in shared:
-                rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
-            else:
-                continue
-            raise ValueError(f"the client's entry {name} {rule}")
-
     def personal_of(self, client_id: int) -> list[str]:
         """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
         if not isinstance(self.client.net, HeterogeneousNets):
             return self.personal
         return [name for name in self.personal if self.client.has(client_id, name)]
 
-    def live(self, names: list[str]) -> FlatState:
+    def live(self, names: Iterable[str]) -> FlatState:
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
         known, rest = self._parameters, self.entries
         return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
@@ -114,39 +102,44 @@ class GlobalWeights:
             (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
 
 
-class ServerData(Protocol):
-    """The federation's data as the server needs them (a `FederatedDataModule`)."""
+def check_averageable(client: ClientModule, entries: State) -> None:
+    """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next.
 
-    num_clients: int
-
-    def split(self, name: str) -> Any:
-        """A split by name."""
-
-    def client_indices(self, split: str, client_id: int) -> Tensor:
-        """A client's samples of a split, (n,) int64."""
+    Raises:
+        ValueError: naming the entry.
+    """
+    known = {id(value) for value in entries.values()}
+    for name, value in [*client.named_parameters(), *entries.items()]:
+        if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+            rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
+        elif value.is_complex():
+            rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
+        elif value.requires_grad and id(value) not in known:
+            rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
+        else:
+            continue
+        raise ValueError(f"the client's entry {name} {rule}")
 
 
 class Server:
     """The server as its parts see it (the `ServerView` protocol).
 
     Args:
-        weights: of the global model, in the client module.
-        data: of the federation.
+        global_weights: in the client module.
+        data: of the federation; its `batch_seed`, the run's seed, keys every draw.
         store: of the clients' memory.
-        seed: keys every draw.
     """
 
-    def __init__(self, weights: GlobalWeights, data: ServerData, store: Any, seed: int) -> None:
-        self.module: nn.Module = weights.client
-        self.trainable = weights.trainable
+    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
+        self.module: nn.Module = global_weights.client
+        self.trainable = global_weights.trainable
         self.round_idx = 0
-        self.store = store
-        self._all, self._data, self._seed = weights, data, seed
+        self.global_weights, self.store, self._data = global_weights, store, data
         self._snapshot: State | None = None
 
-    def attach(self, data: ServerData, seed: int) -> None:
+    def attach(self, data: FederatedDataModule) -> None:
         """Take the data of another fit."""
-        self._data, self._seed = data, seed
+        self._data = data
 
     def begin_round(self, round_idx: int, weights: State) -> None:
         """Begin a round from `weights`, a snapshot of the shared entries."""
@@ -163,17 +156,12 @@ class Server:
         self._snapshot = None
 
     @property
-    def in_round(self) -> bool:
-        """True while the clients of a round are trained."""
-        return self._snapshot is not None
-
-    @property
     def num_clients(self) -> int:
         return self._data.num_clients
 
     @property
     def weights(self) -> State:
-        return self._all.live(self._all.shared) if self._snapshot is None else self._snapshot
+        return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
 
     def size(self, client_id: int) -> int:
         return len(self._data.client_indices("train", client_id))
@@ -182,7 +170,42 @@ class Server:
         return self._data.split(split)
 
     def generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._seed, purpose, self.round_idx)
+        return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
+
+
+class RoundStart:
+    """The federation's state when a round begins: restored if the round fails, saved by a checkpoint within it.
+
+    Args:
+        weights: of the global model, in the client module.
+        parts: rule and server module, by the names that they have in the loop.
+        transforms: the transforms between client and sum.
+
+    Attributes:
+        entries: of the client module.
+        transform_states: state dicts of the transforms.
+    """
+
+    def __init__(
+        self, weights: GlobalWeights, parts: Mapping[str, nn.Module], transforms: Sequence[UpdateTransform]
+    ) -> None:
+        self._weights, self._parts, self._transforms = weights, parts, transforms
+        self.entries = weights.snapshot(weights.entries)
+        self._part_states = {name: copy.deepcopy(dict(part.state_dict())) for name, part in parts.items()}
+        self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
+
+    def restore(self) -> None:
+        """Undo the round."""
+        self._weights.load(self.entries)
+        for name, part in self._parts.items():
+            part.load_state_dict(self._part_states[name])
+        for transform, state in zip(self._transforms, self.transform_states, strict=True):
+            transform.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give module, rule and server module by their names in the loop's state dict."""
+        states = {f"{name}.{key}": value for name, state in self._part_states.items() for key, value in state.items()}
+        return self._weights.saved(self.entries) | states
 
 
 class ServerOptimizer:
@@ -215,21 +238,19 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
-        moves = new is not None and not self.copies
-        before = None if moves or self.copies or scaler is None else copy.deepcopy(self.optimizer.state_dict())
+        target = None if self.copies else new
+        before = None if scaler is None or target is not None else copy.deepcopy(self.optimizer.state_dict())
         for name, parameter in self.params.items():
-            gradient: Tensor | None = None
-            if moves and new is not None:
+            gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without one
+            if target is not None:
                 parameter.copy_(start[name])
-                gradient = parameter - new[name].double()
-            elif scaler is not None:
-                gradient = torch.zeros_like(parameter)  # a scaler refuses to step without a gradient
+                gradient = parameter - target[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
         if before is not None:
             self.optimizer.load_state_dict(before)
-        if new is None or self.copies:
+        if target is None:
             return start if new is None else new
         return {
-            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
+            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in target.items()
         }
