@@ -66,25 +66,32 @@ def check_trainer(trainer: Trainer) -> None:
             f"use bf16-mixed",
         ),
     ]
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ModelCheckpoint):
-            key = callback.state_key
-            rules += [
-                (
-                    "'train_time_interval': None" not in key,
-                    "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)",
-                ),
-                (
-                    "'every_n_train_steps': 0" not in key,
-                    "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use "
-                    "every_n_epochs (rounds)",
-                ),
-            ]
-        if isinstance(callback, StochasticWeightAveraging):
-            rules.append((True, SWA))
     for broken, sentence in rules:
         if broken:
             raise ValueError(sentence)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        check_callback(callback)
+
+
+def check_callback(callback: Callback) -> None:
+    """Refuse callbacks that count something else than rounds, or average weights themselves.
+
+    Raises:
+        ValueError: naming what to set instead.
+    """
+    if isinstance(callback, StochasticWeightAveraging):
+        raise ValueError(SWA)
+    if not isinstance(callback, ModelCheckpoint):
+        return
+    if "'train_time_interval': None" not in callback.state_key:
+        raise ValueError(
+            "ModelCheckpoint(train_time_interval=…) never writes in a federation; use every_n_epochs (rounds)"
+        )
+    if "'every_n_train_steps': 0" not in callback.state_key:
+        raise ValueError(
+            "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
+            "(rounds)"
+        )
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:

@@ -1,0 +1,236 @@
+"""Identity of a run: the settings that give its rounds their meaning, compared when a checkpoint is continued."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import PurePath
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.data import FederatedDataModule
+
+FREE_OF_TRAINER = (
+    *("accelerator", "strategy", "devices", "num_nodes", "plugins", "default_root_dir", "model_registry"),
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "fast_dev_run", "barebones"),
+    *("logger", "callbacks", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar"),
+    *("enable_model_summary", "enable_autolog_hparams", "num_sanity_val_steps", "profiler", "detect_anomaly"),
+)
+FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout")
+FREE = {
+    *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
+    *(f"trainer.{name}" for name in FREE_OF_TRAINER),
+    *(f"model.{name}" for name in FREE_OF_MODEL),
+}
+"""Settings that may differ from one part of a run to the next, each with all below it; every other is fixed."""
+
+PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir")
+"""Last names of settings that say where something lies, which are free wherever they stand."""
+
+EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
+"""Settings that an evaluation compares: data and net."""
+
+LONGEST = 200
+"""Characters of a value that are kept; of a longer one the beginning and its digest."""
+
+DEEPEST = 8
+
+Settings = dict[str, Any]
+"""Plain values by dotted name; an object is its class at its own name, and its arguments below."""
+
+
+class Difference(NamedTuple):
+    """A setting that is not what it was."""
+
+    name: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.was}, is {self.now}"
+
+
+class RunIdentity:
+    """Settings of a run, and which of them may change where it is continued.
+
+    Attributes:
+        config: the parsed configuration, where there is one; it names what the objects do not tell.
+        objects: what the objects of the run tell of themselves.
+        allowed: settings that may change, by name, each with all below it.
+    """
+
+    def __init__(self) -> None:
+        self.config: Settings = {}
+        self.objects: Settings = {}
+        self.allowed: list[str] = []
+
+    def configure(self, config: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:
+        """Take a parsed configuration, and the names of settings that may change."""
+        self.config = flat(config)
+        self.allowed = [name.replace(".init_args", "").removesuffix(".class_path") for name in allowed]
+
+    def describe(self, model: Mapping[str, Any], data: FederatedDataModule, precision: str) -> None:
+        """Take the parts of the federation by their names in the configuration, its data and its precision."""
+        self.objects = {"trainer.precision": precision}
+        for name, value in model.items():
+            self.objects |= described(f"model.{name}", value)
+        self.objects |= described("data", data)
+        self.objects |= {"data.participation": data.cohort_size / data.num_clients}
+        self.objects |= {"data.sampling_seed": data.cohort.seed, "data.labels": data.labels_digest()}
+
+    def state_dict(self) -> dict[str, Settings]:
+        return {"config": self.config, "objects": self.objects}
+
+    def changes(self, saved: Mapping[str, Settings], evaluates: bool) -> list[Difference]:
+        """Compare with the settings of a checkpoint; returns the differences that are allowed.
+
+        Args:
+            saved: what `state_dict` gave.
+            evaluates: compare data and net only.
+
+        Raises:
+            ValueError: naming each further difference.
+        """
+        found = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
+        if evaluates:
+            found = [one for one in found if one.name.startswith(EVALUATED)]
+        refused = [one for one in found if not any(below(one.name, name) for name in self.allowed)]
+        if refused:
+            raise ValueError(
+                f"a run is continued with the settings it was begun with, but {'; '.join(map(str, refused))}; give it "
+                f"those, start a new run without --ckpt_path, or add --allow_changes {refused[0].name}"
+            )
+        return found
+
+
+def described(name: str, value: Any, depth: int = 0) -> Settings:
+    """Describe a value by its classes and plain init values, as a configuration file would name them.
+
+    Args:
+        name: dotted name of the value.
+        value: a plain value, a nest of them, a factory of an optimizer (described by the param-group values that it
+            makes), a function, or an object (by those init arguments that it keeps as attributes).
+        depth: of the nest.
+    """
+    if isinstance(value, PurePath) or depth > DEEPEST:
+        return {}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {name: value}
+    if isinstance(value, Tensor):
+        return {name: digest_of([value])}
+    if isinstance(value, Mapping):
+        return joined(described(f"{name}.{key}", item, depth + 1) for key, item in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)
+        if not is_plain(items):
+            return joined(described(f"{name}.{i}", item, depth + 1) for i, item in enumerate(items))
+        return {name: shortened(items[0] if len(items) == 1 else items)}
+    if isinstance(value, partial):
+        return {name: class_of(value.func), **described_items(name, value.keywords, depth)}
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return {name: class_of(value)}
+    arguments: Mapping[str, Any] = value.hparams if isinstance(value, LightningModule) else {}
+    if not arguments:
+        inits = [vars(kind)["__init__"] for kind in type(value).__mro__ if "__init__" in vars(kind)]
+        names = {name for init in inits if inspect.isfunction(init) for name in inspect.signature(init).parameters}
+        kept = {**vars(value), **vars(value).get("_modules", {})}
+        arguments = {n: kept[n] for n in sorted(names & kept.keys())}
+    return {name: class_of(type(value)), **described_items(name, arguments, depth)}
+
+
+def described_items(name: str, values: Mapping[str, Any], depth: int) -> Settings:
+    """Describe arguments by their names; those that say where something lies are left out."""
+    return joined(described(f"{name}.{key}", item, depth + 1) for key, item in values.items() if key not in PATHS)
+
+
+def described_optimizer(name: str, factory: Callable[[Iterable[Any]], Optimizer] | None) -> Settings:
+    """Describe a factory by the class and the param-group values of the optimizer that it makes."""
+    if factory is None:
+        return {name: None}
+    try:
+        made = factory([nn.Parameter(torch.zeros(1))])
+        values = {key: value for key, value in made.param_groups[0].items() if key != "params"}
+        return {name: class_of(type(made)), **described_items(name, values, 1)}
+    except Exception:  # a factory that wants the client's own parameters
+        return described(name, factory)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Flatten a parsed configuration; `class_path` and `init_args` leave the names."""
+    found: Settings = {}
+    for key, value in config.items():
+        name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
+        if key in PATHS or is_free(name):
+            continue
+        if isinstance(value, Mapping):
+            found |= flat(value, name)
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            found |= flat({str(i): item for i, item in enumerate(value)}, name)
+        elif key == "class_path":
+            found[name] = class_of(value)
+        elif not isinstance(value, PurePath):
+            found[name] = shortened(value if is_plain(value) else str(value))
+    return found
+
+
+def is_free(name: str) -> bool:
+    """True for a setting that may change when a run is continued."""
+    return name.rpartition(".")[2] in PATHS or any(below(name, free) for free in FREE)
+
+
+def below(name: str, other: str) -> bool:
+    """True for a setting that is `other`, or an argument of it."""
+    return name == other or name.startswith(f"{other}.")
+
+
+def differences(was: Settings, now: Settings) -> list[Difference]:
+    """Compare what both know; below an object of another class nothing more is named."""
+    found: list[Difference] = []
+    for name in sorted(was.keys() & now.keys()):
+        if was[name] != now[name] and not any(below(name, one.name) for one in found):
+            found.append(Difference(name, was[name], now[name]))
+    return found
+
+
+def joined(parts: Iterable[Settings]) -> Settings:
+    """Join settings of different names."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def is_plain(value: Any) -> bool:
+    """True for a plain value, and for (nested) lists of them."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def shortened(value: Any) -> Any:
+    """Replace a long value by its beginning and a digest."""
+    text = repr(value)
+    if len(text) <= LONGEST:
+        return list(map(shortened, value)) if isinstance(value, list | tuple) else value
+    return f"{text[:40]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Hash the values of tensors."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return f"sha256 {digest.hexdigest()[:12]}"
+
+
+def class_of(kind: Any) -> str:
+    """Name a class or function where it is defined, also given the path by which it is exported."""
+    if isinstance(kind, str):
+        try:
+            kind = resolve_name(kind)
+        except (ImportError, AttributeError, ValueError):
+            return str(kind)
+    return f"{kind.__module__}.{kind.__qualname__}" if hasattr(kind, "__qualname__") else type(kind).__name__
