@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Number
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
-from fl_lightning.client.optimizers import LocalOptimizers, toggle
+from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 
 MOST_ROWS = 512
 
@@ -70,10 +71,7 @@ class MetricAccumulator:
         """Reduce many values to one, on the device."""
         values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
         sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
-        if kind == "mean":
-            value = (values @ sizes) / sizes.sum()
-        else:
-            value = values.sum() if kind == "sum" else values.max() if kind == "max" else values.min()
+        value = (values @ sizes) / sizes.sum() if kind == "mean" else getattr(values, kind)()
         return value, float(sum(size for _, size in rows))
 
     def absorb(self, other: "MetricAccumulator") -> None:
@@ -84,13 +82,9 @@ class MetricAccumulator:
             self._rows.setdefault(name, []).extend(rows)
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move all values, and `more` 0-d tensors, to the host in one transfer; only the metric objects stay here."""
-        tensors = list(more)
-        for rows in self._rows.values():
-            for value, _ in rows:
-                if isinstance(value, Tensor):
-                    tensors.append(value)
-        host = to_host(tensors)
+        """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
+        logged = [value for rows in self._rows.values() for value, _ in rows if isinstance(value, Tensor)]
+        host = to_host([*more, *logged])
         numbers = iter(host[len(more) :])
         out: Rows = {}
         for name, rows in self._rows.items():
@@ -124,30 +118,24 @@ class MetricAccumulator:
             metric.reset()
         return values
 
-    def forget(self) -> None:
-        """Drop everything; metric objects are not reset, since another accumulator has taken them over."""
-        self._rows, self._reduce, self.metrics = {}, {}, {}
-
     def clear(self) -> None:
         """Drop everything and reset the metric objects (a round that failed)."""
         for metric in self.metrics.values():
             metric.reset()
-        self.forget()
+        self._rows, self._reduce, self.metrics = {}, {}, {}
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one element each as numbers, in one transfer from the device."""
-    by_type: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+    """Read tensors of one element each as numbers, in one transfer for each type and device of them."""
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, value in enumerate(values):
-        places, group = by_type.setdefault(value.dtype, ([], []))
-        places.append(i)
-        group.append(value.reshape(()) if value.ndim else value)
-    order, vectors = [], []
-    for places, group in by_type.values():
-        order += places
-        vectors.append(torch.stack(group).double())
-    found = dict(zip(order, torch.cat(vectors).tolist() if vectors else (), strict=True))
-    return list(map(found.__getitem__, range(len(values))))
+        alike.setdefault((value.dtype, value.device), []).append(i)
+    numbers = [0.0] * len(values)
+    for places in alike.values():
+        stacked = torch.stack([values[i].reshape(()) if values[i].ndim else values[i] for i in places])
+        for i, number in zip(places, stacked.double().tolist(), strict=True):
+            numbers[i] = number
+    return numbers
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
@@ -158,20 +146,15 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
             merged.setdefault(name, (kind, []))[1].extend(pairs)
     out = {}
     for name, (kind, pairs) in merged.items():
-        out[name] = reduced_pairs(kind, pairs)
+        values, size = [value for value, _ in pairs], math.fsum([n for _, n in pairs])
+        add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
+        if kind == "mean":
+            out[name] = add([value * n for value, n in pairs]) / size if size else math.nan
+        elif kind == "sum":
+            out[name] = add(values)
+        else:
+            out[name] = max(values) if kind == "max" else min(values)
     return out
-
-
-def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
-    """Reduce (value, weight) pairs to one value."""
-    values = [value for value, _ in pairs]
-    add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
-    if kind == "mean":
-        size = math.fsum([n for _, n in pairs])
-        return add([value * n for value, n in pairs]) / size if size else math.nan
-    if kind == "sum":
-        return add(values)
-    return max(values) if kind == "max" else min(values)
 
 
 def batch_length(batch: Any) -> int:
@@ -201,7 +184,7 @@ class ClientServices:
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
         self._weight = 1
-        self._toggled: list[tuple[Tensor, bool]] = []
+        self._toggled = ExitStack()
 
     # --- called by what drives the client ---
 
@@ -211,13 +194,10 @@ class ClientServices:
         self._weight, self._batch = 1, None
         return self.logged
 
-    def begin_phase(self, optimizers: LocalOptimizers) -> None:
-        """Begin a phase with these optimizers."""
-        self._optimizers = optimizers
-
-    def begin_epoch(self, num_samples: int) -> None:
+    def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
         """Begin an epoch of `num_samples` samples; for ReduceLROnPlateau its values are kept apart, too."""
-        self.logged_in_epoch = MetricAccumulator() if self._optimizers.plateau else None
+        self._optimizers = optimizers
+        self.logged_in_epoch = MetricAccumulator() if optimizers.plateau else None
         self._weight, self._batch = num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
@@ -271,9 +251,7 @@ class ClientServices:
 
     def lr_schedulers(self) -> Any:
         schedulers = [entry.scheduler for entry in self._optimizers.schedulers]
-        if not schedulers:
-            return None
-        return schedulers[0] if len(schedulers) == 1 else schedulers
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._optimizers.backward(loss, *args, **kwargs)
@@ -284,21 +262,15 @@ class ClientServices:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        if not gradient_clip_val:
-            return
-        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(params, gradient_clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(params, gradient_clip_val)
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+        Precision().clip_gradients(optimizer, gradient_clip_val or 0, algorithm)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
-        self._toggled = toggle(optimizer, self._optimizers.raw)
+        self._toggled.enter_context(frozen(params_of_others(optimizer, self._optimizers.raw)))
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        for parameter, required in self._toggled:
-            parameter.requires_grad_(required)
+        self._toggled.close()
 
 
 TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
@@ -307,20 +279,22 @@ SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_ga
 
 @contextmanager
 def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put services over the modules' own methods within the block; they are removed whatever happens.
+    """Put services over the modules' own methods within the block; what was there before is put back after it.
 
     Args:
         modules: the client and the module in it.
         methods: by name.
     """
+    before = [{name: vars(module)[name] for name in methods if name in vars(module)} for module in modules]
     for module in modules:
         vars(module).update(methods)
     try:
         yield
     finally:
-        for module in modules:
+        for module, own in zip(modules, before, strict=True):
             for name in methods:
                 vars(module).pop(name, None)
+            vars(module).update(own)
 
 
 class BatchTransfer:
