@@ -1,6 +1,6 @@
 """Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -93,7 +93,7 @@ class ClientModule(LightningModule):
         self._num_arguments = 2
         if module is not None:
             self.automatic_optimization = module.automatic_optimization
-            self._num_arguments = min(2, num_arguments(module.training_step))
+            self._num_arguments = num_arguments(module.training_step)
         elif num_classes is not None and input_shape is not None:
             self.build(num_classes, tuple(input_shape))
 
@@ -259,7 +259,7 @@ class ClientModule(LightningModule):
     def transferred(self, batch: Batch) -> Batch:
         """Put a batch where training has it: through the transfer hooks, on the device, in the Trainer's precision."""
         if self._transfer is None:
-            self._transfer = BatchTransfer(list(self.lightning_modules()), device=next(self.parameters()).device)
+            self._transfer = BatchTransfer(self.lightning_modules(), device=next(self.parameters()).device)
         return self._transfer(batch)
 
     def over(
@@ -315,11 +315,9 @@ class ClientModule(LightningModule):
         """True once `load_teacher` was called."""
         return bool(self._teachers)
 
-    def lightning_modules(self) -> Iterator[LightningModule]:
+    def lightning_modules(self) -> list[LightningModule]:
         """This module and the LightningModule it wraps, whose hooks the loop forwards."""
-        yield self
-        if self.module is not None:
-            yield self.module
+        return [self] if self.module is None else [self, self.module]
 
     # --- Lightning ---------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class LocalOptimizers:
         torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
         self.reusable = torchs and not self.schedulers and scaler is None
         self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
-        self._states = [{p: deepcopy(kept) for p, kept in optimizer.state.items()} for optimizer in self.raw]
+        self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
 
     def begin(self, progress: LocalProgress, lr: float | None = None, factor: float = 1.0) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
@@ -104,26 +104,22 @@ class LocalOptimizers:
             lr: learning rate in place of the optimizers' own; None: their own.
             factor: of the learning rate (lr_decay^t), which schedulers do not see.
         """
-        for optimizer, settings, states in zip(self.raw, self._settings, self._states, strict=True):
+        for optimizer, settings, (params, states) in zip(self.raw, self._settings, self._states, strict=True):
             if self.exposure.steps:
                 optimizer.state.clear()
-                optimizer.state.update({p: deepcopy(kept) for p, kept in states.items()})
+                optimizer.state.update(zip(params, deepcopy(states), strict=True))
             for group, setting in zip(optimizer.param_groups, settings, strict=True):
                 group.update(setting)
+                if lr is not None:
+                    group.update({key: lr for key in ("lr", "initial_lr") if key in group})
+                if factor != 1.0 and not self.schedulers:
+                    group["lr"] = group["lr"] * factor
+        for entry in self.schedulers:
+            if lr is not None and hasattr(entry.scheduler, "base_lrs"):
+                entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
+        for wrapped in self.wrapped if self.schedulers and factor != 1.0 else ():
+            wrapped.decay(factor)
         self.exposure.begin(progress)
-        groups = [group for optimizer in self.raw for group in optimizer.param_groups]
-        if lr is not None:
-            for group in groups:
-                group.update({key: lr for key in ("lr", "initial_lr") if key in group})
-            for entry in self.schedulers:
-                if hasattr(entry.scheduler, "base_lrs"):
-                    entry.scheduler.base_lrs = [lr] * len(entry.scheduler.base_lrs)
-        if factor != 1.0 and self.schedulers:
-            for wrapped in self.wrapped:
-                wrapped.decay(factor)
-        elif factor != 1.0:
-            for group in groups:
-                group["lr"] = group["lr"] * factor
 
     def release(self) -> None:
         """Restore the optimizers and take the hooks off: a module may hand out the same ones again."""

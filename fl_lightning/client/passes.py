@@ -17,7 +17,7 @@ def evaluation_mode(client: Any) -> Iterator[None]:
     modes = [(module, module.training) for module in client.modules()]
     client.eval()
     try:
-        with attach_services(list(client.lightning_modules()), {"log": _ignore, "log_dict": _ignore}):
+        with attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore}):
             yield
     finally:
         for part, mode in modes:

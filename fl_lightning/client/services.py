@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from numbers import Number
+from operator import mul
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
-from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
@@ -36,8 +37,7 @@ class MetricAccumulator:
     def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
-        self._rows: dict[str, list[tuple[Any, float]]] = {}
-        self._reduce: dict[str, str] = {}
+        self._rows: dict[str, tuple[str, list[tuple[Any, float]]]] = {}
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
         """Take one value, without moving it to the host.
@@ -55,19 +55,18 @@ class MetricAccumulator:
             return
         elif not isinstance(value, Number):
             raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
-        rows = self._rows.get(name)
-        if rows is None:
+        if name not in self._rows:
             reduction = getattr(reduce_fx, "__name__", reduce_fx)
             if reduction not in ("mean", "sum", "max", "min"):
                 raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
-            self._reduce[name] = reduction
-            rows = self._rows[name] = []
+            self._rows[name] = (reduction, [])
+        kind, rows = self._rows[name]
         rows.append((value, weight))
         if len(rows) == self.most_rows:
-            self._rows[name] = [self._reduced(rows, self._reduce[name])]
+            rows[:] = [self._reduced(kind, rows)]
 
     @staticmethod
-    def _reduced(rows: list[tuple[Any, float]], kind: str) -> tuple[Tensor, float]:
+    def _reduced(kind: str, rows: list[tuple[Any, float]]) -> tuple[Tensor, float]:
         """Reduce many values to one, on the device."""
         values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
         sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
@@ -77,21 +76,23 @@ class MetricAccumulator:
     def absorb(self, other: "MetricAccumulator") -> None:
         """Add the values of another accumulator (a client's)."""
         self.metrics |= other.metrics
-        for name, rows in other._rows.items():
-            self._reduce.setdefault(name, other._reduce[name])
-            self._rows.setdefault(name, []).extend(rows)
+        for name, (kind, rows) in other._rows.items():
+            self._rows.setdefault(name, (kind, []))[1].extend(rows)
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
         """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
-        logged = [value for rows in self._rows.values() for value, _ in rows if isinstance(value, Tensor)]
-        host = to_host([*more, *logged])
-        numbers = iter(host[len(more) :])
-        out: Rows = {}
-        for name, rows in self._rows.items():
+        tensors = list(more)
+        for _, rows in self._rows.values():
+            for value, _ in rows:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+        numbers = iter(to_host(tensors))
+        host, out = list(islice(numbers, len(more))), {}
+        for name, (kind, rows) in self._rows.items():
             pairs = [(next(numbers) if isinstance(value, Tensor) else float(value), float(n)) for value, n in rows]
-            out[name] = (self._reduce[name], pairs)
-        self._rows, self._reduce = {}, {}
-        return host[: len(more)], out
+            out[name] = (kind, pairs)
+        self._rows = {}
+        return host, out
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
         """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
@@ -122,18 +123,19 @@ class MetricAccumulator:
         """Drop everything and reset the metric objects (a round that failed)."""
         for metric in self.metrics.values():
             metric.reset()
-        self._rows, self._reduce, self.metrics = {}, {}, {}
+        self._rows, self.metrics = {}, {}
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
     """Read tensors of one element each as numbers, in one transfer for each type and device of them."""
-    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    alike: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[Tensor]]] = {}
     for i, value in enumerate(values):
-        alike.setdefault((value.dtype, value.device), []).append(i)
+        places, group = alike.setdefault((value.dtype, value.device), ([], []))
+        places.append(i)
+        group.append(value.reshape(()) if value.ndim else value)
     numbers = [0.0] * len(values)
-    for places in alike.values():
-        stacked = torch.stack([values[i].reshape(()) if values[i].ndim else values[i] for i in places])
-        for i, number in zip(places, stacked.double().tolist(), strict=True):
+    for places, group in alike.values():
+        for i, number in zip(places, torch.stack(group).double().tolist(), strict=True):
             numbers[i] = number
     return numbers
 
@@ -146,10 +148,11 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
             merged.setdefault(name, (kind, []))[1].extend(pairs)
     out = {}
     for name, (kind, pairs) in merged.items():
-        values, size = [value for value, _ in pairs], math.fsum([n for _, n in pairs])
+        values, sizes = zip(*pairs, strict=True)
+        size = math.fsum(sizes)
         add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
         if kind == "mean":
-            out[name] = add([value * n for value, n in pairs]) / size if size else math.nan
+            out[name] = add(map(mul, values, sizes)) / size if size else math.nan
         elif kind == "sum":
             out[name] = add(values)
         else:
@@ -229,7 +232,7 @@ class ClientServices:
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
-            self.log(name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs})
+            self.log(name, value, *args, **kwargs)
 
     def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Return `data`, with one process.
@@ -285,16 +288,18 @@ def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Ca
         modules: the client and the module in it.
         methods: by name.
     """
-    before = [{name: vars(module)[name] for name in methods if name in vars(module)} for module in modules]
-    for module in modules:
-        vars(module).update(methods)
+    before = []
+    for attributes in map(vars, modules):
+        before.append(dict(attributes))
+        attributes.update(methods)
     try:
         yield
     finally:
-        for module, own in zip(modules, before, strict=True):
+        for attributes, own in zip(map(vars, modules), before, strict=True):
             for name in methods:
-                vars(module).pop(name, None)
-            vars(module).update(own)
+                attributes.pop(name, None)
+                if name in own:
+                    attributes[name] = own[name]
 
 
 class BatchTransfer:
@@ -318,15 +323,12 @@ class BatchTransfer:
         datamodule: LightningDataModule | None = None,
     ) -> None:
         self._precision, self._device = precision or Precision(), device
-
-        def of_data(name: str) -> bool:
-            return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
-
-        names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        self._before, self._transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
-        self._transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
-        after = "on_after_batch_transfer"
-        self._after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
+        data: Any = datamodule
+        names, after = ("on_before_batch_transfer", "transfer_batch_to_device"), "on_after_batch_transfer"
+        owners = [data if overridden(data, name) else modules[-1] for name in names]
+        self._before, self._transfer = map(getattr, owners, names)
+        self._transfers = any(map(overridden, owners, names))
+        self._after = hooks([data], after) or hooks(modules, after)
         self.hooked = self._transfers or bool(self._after)
 
     def __call__(self, batch: Any) -> Any:

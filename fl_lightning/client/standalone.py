@@ -39,7 +39,7 @@ class StandaloneClient(Callback):
         received = {name: value.detach().clone() for name, value in client.params().items()}
         client.begin(ClientContext(0, received, tuple(received), weights_token=object()))
         plugin = trainer.precision_plugin
-        transfer = BatchTransfer(list(client.lightning_modules()), client.device, plugin)
+        transfer = BatchTransfer(client.lightning_modules(), client.device, plugin)
         client.connect(plugin.forward_context, transfer)
         if client.module is not None:
             methods = {name: getattr(client, name) for name in TRAINER_SERVICES}

@@ -1,6 +1,5 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -97,7 +96,7 @@ class LocalTrainer:
     ) -> None:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
-        self.modules: list[LightningModule] = list(client.lightning_modules())
+        self.modules: list[LightningModule] = client.lightning_modules()
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
@@ -105,9 +104,8 @@ class LocalTrainer:
         self._passing: LocalOptimizers | None = None
         self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
         self._optimizer_step = self._own("optimizer_step")
-        self._clip = self._own("configure_gradient_clipping") or (
-            services.clip_gradients if settings.clip_norm else None
-        )
+        clip_gradients = services.clip_gradients if settings.clip_norm else None
+        self._clip = self._own("configure_gradient_clipping") or clip_gradients
         self._zero_grad = self._own("optimizer_zero_grad")
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
 
@@ -141,22 +139,28 @@ class LocalTrainer:
         """Run all phases of one exchange on the client's data; the module is trained in place."""
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
-        passed: Counter[str] = Counter()
+        local_epochs, passed = self.settings.local_epochs, Counter[str]()
+        if isinstance(local_epochs, list):
+            local_epochs = local_epochs[data.client_id]
         for phase in self.client.phases(exchange):
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
+                epochs, before = local_epochs if phase.epochs is None else phase.epochs, passed[phase.split]
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
-                    passed[phase.split] += self._phase(phase, own, size, passed[phase.split], on_epoch_end)
+                    passed[phase.split] += self._phase(phase, own, size, epochs, before, on_epoch_end)
 
     def _phase(
-        self, phase: Phase, data: ClientData, size: int, before: int, on_epoch_end: Sequence[Callable[[int], None]]
+        self,
+        phase: Phase,
+        data: ClientData,
+        size: int,
+        epochs: int,
+        before: int,
+        on_epoch_end: Sequence[Callable[[int], None]],
     ) -> int:
-        """Run the passes over the phase's split, after `before` earlier ones; returns how many, at most."""
+        """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
         client, settings = self.client, self.settings
-        epochs = settings.local_epochs if phase.epochs is None else phase.epochs
-        if isinstance(epochs, list):
-            epochs = epochs[data.client_id]
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
         optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx)
@@ -171,9 +175,9 @@ class LocalTrainer:
             cache = LogitCache(size)  # samples are the same in every epoch
         if cache is not client.context.logit_cache:
             client.context.keep_logits(cache)
-        limit = settings.max_local_steps if phase.counts and settings.max_local_steps else math.inf
+        limit = settings.max_local_steps if phase.counts else None
         for epoch in range(epochs):
-            if progress.num_steps >= limit:
+            if limit is not None and progress.num_steps >= limit:
                 break
             self.services.begin_epoch(optimizers, size)
             for hook in self._hooks["on_train_epoch_start"]:
@@ -201,7 +205,7 @@ class LocalTrainer:
         epoch: int,
         optimizers: LocalOptimizers,
         cache: LogitCache | None,
-        limit: float,
+        limit: int | None,
     ) -> bool:
         """Run one pass; False where it left samples out."""
         client, hooks = self.client, self._hooks
@@ -211,7 +215,7 @@ class LocalTrainer:
             num_batches -= self._single_sample(data, phase, size, batch_size)
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
-            if index == num_batches or client.num_steps >= limit:
+            if index == num_batches or (limit is not None and client.num_steps >= limit):
                 return False
             batch = self.transfer(item if cache is None else item[0])
             if cache is not None:
@@ -313,16 +317,13 @@ class LocalTrainer:
                 f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
-        refusals = (
-            (scaled, "trainer.precision=bf16-mixed"),
-            (self.settings.accumulate_grad_batches > 1, "model.accumulate_grad_batches=1"),
-        )
-        for refused, setting in refusals if any(wrapped.wants_closure for wrapped in found.wrapped) else ():
-            if refused:
-                raise ValueError(
-                    f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
-                    f"and without a gradient scaler; set {setting}"
-                )
+        many_batches = self.settings.accumulate_grad_batches > 1
+        if (scaled or many_batches) and any(wrapped.wants_closure for wrapped in found.wrapped):
+            raise ValueError(
+                f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                f"and without a gradient scaler; set "
+                f"{'trainer.precision=bf16-mixed' if scaled else 'model.accumulate_grad_batches=1'}"
+            )
         return found
 
     def _schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
@@ -345,11 +346,9 @@ class LocalTrainer:
             ValueError: if `batch_size` is 1 and the net has BatchNorm.
         """
         norms = [part for name, part in self._batch_norms if self.client.has(data.client_id, name)]
-        if not norms:
-            return 0
-        if n == 1:
-            for module in norms:
-                module.eval()
+        for module in norms if n == 1 else ():
+            module.eval()
+        if not norms or n == 1:
             return 0
         if batch_size == 1:
             setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
