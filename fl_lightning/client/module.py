@@ -234,11 +234,12 @@ class ClientModule(LightningModule):
         teacher, context = self._teachers[name], self.context
         if isinstance(teacher.net, HeterogeneousNets):
             teacher.net.choose(context.client_id)
-        if state is None and teacher.holds(context.weights_token, mode):
+        # as they came: the net itself may have moved since
+        given, token = (context.start, context.weights_token) if state is None else (state, None)
+        if teacher.holds(token, mode):
             return
-        given = context.start if state is None else state  # the net itself may have moved since
         entries = {n.removeprefix("net."): value for n, value in given.items()}
-        teacher.load({**self.net.state_dict(), **entries}, context.weights_token if state is None else None, mode)
+        teacher.load({**self.net.state_dict(), **entries}, token, mode)
         if context.logit_cache is not None:
             context.logit_cache.stop(name)
 
@@ -298,10 +299,9 @@ class ClientModule(LightningModule):
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         """Fix which parameters are trainable (inside vmap none requires a gradient), and which never travel."""
-        modules = dict(self.named_modules(remove_duplicate=False))
         names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         places = [(name, *name.rpartition(".")[::2]) for name in names]
-        self._parameter_owners = [(name, modules[path], attribute) for name, path, attribute in places]
+        self._parameter_owners = [(name, self.get_submodule(path), attribute) for name, path, attribute in places]
         self._personal = frozenset(personal)
         return self._parameter_owners
 

@@ -135,16 +135,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is Parameter.empty
 
 
-def zero_grad(optimizer: Optimizer) -> None:
-    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad:
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
 @contextmanager
 def frozen(params: Iterable[Tensor]) -> Iterator[None]:
     """Context in which these parameters require no gradient."""

@@ -24,9 +24,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
         return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler, monitor)]
     if isinstance(configured, Sequence) and not isinstance(configured, str):
         items = list(configured)
-        if all(isinstance(item, Optimizer) for item in items):
-            return items, []
-        if all(isinstance(item, Mapping) for item in items):
+        if all(isinstance(item, Optimizer | Mapping) for item in items):
             pairs = [parse_optimizers(item, owner) for item in items]
             return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
         if len(items) == 2 and isinstance(items[0], Sequence):

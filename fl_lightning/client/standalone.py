@@ -55,16 +55,14 @@ class StandaloneClient(Callback):
         progress = client.context.progress
         progress.move(trainer.global_step - progress.num_steps, float("nan"))
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._release(pl_module)
-
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._release(pl_module)
-
-    def _release(self, client: Any) -> None:
         """Take services and precision back."""
+        client: Any = pl_module
         self._attached.close()
         client.disconnect()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
 
 
 def view_of_loader(trainer: Trainer, client: Any) -> ClientData:

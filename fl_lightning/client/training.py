@@ -14,15 +14,11 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import (
-    LocalOptimizers,
-    LocalProgress,
-    frozen,
-    zero_grad,
-)
+from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress, frozen
 from fl_lightning.client.schedulers import step_scheduler
 from fl_lightning.client.services import BatchTransfer, ClientServices, reduced
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
@@ -371,3 +367,13 @@ class LocalTrainer:
         for parameter in left:
             parameter.grad = None
         return left
+
+
+def zero_grad(optimizer: Optimizer) -> None:
+    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
