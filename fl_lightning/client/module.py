@@ -95,7 +95,7 @@ class ClientModule(LightningModule):
             self.automatic_optimization = module.automatic_optimization
             self._num_arguments = num_arguments(module.training_step)
         elif num_classes is not None and input_shape is not None:
-            self.build(num_classes, tuple(input_shape))
+            self.build(self.num_classes, self.input_shape)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -175,7 +175,7 @@ class ClientModule(LightningModule):
     @property
     def received(self) -> State:
         """The shared trainable weights as they came at the start of the exchange, by name."""
-        return self.context.received()
+        return self.context.received
 
     @property
     def round(self) -> dict[str, Any]:

@@ -163,12 +163,9 @@ class LocalTrainer:
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None
-        if (
-            epochs > 1
-            and client.distils
-            and not (phase.with_index or self.transfer.hooked or data.augments(phase.split))
-        ):
-            cache = LogitCache(size)  # samples are the same in every epoch
+        if epochs > 1 and client.distils:
+            changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
+            cache = None if changes else LogitCache(size)  # of samples that are the same in every epoch
         if cache is not client.context.logit_cache:
             client.context.keep_logits(cache)
         limit = settings.max_local_steps if phase.counts else None
@@ -178,9 +175,7 @@ class LocalTrainer:
             self.services.begin_epoch(optimizers, size)
             for hook in self._hooks["on_train_epoch_start"]:
                 hook()
-            whole = self._epoch(phase, data, size, before + epoch, optimizers, cache, limit)
-            if whole and cache is not None:
-                cache.finish_epoch()
+            self._epoch(phase, data, size, before + epoch, optimizers, limit)
             if found := self._hooks["on_train_epoch_end"]:
                 self.services.begin_samples(size)
                 for hook in found:
@@ -200,11 +195,10 @@ class LocalTrainer:
         size: int,
         epoch: int,
         optimizers: LocalOptimizers,
-        cache: LogitCache | None,
         limit: int | None,
-    ) -> bool:
-        """Run one pass; False where it left samples out."""
-        client, hooks = self.client, self._hooks
+    ) -> None:
+        """Run one pass, to its end or to `limit` steps of the exchange."""
+        client, hooks, cache = self.client, self._hooks, self.client.context.logit_cache
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         num_batches = -(-size // batch_size)
         if self._batch_norms:
@@ -212,20 +206,21 @@ class LocalTrainer:
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):
-                return False
+                return
             batch = self.transfer(item if cache is None else item[0])
             if cache is not None:
                 cache.begin_batch(batch[0], item[1])
             self.services.begin_batch(batch)
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
-                return False  # the client ends this epoch
+                return  # the client ends this epoch
             if client.automatic_optimization and optimizers.wrapped:
                 loss = self._optimize(batch, index, index + 1 == num_batches, optimizers)
             else:
                 loss = self._training_step(batch, index)
             for hook in hooks["on_train_batch_end"]:
                 hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
-        return True
+        if cache is not None:
+            cache.finish_epoch()
 
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
