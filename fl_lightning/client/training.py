@@ -288,8 +288,8 @@ class LocalTrainer:
         Raises:
             ValueError: if they do not go with automatic optimization, accumulation or the precision.
         """
-        client, inner = self.client, self.modules[-1]
-        owner, backward = type(inner).__name__, inner.backward
+        client, owner = self.client, type(self.modules[-1]).__name__
+        backward = self._own("backward") or Tensor.backward
         # a scaler of its own, or a client would depend on those before it
         scaled = getattr(self.precision, "scaler", None) is not None
         scaler: Any = torch.amp.GradScaler(self.device.type) if scaled else None
