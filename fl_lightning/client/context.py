@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fl_lightning.client.optimizers import LocalProgress
@@ -32,13 +33,11 @@ class ClientContext:
     round: dict[str, Any] = field(default_factory=dict)
     progress: LocalProgress = field(default_factory=LocalProgress)
     logit_cache: LogitCache | None = None
-    _received: State | None = None
 
+    @cached_property
     def received(self) -> State:
-        """The shared trainable weights as they came, found at the first call."""
-        if self._received is None:
-            self._received = {name: self.start[name] for name in self.trainable if name in self.start}
-        return self._received
+        """The shared trainable weights as they came."""
+        return {name: self.start[name] for name in self.trainable if name in self.start}
 
     def keep_logits(self, cache: LogitCache | None) -> None:
         """Use this cache of teachers' logits from now on."""

@@ -1,6 +1,6 @@
 """Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -93,9 +93,9 @@ class ClientModule(LightningModule):
         self._num_arguments = 2
         if module is not None:
             self.automatic_optimization = module.automatic_optimization
-            self._num_arguments = min(2, num_arguments(module.training_step))
+            self._num_arguments = num_arguments(module.training_step)
         elif num_classes is not None and input_shape is not None:
-            self.build(num_classes, tuple(input_shape))
+            self.build(self.num_classes, self.input_shape)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -175,7 +175,7 @@ class ClientModule(LightningModule):
     @property
     def received(self) -> State:
         """The shared trainable weights as they came at the start of the exchange, by name."""
-        return self.context.received()
+        return self.context.received
 
     @property
     def round(self) -> dict[str, Any]:
@@ -234,11 +234,12 @@ class ClientModule(LightningModule):
         teacher, context = self._teachers[name], self.context
         if isinstance(teacher.net, HeterogeneousNets):
             teacher.net.choose(context.client_id)
-        if state is None and teacher.holds(context.weights_token, mode):
+        # as they came: the net itself may have moved since
+        given, token = (context.start, context.weights_token) if state is None else (state, None)
+        if teacher.holds(token, mode):
             return
-        given = context.start if state is None else state  # the net itself may have moved since
         entries = {n.removeprefix("net."): value for n, value in given.items()}
-        teacher.load({**self.net.state_dict(), **entries}, context.weights_token if state is None else None, mode)
+        teacher.load({**self.net.state_dict(), **entries}, token, mode)
         if context.logit_cache is not None:
             context.logit_cache.stop(name)
 
@@ -259,7 +260,7 @@ class ClientModule(LightningModule):
     def transferred(self, batch: Batch) -> Batch:
         """Put a batch where training has it: through the transfer hooks, on the device, in the Trainer's precision."""
         if self._transfer is None:
-            self._transfer = BatchTransfer(list(self.lightning_modules()), device=next(self.parameters()).device)
+            self._transfer = BatchTransfer(self.lightning_modules(), device=next(self.parameters()).device)
         return self._transfer(batch)
 
     def over(
@@ -298,10 +299,9 @@ class ClientModule(LightningModule):
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         """Fix which parameters are trainable (inside vmap none requires a gradient), and which never travel."""
-        modules = dict(self.named_modules(remove_duplicate=False))
         names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         places = [(name, *name.rpartition(".")[::2]) for name in names]
-        self._parameter_owners = [(name, modules[path], attribute) for name, path, attribute in places]
+        self._parameter_owners = [(name, self.get_submodule(path), attribute) for name, path, attribute in places]
         self._personal = frozenset(personal)
         return self._parameter_owners
 
@@ -315,11 +315,9 @@ class ClientModule(LightningModule):
         """True once `load_teacher` was called."""
         return bool(self._teachers)
 
-    def lightning_modules(self) -> Iterator[LightningModule]:
+    def lightning_modules(self) -> list[LightningModule]:
         """This module and the LightningModule it wraps, whose hooks the loop forwards."""
-        yield self
-        if self.module is not None:
-            yield self.module
+        return [self] if self.module is None else [self, self.module]
 
     # --- Lightning ---------------------------------------------------------------------------------------------
 

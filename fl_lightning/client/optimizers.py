@@ -1,8 +1,9 @@
 """The local optimizers of one client, whose steps are counted."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -10,41 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.client.schedulers import parse_optimizers
-
-
-class Exposure:
-    """Counts E: how far the optimizer travels on a scalar whose gradient is 1 (`slope` of it for a method's terms).
-
-    b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise.
-    """
-
-    def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
-        self.slope = slope
-        self.group: dict[str, Any] | None = None
-        one = len(optimizers) == 1 and type(optimizers[0]) is SGD
-        groups = optimizers[0].param_groups if one else []
-        if groups and len({(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in groups}) == 1:
-            self.group = groups[0] if not groups[0]["dampening"] and not groups[0]["maximize"] else None
-        self.defined = self.group is not None or not optimizers
-        self._start = 0.0 if self.defined else math.nan
-        self.value, self.momentum = self._start, 0.0
-
-    def reset(self) -> None:
-        """Set E back to its value before the first step."""
-        self.value, self.momentum = self._start, 0.0
-
-    def step(self) -> None:
-        group = self.group
-        if group is None:
-            return
-        slope = 1.0 if self.slope is None else self.slope(self.value)
-        rho = group["momentum"]
-        self.momentum = rho * self.momentum + slope
-        travelled = slope + rho * self.momentum if group["nesterov"] else self.momentum
-        self.value += float(group["lr"]) * travelled
 
 
 @dataclass
@@ -60,6 +28,44 @@ class LocalProgress:
         self.exposure = exposure
 
 
+class Exposure:
+    """Counts K and E of a phase; E: how far the optimizer travels on a scalar whose gradient is 1.
+
+    b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise. The
+    slope is 1, or less by a method's own terms.
+
+    Attributes:
+        steps: taken in the phase.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
+        self.slope = slope
+        groups = optimizers[0].param_groups if len(optimizers) == 1 and type(optimizers[0]) is SGD else []
+        plain = all(not group["dampening"] and not group["maximize"] for group in groups)
+        alike = len({(group["lr"], group["momentum"], group["nesterov"]) for group in groups}) == 1
+        self.group = groups[0] if plain and alike else None
+        self.defined = self.group is not None or not optimizers
+        self._progress, self._before = LocalProgress(), 0.0
+        self.steps, self._value, self._momentum = 0, 0.0, 0.0
+
+    def begin(self, progress: LocalProgress) -> None:
+        """Begin a phase, whose steps are counted in `progress`."""
+        self._progress, self._before = progress, progress.exposure
+        self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
+        progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
+
+    def step(self, *_: Any) -> None:
+        """Count one step (a hook of the optimizers)."""
+        self.steps += 1
+        if (group := self.group) is not None:
+            slope = 1.0 if self.slope is None else self.slope(self._value)
+            rho = group["momentum"]
+            self._momentum = rho * self._momentum + slope
+            travelled = slope + rho * self._momentum if group["nesterov"] else self._momentum
+            self._value += float(group["lr"]) * travelled
+        self._progress.move(1, self._before + self._value)
+
+
 class LocalOptimizers:
     """The optimizers and schedulers of one client in one phase.
 
@@ -69,9 +75,6 @@ class LocalOptimizers:
         slope: the method's `exposure_slope`, or None.
         scaler: gradient scaler, or None.
         backward: computes gradients of a loss.
-
-    Attributes:
-        steps: taken in the phase.
     """
 
     def __init__(
@@ -85,14 +88,13 @@ class LocalOptimizers:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
         self.exposure = Exposure(self.raw, slope)
         self.backward = backward
-        self.steps = 0
-        self.wrapped = [LocalOptimizer(optimizer, scaler, self._stepped, self.raw) for optimizer in self.raw]
-        self.plateau = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in self.schedulers)
+        self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
+        self.plateau = any(entry.reduce_on_plateau for entry in self.schedulers)
         # torch's own optimizers keep their state in `state` and `param_groups` only, so a reset one equals a new one
         torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
         self.reusable = torchs and not self.schedulers and scaler is None
         self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
-        self._progress, self._before, self._used = LocalProgress(), 0.0, False
+        self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
 
     def begin(self, progress: LocalProgress, lr: float | None = None, factor: float = 1.0) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
@@ -100,51 +102,31 @@ class LocalOptimizers:
         Args:
             progress: counts the client's steps.
             lr: learning rate in place of the optimizers' own; None: their own.
-            factor: of the learning rate (lr_decay^t).
+            factor: of the learning rate (lr_decay^t), which schedulers do not see.
         """
-        if self._used:
-            self._restore()
-        self._used, self.steps = True, 0
-        self._progress, self._before = progress, progress.exposure
-        progress.move(0, self._before + self.exposure.value)  # NaN where it is not defined, however many steps
-        if lr is not None or factor != 1.0:
-            self._set_lr(lr, factor)
-
-    def _stepped(self, *_: Any) -> None:
-        self.steps += 1
-        self.exposure.step()
-        self._progress.move(1, self._before + self.exposure.value)
-
-    def _set_lr(self, lr: float | None, factor: float) -> None:
-        """Set the learning rates, before the first step; schedulers compute with the rates before the decay."""
-        groups = [group for optimizer in self.raw for group in optimizer.param_groups]
-        if lr is not None:
-            for group in groups:
-                group.update({key: lr for key in ("lr", "initial_lr") if key in group})
-            for entry in self.schedulers:
-                bases = getattr(entry.scheduler, "base_lrs", None)
-                if bases is not None:
-                    entry.scheduler.base_lrs = [lr for _ in bases]
-        if self.schedulers and factor != 1.0:
-            for wrapped in self.wrapped:
-                wrapped.decay(factor)
-        elif factor != 1.0:
-            for group in groups:
-                group["lr"] = group["lr"] * factor
+        for optimizer, settings, (params, states) in zip(self.raw, self._settings, self._states, strict=True):
+            if self.exposure.steps:
+                optimizer.state.clear()
+                optimizer.state.update(zip(params, deepcopy(states), strict=True))
+            for group, setting in zip(optimizer.param_groups, settings, strict=True):
+                group.update(setting)
+                if lr is not None:
+                    group.update({key: lr for key in ("lr", "initial_lr") if key in group})
+                if factor != 1.0 and not self.schedulers:
+                    group["lr"] = group["lr"] * factor
+        for entry in self.schedulers:
+            if lr is not None and hasattr(entry.scheduler, "base_lrs"):
+                entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
+        for wrapped in self.wrapped if self.schedulers and factor != 1.0 else ():
+            wrapped.decay(factor)
+        self.exposure.begin(progress)
 
     def release(self) -> None:
         """Restore the optimizers and take the hooks off: a module may hand out the same ones again."""
-        self._restore()
+        self.begin(LocalProgress())
         for wrapped in self.wrapped:
-            while wrapped.hooks:
-                wrapped.hooks.pop().remove()
-
-    def _restore(self) -> None:
-        for optimizer, settings in zip(self.raw, self._settings, strict=True):
-            optimizer.state.clear()
-            for group, setting in zip(optimizer.param_groups, settings, strict=True):
-                group.update(setting)
-        self.exposure.reset()
+            for hook in wrapped.hooks:
+                hook.remove()
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -153,23 +135,24 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is Parameter.empty
 
 
-def zero_grad(optimizer: Optimizer) -> None:
-    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad:
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
+@contextmanager
+def frozen(params: Iterable[Tensor]) -> Iterator[None]:
+    """Context in which these parameters require no gradient."""
+    before = [(parameter, parameter.requires_grad) for parameter in params]
+    for parameter, _ in before:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
 
 
-def toggle(optimizer: Any, everyone: Sequence[Any]) -> list[tuple[Tensor, bool]]:
-    """Let only this optimizer's parameters require a gradient; returns all parameters with what they were."""
+def params_of_others(optimizer: Any, everyone: Iterable[Optimizer]) -> list[Tensor]:
+    """List the parameters that other optimizers step, and this one does not."""
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    before = [(p, p.requires_grad) for other in everyone for group in other.param_groups for p in group["params"]]
-    for parameter, required in before:
-        parameter.requires_grad = required and id(parameter) in mine
-    return before
+    theirs = (p for other in everyone for group in other.param_groups for p in group["params"])
+    return [p for p in theirs if id(p) not in mine]
 
 
 class LocalOptimizer:
@@ -188,39 +171,32 @@ class LocalOptimizer:
         self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
         self.wants_closure = needs_closure(optimizer)
         self._unscaled = False
-        self._lrs: list[Any] = []
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
 
     def decay(self, factor: float) -> None:
         """Multiply the learning rates by `factor` while a step is taken, so that schedulers do not see the factor."""
+        lrs: list[Any] = []
 
         def before(*_: Any) -> None:
-            self._lrs = [group["lr"] for group in self.optimizer.param_groups]
+            lrs[:] = [group["lr"] for group in self.optimizer.param_groups]
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
 
         def after(*_: Any) -> None:
-            for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
                 group["lr"] = lr
 
-        self.hooks.append(self.optimizer.register_step_pre_hook(before))
-        self.hooks.append(self.optimizer.register_step_post_hook(after))
+        self.hooks += [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not there yet: this is being copied
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
-    @contextmanager
-    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+    def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
         """Context in which only this optimizer's parameters require a gradient."""
-        toggled = toggle(self, self.everyone)
-        try:
-            yield
-        finally:
-            for parameter, required in toggled:
-                parameter.requires_grad = required
+        return frozen(params_of_others(self, self.everyone))
 
     def unscale(self) -> None:
         """Divide the gradients by the scale, once a step, before they are clipped or read."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from fl_lightning.client.services import attach_services
 
 
 @contextmanager
@@ -14,20 +14,12 @@ def evaluation_mode(client: Any) -> Iterator[None]:
     Args:
         client: a ClientModule.
     """
-    modules: list[LightningModule] = list(client.lightning_modules())
     modes = [(module, module.training) for module in client.modules()]
-    names = ("log", "log_dict")
-    attached = [{name: vars(module)[name] for name in names if name in vars(module)} for module in modules]
     client.eval()
     try:
-        for module in modules:
-            vars(module).update(dict.fromkeys(names, _ignore))
-        yield
+        with attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore}):
+            yield
     finally:
-        for module, services in zip(modules, attached, strict=True):
-            for name in names:
-                del vars(module)[name]
-            vars(module).update(services)
         for part, mode in modes:
             part.training = mode
 

@@ -1,25 +1,14 @@
 """Reader of what `configure_optimizers` returns, in every form that Lightning allows; and lr schedulers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
-@dataclass
-class LocalScheduler:
-    """One lr scheduler with the fields of Lightning's `lr_scheduler` dictionary."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    strict: bool = True
-
-
-def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LocalScheduler]]:
+def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Read the optimizers and lr schedulers from what `configure_optimizers` returned.
 
     Raises:
@@ -35,9 +24,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
         return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler, monitor)]
     if isinstance(configured, Sequence) and not isinstance(configured, str):
         items = list(configured)
-        if all(isinstance(item, Optimizer) for item in items):
-            return items, []
-        if all(isinstance(item, Mapping) for item in items):
+        if all(isinstance(item, Optimizer | Mapping) for item in items):
             pairs = [parse_optimizers(item, owner) for item in items]
             return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
         if len(items) == 2 and isinstance(items[0], Sequence):
@@ -49,24 +36,27 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
     )
 
 
-def _scheduler(value: Any, monitor: str | None = None) -> LocalScheduler:
+def _scheduler(value: Any, monitor: str | None = None) -> LRSchedulerConfig:
+    known: dict[str, Any] = {"scheduler": value, "monitor": monitor}
     if isinstance(value, Mapping):
-        known = {key: value[key] for key in ("interval", "frequency", "monitor", "strict") if key in value}
-        return LocalScheduler(value["scheduler"], **known)
-    return LocalScheduler(value, monitor=monitor)
+        known = {key: value[key] for key in ("scheduler", "interval", "frequency", "monitor", "strict") if key in value}
+    return LRSchedulerConfig(reduce_on_plateau=isinstance(known["scheduler"], ReduceLROnPlateau), **known)
 
 
-def step_scheduler(
-    entry: LocalScheduler, metrics: Mapping[str, Any], override: Callable[[Any, Any], None] | None
-) -> None:
+def step_scheduler(entry: LRSchedulerConfig, metrics: Mapping[str, Any], step: Callable[[Any, Any], None]) -> None:
     """Step one scheduler; ReduceLROnPlateau with the value of its monitor.
+
+    Args:
+        entry: the scheduler.
+        metrics: logged values by name.
+        step: the module's `lr_scheduler_step`.
 
     Raises:
         ValueError: if that value was not logged (with `strict: False` nothing is stepped then), or the scheduler is
             stepped beyond its end.
     """
     metric = None
-    if isinstance(entry.scheduler, ReduceLROnPlateau):
+    if entry.reduce_on_plateau:
         if entry.monitor is None or entry.monitor not in metrics:
             if not entry.strict:
                 return
@@ -76,12 +66,7 @@ def step_scheduler(
             )
         metric = metrics[entry.monitor]
     try:
-        if override is not None:
-            override(entry.scheduler, metric)
-        elif metric is not None:
-            entry.scheduler.step(metric)
-        else:
-            entry.scheduler.step()
+        step(entry.scheduler, metric)
     except ValueError as error:
         raise ValueError(
             f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from numbers import Number
+from operator import mul
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
-from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
-from fl_lightning.client.optimizers import LocalOptimizers, toggle
+from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 
 MOST_ROWS = 512
 
@@ -35,8 +37,7 @@ class MetricAccumulator:
     def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
-        self._rows: dict[str, list[tuple[Any, float]]] = {}
-        self._reduce: dict[str, str] = {}
+        self._rows: dict[str, tuple[str, list[tuple[Any, float]]]] = {}
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
         """Take one value, without moving it to the host.
@@ -54,50 +55,44 @@ class MetricAccumulator:
             return
         elif not isinstance(value, Number):
             raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
-        rows = self._rows.get(name)
-        if rows is None:
+        if name not in self._rows:
             reduction = getattr(reduce_fx, "__name__", reduce_fx)
             if reduction not in ("mean", "sum", "max", "min"):
                 raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
-            self._reduce[name] = reduction
-            rows = self._rows[name] = []
+            self._rows[name] = (reduction, [])
+        kind, rows = self._rows[name]
         rows.append((value, weight))
         if len(rows) == self.most_rows:
-            self._rows[name] = [self._reduced(rows, self._reduce[name])]
+            rows[:] = [self._reduced(kind, rows)]
 
     @staticmethod
-    def _reduced(rows: list[tuple[Any, float]], kind: str) -> tuple[Tensor, float]:
+    def _reduced(kind: str, rows: list[tuple[Any, float]]) -> tuple[Tensor, float]:
         """Reduce many values to one, on the device."""
         values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
         sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
-        if kind == "mean":
-            value = (values @ sizes) / sizes.sum()
-        else:
-            value = values.sum() if kind == "sum" else values.max() if kind == "max" else values.min()
+        value = (values @ sizes) / sizes.sum() if kind == "mean" else getattr(values, kind)()
         return value, float(sum(size for _, size in rows))
 
     def absorb(self, other: "MetricAccumulator") -> None:
         """Add the values of another accumulator (a client's)."""
         self.metrics |= other.metrics
-        for name, rows in other._rows.items():
-            self._reduce.setdefault(name, other._reduce[name])
-            self._rows.setdefault(name, []).extend(rows)
+        for name, (kind, rows) in other._rows.items():
+            self._rows.setdefault(name, (kind, []))[1].extend(rows)
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move all values, and `more` 0-d tensors, to the host in one transfer; only the metric objects stay here."""
+        """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
         tensors = list(more)
-        for rows in self._rows.values():
+        for _, rows in self._rows.values():
             for value, _ in rows:
                 if isinstance(value, Tensor):
                     tensors.append(value)
-        host = to_host(tensors)
-        numbers = iter(host[len(more) :])
-        out: Rows = {}
-        for name, rows in self._rows.items():
+        numbers = iter(to_host(tensors))
+        host, out = list(islice(numbers, len(more))), {}
+        for name, (kind, rows) in self._rows.items():
             pairs = [(next(numbers) if isinstance(value, Tensor) else float(value), float(n)) for value, n in rows]
-            out[name] = (self._reduce[name], pairs)
-        self._rows, self._reduce = {}, {}
-        return host[: len(more)], out
+            out[name] = (kind, pairs)
+        self._rows = {}
+        return host, out
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
         """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
@@ -124,30 +119,25 @@ class MetricAccumulator:
             metric.reset()
         return values
 
-    def forget(self) -> None:
-        """Drop everything; metric objects are not reset, since another accumulator has taken them over."""
-        self._rows, self._reduce, self.metrics = {}, {}, {}
-
     def clear(self) -> None:
         """Drop everything and reset the metric objects (a round that failed)."""
         for metric in self.metrics.values():
             metric.reset()
-        self.forget()
+        self._rows, self.metrics = {}, {}
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one element each as numbers, in one transfer from the device."""
-    by_type: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+    """Read tensors of one element each as numbers, in one transfer for each type and device of them."""
+    alike: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[Tensor]]] = {}
     for i, value in enumerate(values):
-        places, group = by_type.setdefault(value.dtype, ([], []))
+        places, group = alike.setdefault((value.dtype, value.device), ([], []))
         places.append(i)
         group.append(value.reshape(()) if value.ndim else value)
-    order, vectors = [], []
-    for places, group in by_type.values():
-        order += places
-        vectors.append(torch.stack(group).double())
-    found = dict(zip(order, torch.cat(vectors).tolist() if vectors else (), strict=True))
-    return list(map(found.__getitem__, range(len(values))))
+    numbers = [0.0] * len(values)
+    for places, group in alike.values():
+        for i, number in zip(places, torch.stack(group).double().tolist(), strict=True):
+            numbers[i] = number
+    return numbers
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
@@ -158,20 +148,16 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
             merged.setdefault(name, (kind, []))[1].extend(pairs)
     out = {}
     for name, (kind, pairs) in merged.items():
-        out[name] = reduced_pairs(kind, pairs)
+        values, sizes = zip(*pairs, strict=True)
+        size = math.fsum(sizes)
+        add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
+        if kind == "mean":
+            out[name] = add(map(mul, values, sizes)) / size if size else math.nan
+        elif kind == "sum":
+            out[name] = add(values)
+        else:
+            out[name] = max(values) if kind == "max" else min(values)
     return out
-
-
-def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
-    """Reduce (value, weight) pairs to one value."""
-    values = [value for value, _ in pairs]
-    add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
-    if kind == "mean":
-        size = math.fsum([n for _, n in pairs])
-        return add([value * n for value, n in pairs]) / size if size else math.nan
-    if kind == "sum":
-        return add(values)
-    return max(values) if kind == "max" else min(values)
 
 
 def batch_length(batch: Any) -> int:
@@ -201,7 +187,7 @@ class ClientServices:
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
         self._weight = 1
-        self._toggled: list[tuple[Tensor, bool]] = []
+        self._toggled = ExitStack()
 
     # --- called by what drives the client ---
 
@@ -211,13 +197,10 @@ class ClientServices:
         self._weight, self._batch = 1, None
         return self.logged
 
-    def begin_phase(self, optimizers: LocalOptimizers) -> None:
-        """Begin a phase with these optimizers."""
-        self._optimizers = optimizers
-
-    def begin_epoch(self, num_samples: int) -> None:
+    def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
         """Begin an epoch of `num_samples` samples; for ReduceLROnPlateau its values are kept apart, too."""
-        self.logged_in_epoch = MetricAccumulator() if self._optimizers.plateau else None
+        self._optimizers = optimizers
+        self.logged_in_epoch = MetricAccumulator() if optimizers.plateau else None
         self._weight, self._batch = num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
@@ -249,7 +232,7 @@ class ClientServices:
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
-            self.log(name, value, **{key: kwargs[key] for key in ("reduce_fx", "batch_size") if key in kwargs})
+            self.log(name, value, *args, **kwargs)
 
     def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Return `data`, with one process.
@@ -271,9 +254,7 @@ class ClientServices:
 
     def lr_schedulers(self) -> Any:
         schedulers = [entry.scheduler for entry in self._optimizers.schedulers]
-        if not schedulers:
-            return None
-        return schedulers[0] if len(schedulers) == 1 else schedulers
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._optimizers.backward(loss, *args, **kwargs)
@@ -284,21 +265,15 @@ class ClientServices:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        if not gradient_clip_val:
-            return
-        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(params, gradient_clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(params, gradient_clip_val)
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+        Precision().clip_gradients(optimizer, gradient_clip_val or 0, algorithm)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
-        self._toggled = toggle(optimizer, self._optimizers.raw)
+        self._toggled.enter_context(frozen(params_of_others(optimizer, self._optimizers.raw)))
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        for parameter, required in self._toggled:
-            parameter.requires_grad_(required)
+        self._toggled.close()
 
 
 TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
@@ -307,20 +282,24 @@ SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_ga
 
 @contextmanager
 def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put services over the modules' own methods within the block; they are removed whatever happens.
+    """Put services over the modules' own methods within the block; what was there before is put back after it.
 
     Args:
         modules: the client and the module in it.
         methods: by name.
     """
-    for module in modules:
-        vars(module).update(methods)
+    before = []
+    for attributes in map(vars, modules):
+        before.append(dict(attributes))
+        attributes.update(methods)
     try:
         yield
     finally:
-        for module in modules:
+        for attributes, own in zip(map(vars, modules), before, strict=True):
             for name in methods:
-                vars(module).pop(name, None)
+                attributes.pop(name, None)
+                if name in own:
+                    attributes[name] = own[name]
 
 
 class BatchTransfer:
@@ -344,15 +323,12 @@ class BatchTransfer:
         datamodule: LightningDataModule | None = None,
     ) -> None:
         self._precision, self._device = precision or Precision(), device
-
-        def of_data(name: str) -> bool:
-            return getattr(type(datamodule), name, None) not in (None, getattr(DataHooks, name))
-
-        names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        self._before, self._transfer = (getattr(datamodule if of_data(n) else modules[-1], n) for n in names)
-        self._transfers = any(of_data(name) or overridden(modules[-1], name) for name in names)
-        after = "on_after_batch_transfer"
-        self._after = [getattr(datamodule, after)] if of_data(after) else hooks(modules, after)
+        data: Any = datamodule
+        names, after = ("on_before_batch_transfer", "transfer_batch_to_device"), "on_after_batch_transfer"
+        owners = [data if overridden(data, name) else modules[-1] for name in names]
+        self._before, self._transfer = map(getattr, owners, names)
+        self._transfers = any(map(overridden, owners, names))
+        self._after = hooks([data], after) or hooks(modules, after)
         self.hooked = self._transfers or bool(self._after)
 
     def __call__(self, batch: Any) -> Any:

@@ -39,7 +39,7 @@ class StandaloneClient(Callback):
         received = {name: value.detach().clone() for name, value in client.params().items()}
         client.begin(ClientContext(0, received, tuple(received), weights_token=object()))
         plugin = trainer.precision_plugin
-        transfer = BatchTransfer(list(client.lightning_modules()), client.device, plugin)
+        transfer = BatchTransfer(client.lightning_modules(), client.device, plugin)
         client.connect(plugin.forward_context, transfer)
         if client.module is not None:
             methods = {name: getattr(client, name) for name in TRAINER_SERVICES}
@@ -55,16 +55,14 @@ class StandaloneClient(Callback):
         progress = client.context.progress
         progress.move(trainer.global_step - progress.num_steps, float("nan"))
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._release(pl_module)
-
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._release(pl_module)
-
-    def _release(self, client: Any) -> None:
         """Take services and precision back."""
+        client: Any = pl_module
         self._attached.close()
         client.disconnect()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
 
 
 def view_of_loader(trainer: Trainer, client: Any) -> ClientData:

@@ -1,8 +1,9 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,19 +12,15 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
 
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import (
-    LocalOptimizer,
-    LocalOptimizers,
-    LocalProgress,
-    zero_grad,
-)
-from fl_lightning.client.schedulers import LocalScheduler, step_scheduler
-from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, reduced
+from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress, frozen
+from fl_lightning.client.schedulers import step_scheduler
+from fl_lightning.client.services import BatchTransfer, ClientServices, reduced
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
 from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase
 from fl_lightning.utils.keyed import keyed_seed
@@ -71,10 +68,6 @@ class LocalSettings:
         check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
         check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm)
 
-    def epochs_of(self, client_id: int) -> int:
-        """Look up the passes of one client over its data."""
-        return self.local_epochs[client_id] if isinstance(self.local_epochs, list) else self.local_epochs
-
 
 class LocalTrainer:
     """Runs the phases of a client's training in the one client module.
@@ -99,21 +92,18 @@ class LocalTrainer:
     ) -> None:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
-        self.modules: list[LightningModule] = list(client.lightning_modules())
+        self.modules: list[LightningModule] = client.lightning_modules()
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self._reusable: LocalOptimizers | None = None
-        self._last: LocalOptimizers | None = None
+        self._passing: LocalOptimizers | None = None
         self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
         self._optimizer_step = self._own("optimizer_step")
-        self._clip = self._own("configure_gradient_clipping")
+        clip_gradients = services.clip_gradients if settings.clip_norm else None
+        self._clip = self._own("configure_gradient_clipping") or clip_gradients
         self._zero_grad = self._own("optimizer_zero_grad")
-        self._backward = self._own("backward")
-        self._scheduler_step = self._own("lr_scheduler_step")
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
-        edits = self._hooks["on_before_optimizer_step"], self._clip, settings.clip_norm, self._fresh_scaler()
-        self._edits_gradients = any(edits)
 
     def _own(self, name: str) -> Callable[..., Any] | None:
         """Find a hook that the innermost module overrides; None where it does not."""
@@ -145,18 +135,16 @@ class LocalTrainer:
         """Run all phases of one exchange on the client's data; the module is trained in place."""
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
-        epochs_of_client = self.settings.epochs_of(data.client_id)
-        passed: dict[str, int] = {}
+        local_epochs, passed = self.settings.local_epochs, Counter[str]()
+        if isinstance(local_epochs, list):
+            local_epochs = local_epochs[data.client_id]
         for phase in self.client.phases(exchange):
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
-            size = own.size(phase.split)
-            if size:
-                epochs, before = epochs_of_client if phase.epochs is None else phase.epochs, passed.get(phase.split, 0)
-                with nullcontext() if phase.trains is None else self._trained(phase.trains):
-                    passed[phase.split] = before + self._phase(phase, own, size, epochs, before, on_epoch_end)
-
-    # --- one phase ---------------------------------------------------------------------------------------------
+            if size := own.size(phase.split):
+                epochs, before = local_epochs if phase.epochs is None else phase.epochs, passed[phase.split]
+                with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
+                    passed[phase.split] += self._phase(phase, own, size, epochs, before, on_epoch_end)
 
     def _phase(
         self,
@@ -168,28 +156,28 @@ class LocalTrainer:
         on_epoch_end: Sequence[Callable[[int], None]],
     ) -> int:
         """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
-        client, services = self.client, self.services
+        client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
-        optimizers.begin(progress, phase.lr, self.settings.lr_decay**data.round_idx)
+        optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
-        services.begin_phase(optimizers)
-        cache = self._logit_cache(phase, data) if epochs > 1 and client.distils else None
+        cache = None
+        if epochs > 1 and client.distils:
+            changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
+            cache = None if changes else LogitCache(size)  # of samples that are the same in every epoch
         if cache is not client.context.logit_cache:
             client.context.keep_logits(cache)
-        limit = self.settings.max_local_steps if phase.counts else None
+        limit = settings.max_local_steps if phase.counts else None
         for epoch in range(epochs):
             if limit is not None and progress.num_steps >= limit:
                 break
-            services.begin_epoch(size)
+            self.services.begin_epoch(optimizers, size)
             for hook in self._hooks["on_train_epoch_start"]:
                 hook()
-            whole = self._epoch(phase, data, size, before + epoch, optimizers, cache, limit)
-            if whole and cache is not None:
-                cache.finish_epoch()
+            self._epoch(phase, data, size, before + epoch, optimizers, limit)
             if found := self._hooks["on_train_epoch_end"]:
-                services.begin_samples(size)
+                self.services.begin_samples(size)
                 for hook in found:
                     hook()
             if optimizers.schedulers and client.automatic_optimization:
@@ -207,45 +195,37 @@ class LocalTrainer:
         size: int,
         epoch: int,
         optimizers: LocalOptimizers,
-        cache: LogitCache | None,
         limit: int | None,
-    ) -> bool:
-        """Run one pass; False where it left samples out."""
+    ) -> None:
+        """Run one pass, to its end or to `limit` steps of the exchange."""
+        client, hooks, cache = self.client, self._hooks, self.client.context.logit_cache
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         num_batches = -(-size // batch_size)
         if self._batch_norms:
             num_batches -= self._single_sample(data, phase, size, batch_size)
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
-            if index == num_batches or (limit is not None and self.client.num_steps >= limit):
-                return False
-            if cache is None:
-                batch = self.transfer(item)
-            else:
-                batch = self.transfer(item[0])
+            if index == num_batches or (limit is not None and client.num_steps >= limit):
+                return
+            batch = self.transfer(item if cache is None else item[0])
+            if cache is not None:
                 cache.begin_batch(batch[0], item[1])
-            if not self._batch(batch, index, num_batches, optimizers):
-                return False
-        return True
+            self.services.begin_batch(batch)
+            if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
+                return  # the client ends this epoch
+            if client.automatic_optimization and optimizers.wrapped:
+                loss = self._optimize(batch, index, index + 1 == num_batches, optimizers)
+            else:
+                loss = self._training_step(batch, index)
+            for hook in hooks["on_train_batch_end"]:
+                hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
+        if cache is not None:
+            cache.finish_epoch()
 
-    def _batch(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> bool:
-        """Train on one batch; False: the client ends this epoch (`on_train_batch_start` returned -1)."""
-        client = self.client
-        self.services.begin_batch(batch)
-        if (found := self._hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
-            return False
-        if client.automatic_optimization and optimizers.wrapped:
-            loss = self._optimize(batch, index, num_batches, optimizers)
-        else:
-            loss = self._training_step(batch, index)
-        for hook in self._hooks["on_train_batch_end"]:
-            hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
-        return True
-
-    def _optimize(self, batch: Batch, index: int, num_batches: int, optimizers: LocalOptimizers) -> Tensor | None:
+    def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
-        boundary = (index + 1) % every == 0 or index + 1 == num_batches
+        boundary = last or (index + 1) % every == 0
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
@@ -265,8 +245,13 @@ class LocalTrainer:
             optimizers.backward(loss if every == 1 else loss / every)
             for hook in hooks["on_after_backward"]:
                 hook()
-            if boundary and self._edits_gradients:
-                self._before_step(optimizer)
+            if boundary:
+                if optimizer.scaler is not None:
+                    optimizer.unscale()
+                for hook in hooks["on_before_optimizer_step"]:
+                    hook(optimizer)
+                if self._clip is not None:
+                    self._clip(optimizer, self.settings.clip_norm, "norm")
             return loss
 
         if not boundary:
@@ -278,31 +263,23 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if boundary and optimizers.schedulers:
-            self._schedule(optimizers.schedulers, "step", optimizers.steps)
+            self._schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
         return loss
-
-    def _before_step(self, optimizer: LocalOptimizer) -> None:
-        optimizer.unscale()
-        for hook in self._hooks["on_before_optimizer_step"]:
-            hook(optimizer)
-        if self._clip is not None:
-            self._clip(optimizer, self.settings.clip_norm, "norm")
-        elif self.settings.clip_norm is not None:
-            self.services.clip_gradients(optimizer, self.settings.clip_norm)
 
     # --- optimizers --------------------------------------------------------------------------------------------
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
-        """Build the phase's optimizers, or reset the ones at hand: momentum never outlives a client's round."""
+        """Build the phase's optimizers, or take the ones at hand: momentum never outlives a client's round."""
         plain = phase.trains is None and phase.optimizer is None
         if plain and self._reusable is not None:
             return self._reusable
-        if self._last is not None and self._last is not self._reusable:
-            self._last.release()
-        found = self._last = self._made(phase.optimizer)
-        own = overridden(self.client, "configure_optimizers", ClientModule)
-        if plain and found.reusable and self.client.module is None and not own:
+        if self._passing is not None:
+            self._passing.release()
+        found = self._made(phase.optimizer)
+        if plain and found.reusable and not overridden(self.modules[-1], "configure_optimizers", ClientModule):
             self._reusable = found
+        else:
+            self._passing = found
         return found
 
     def _made(self, factory: OptimizerFactory | None) -> LocalOptimizers:
@@ -311,11 +288,19 @@ class LocalTrainer:
         Raises:
             ValueError: if they do not go with automatic optimization, accumulation or the precision.
         """
-        client, owner, scaler = self.client, type(self.modules[-1]).__name__, self._fresh_scaler()
+        client, owner = self.client, type(self.modules[-1]).__name__
+        backward = self._own("backward") or Tensor.backward
+        # a scaler of its own, or a client would depend on those before it
+        scaled = getattr(self.precision, "scaler", None) is not None
+        scaler: Any = torch.amp.GradScaler(self.device.type) if scaled else None
+
+        def scaled_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            backward(scaler.scale(loss), *args, **kwargs)
+
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
         if factory is not None and hasattr(configured, "attach_module"):  # as in `ClientModule.configure_optimizers`
             configured.attach_module(client)
-        found = LocalOptimizers(configured, owner, self._slope, scaler, self._backward_of(scaler))
+        found = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
         if not client.automatic_optimization:
             return found
         if len(found.raw) > 1:
@@ -323,53 +308,25 @@ class LocalTrainer:
                 f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
-        refusals = (
-            (scaler is not None, "trainer.precision=bf16-mixed"),
-            (self.settings.accumulate_grad_batches > 1, "model.accumulate_grad_batches=1"),
-        )
-        for refused, setting in refusals if any(wrapped.wants_closure for wrapped in found.wrapped) else ():
-            if refused:
-                raise ValueError(
-                    f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
-                    f"and without a gradient scaler; set {setting}"
-                )
+        many_batches = self.settings.accumulate_grad_batches > 1
+        if (scaled or many_batches) and any(wrapped.wants_closure for wrapped in found.wrapped):
+            raise ValueError(
+                f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                f"and without a gradient scaler; set "
+                f"{'trainer.precision=bf16-mixed' if scaled else 'model.accumulate_grad_batches=1'}"
+            )
         return found
 
-    def _fresh_scaler(self) -> Any | None:
-        """Make a gradient scaler for one client and phase, so that clients do not depend on each other's order."""
-        if getattr(self.precision, "scaler", None) is None:
-            return None
-        return torch.amp.GradScaler(self.device.type)
-
-    def _backward_of(self, scaler: Any | None) -> Callable[..., None]:
-        backward = self._backward
-        if scaler is None and backward is None:
-            return Tensor.backward
-
-        def run(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            scaled = loss if scaler is None else scaler.scale(loss)
-            if backward is None:
-                scaled.backward(*args, **kwargs)
-            else:
-                backward(scaled, *args, **kwargs)
-
-        return run
-
-    def _schedule(self, schedulers: list[LocalScheduler], interval: str, count: int) -> None:
+    def _schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
         """Step the schedulers of this interval that are due after `count` of it."""
         due = [entry for entry in schedulers if entry.interval == interval and count and count % entry.frequency == 0]
-        monitors = any(isinstance(entry.scheduler, ReduceLROnPlateau) for entry in due)
-        logged: MetricAccumulator | None = self.services.logged_in_epoch if monitors else None
-        values = {} if logged is None else reduced([logged.drain()[1]])
+        logged, values = self.services.logged_in_epoch, {}
+        if logged is not None and any(entry.reduce_on_plateau for entry in due):
+            values = reduced([logged.drain()[1]])
         for entry in due:
-            step_scheduler(entry, values, self._scheduler_step)
+            step_scheduler(entry, values, self.modules[-1].lr_scheduler_step)
 
     # --- samples and parameters --------------------------------------------------------------------------------
-
-    def _logit_cache(self, phase: Phase, data: ClientData) -> LogitCache | None:
-        """Make a cache of teachers' logits; None where samples differ from one epoch to the next."""
-        changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
-        return None if changes else LogitCache(data.size(phase.split))
 
     def _single_sample(self, data: ClientData, phase: Phase, n: int, batch_size: int) -> int:
         """Count 1 where the last batch is a single sample that a BatchNorm net leaves out, else 0.
@@ -380,20 +337,21 @@ class LocalTrainer:
             ValueError: if `batch_size` is 1 and the net has BatchNorm.
         """
         norms = [part for name, part in self._batch_norms if self.client.has(data.client_id, name)]
-        if not norms:
-            return 0
-        if n == 1:
-            for module in norms:
-                module.eval()
+        for module in norms if n == 1 else ():
+            module.eval()
+        if not norms or n == 1:
             return 0
         if batch_size == 1:
             setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
             raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
         return int(n % batch_size == 1)
 
-    @contextmanager
-    def _trained(self, patterns: tuple[str, ...]) -> Iterator[None]:
-        """Let only the named parameters require a gradient within the block."""
+    def _left_out(self, patterns: tuple[str, ...]) -> list[Tensor]:
+        """List the trainable parameters that no pattern names; they lose their gradients.
+
+        Raises:
+            ValueError: if the patterns name none.
+        """
         params = self.client.trained()
         left = [p for name, p in params.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         if len(left) == len(params):
@@ -402,10 +360,15 @@ class LocalTrainer:
                 f"{list(params)[:8]}"
             )
         for parameter in left:
-            parameter.requires_grad_(False)
             parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter in left:
-                parameter.requires_grad_(True)
+        return left
+
+
+def zero_grad(optimizer: Optimizer) -> None:
+    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None

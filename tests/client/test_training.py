@@ -130,6 +130,36 @@ def test_sam_in_a_phase_is_sam_as_the_client_s_optimizer():
     assert equal(weights_of(phase), weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sam), 1)))
 
 
+def test_an_optimizer_that_is_handed_out_again_begins_with_the_state_it_was_given():
+    """As Adagrad's, whose sums exist before its first step."""
+
+    class Counting(torch.optim.SGD):
+        def __init__(self, params):
+            super().__init__(params, lr=0.1)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["steps"] = torch.zeros(())
+
+        def step(self, closure=None):
+            for state in self.state.values():
+                state["steps"] += 1
+            return super().step(closure)
+
+    class HandsOut(FedAvg):
+        def configure_optimizers(self):
+            if not hasattr(self, "kept"):
+                self.kept = Counting(self.net.parameters())
+            return self.kept
+
+        def reply(self, exchange, local):
+            counted.append({state["steps"].item() for state in self.kept.state.values()})
+            return {}
+
+    counted = []
+    run(HandsOut(), rounds=2, sizes=(9, 5))
+    assert counted == [{3.0}, {2.0}] * 2
+
+
 def test_until_ends_a_phase_after_a_pass():
     """It is asked after each pass; the next phase goes on with the next order of the samples."""
     asked = []
