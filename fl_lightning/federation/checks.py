@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Sized
 
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau

@@ -80,8 +80,13 @@ class RunIdentity:
         for name, value in model.items():
             self.objects |= described(f"model.{name}", value)
         self.objects |= described("data", data)
-        self.objects |= {"data.participation": data.cohort_size / data.num_clients}
-        self.objects |= {"data.sampling_seed": data.cohort.seed, "data.labels": data.labels_digest()}
+        train, parts = data.split("train"), [data.client_indices("train", i) for i in range(data.num_clients)]
+        self.objects |= {
+            "data.participation": data.cohort_size / data.num_clients,
+            "data.sampling_seed": data.cohort.seed,
+            "data.labels": digest_of([torch.tensor(len(train)) if train.labels is None else train.labels]),
+            "data.clients": digest_of(parts),
+        }
 
     def state_dict(self) -> dict[str, Settings]:
         return {"config": self.config, "objects": self.objects}
