@@ -10,7 +10,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
-from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from fl_lightning.federation.loop import FederatedLoop
@@ -104,10 +104,9 @@ class RoundProgressBar(ProgressBar):
             self.due = 0.0
             self.borrowed.enter_context(progress)
             progress.console.show_cursor()  # a process that is killed would leave it hidden
-            handlers = [handler for name in LOGGERS for handler in logging.getLogger(name).handlers]
-            for handler in (handler for handler in handlers if isinstance(handler, logging.StreamHandler)):
-                for old, new in (out, sys.stdout), (err, sys.stderr):
-                    if handler.stream is old:
+            for old, new in (out, sys.stdout), (err, sys.stderr):
+                for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
+                    if isinstance(handler, logging.StreamHandler) and handler.stream is old:
                         handler.setStream(new)
                         self.borrowed.callback(handler.setStream, old)
         return progress
@@ -121,28 +120,25 @@ class RoundProgressBar(ProgressBar):
     def _show(self, at_once: bool = False) -> None:
         """Draw the line if a redrawing is due."""
         now, progress = monotonic(), self.progress
-        if progress is None or (now < self.due and not at_once):
-            return
-        (task,) = progress.tasks
-        done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges
-        text = self._text(task, done)
-        progress.update(task.id, description=text, completed=done, visible=True, refresh=True)
-        if progress.live.is_started:
-            self.due = now + 1 / self.refresh_rate
-        else:
-            self.due = now + max(self.log_every, (task.elapsed or 0) / 100)
-            self.print(text, flush=True)
+        if progress is not None and (at_once or now >= self.due):
+            (task,) = progress.tasks
+            done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges
+            seconds = task.elapsed or 0.0
+            text = self._text(done, seconds, task.total)
+            progress.update(task.id, description=text, completed=done, visible=True, refresh=True)
+            if not progress.live.is_started:
+                self.print(text, flush=True)
+            pause = max(self.log_every, seconds / 100)
+            self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
 
-    def _text(self, task: Task, done: float) -> str:
-        """Text beside the bar after `done` rounds."""
-        number, seconds, total = f"Round {self.rounds + bool(self.phase)}", task.elapsed or 0, task.total
-        phase, time = self.phase, str(timedelta(seconds=int(seconds)))
-        if phase == "client":
-            phase = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
-        if total is not None:
-            number += f"/{total}"
-            if self.first < done < total:  # rich's own estimate covers the last 30 s only
-                time += f", {timedelta(seconds=int(seconds / (done - self.first) * (total - done)) + 1)} left"
+    def _text(self, done: float, seconds: float, total: float | None) -> str:
+        """Text beside the bar after `done` of `total` rounds and `seconds` seconds."""
+        number = f"Round {self.rounds + bool(self.phase)}" + (f"/{total}" if total is not None else "")
+        client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
+        time = str(timedelta(seconds=int(seconds)))
+        if total is not None and self.first < done < total:  # rich's own estimate covers the last 30 s only
+            time += f", {timedelta(seconds=int(seconds / (done - self.first) * (total - done)) + 1)} left"
+        phase = client if self.phase == "client" else self.phase
         return "  ".join(filter(None, (number, phase, self.values, time)))
 
     def _close(self) -> None:

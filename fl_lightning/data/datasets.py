@@ -38,7 +38,6 @@ class DatasetSplit(Split):
         dataset: with `__len__` and `__getitem__`.
         loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
-        indices: the samples that belong to the split, (k,); None: all.
 
     Raises:
         TypeError: the dataset has no length or no index.
@@ -51,7 +50,6 @@ class DatasetSplit(Split):
         dataset: Dataset[Any],
         loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
-        indices: Array | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise TypeError(
@@ -60,39 +58,39 @@ class DatasetSplit(Split):
             )
         self.dataset: Any = dataset
         self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
-        self.indices = np.arange(len(dataset)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.dataset)
 
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
         found = labels_of(self.dataset)
-        return None if found is None else torch.from_numpy(found[self.indices].astype(np.int64))
+        return None if found is None else torch.from_numpy(found.astype(np.int64))
 
     def column(self, name: str) -> Array:
         found = self.columns.get(name)
         if found is None:
             found = attribute_of(self.dataset, (name,))
-        if found is None and len(self.dataset):
+        if found is None and len(self):
             first = self.dataset[0]
             found = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
-        return super().column(name) if found is None else found[self.indices]
+        return super().column(name) if found is None else found
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        item = self.dataset[int(self.indices[0])] if len(self) else None
+        item = self.dataset[0] if len(self) else None
         x = item[0] if isinstance(item, list | tuple) and item else None
         return tuple(x.shape) if isinstance(x, Tensor) else None
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
-        part = DatasetSplit(self.dataset, self.loader_spec, self.columns, self.indices[indices.numpy()])
+        columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
+        part = DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns)
         part.labels = None if self.labels is None else self.labels[indices]
         return part
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        chosen = (self.indices[index.cpu().numpy()].tolist() for index in indices)
+        chosen = (index.tolist() for index in indices)
         spec = self.loader_spec
         if spec.num_workers:
             loader = DataLoader(
