@@ -116,7 +116,7 @@ class FederatedDataModule(LightningDataModule):
                 round, its `test_dataloader` by `test`.
             settings: of this class, all but `source`.
         """
-        return cls(datamodule, **settings)
+        return cls(DataModuleSource(datamodule), **settings)
 
     @classmethod
     def from_datasets(  # type: ignore[override]
