@@ -100,7 +100,7 @@ class RoundProgressBar(ProgressBar):
         progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
         progress.add_task("", total=total, completed=self.first, visible=False)
         self.due = monotonic() + self.log_every
-        if progress.console.is_interactive and progress.console.file.isatty():  # with FORCE_COLOR a file is the first
+        if progress.console.is_interactive and progress.console.file.isatty():  # by FORCE_COLOR a file is interactive
             self.due = 0.0
             self.borrowed.enter_context(progress)
             progress.console.show_cursor()  # a process that is killed would leave it hidden
