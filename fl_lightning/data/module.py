@@ -116,7 +116,7 @@ class FederatedDataModule(LightningDataModule):
                 round, its `test_dataloader` by `test`.
             settings: of this class, all but `source`.
         """
-        return cls(DataModuleSource(datamodule), **settings)
+        return cls(datamodule, **settings)
 
     @classmethod
     def from_datasets(  # type: ignore[override]

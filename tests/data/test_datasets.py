@@ -182,11 +182,6 @@ def test_a_dataset_without_a_length_is_refused():
         ready(FederatedDataModule(DatasetSource(Streams())))
 
 
-def test_what_is_no_data_module_is_refused():
-    with pytest.raises(TypeError, match=r"must be a pytorch_lightning.LightningDataModule, got TensorDataset"):
-        FederatedDataModule.from_datamodule(PAIRS)
-
-
 def test_a_label_outside_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
         ready(FederatedDataModule.from_datasets(Items(), num_classes=2))
