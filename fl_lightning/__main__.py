@@ -6,7 +6,7 @@ import sys
 import threading
 from importlib.metadata import version
 from linecache import getline
-from types import TracebackType
+from traceback import walk_tb
 from typing import NoReturn
 
 PROG = "fl-lightning"
@@ -96,14 +96,9 @@ def is_the_users(error: Exception) -> bool:
 
     if not isinstance(error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException):
         return False
-    last: TracebackType | None = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None:
-        return False
-    code = last.tb_frame.f_code
-    checked = str(last.tb_frame.f_globals.get("__name__", "")).startswith(CHECKED)
-    return checked and getline(code.co_filename, last.tb_lineno).lstrip().startswith("raise ")
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
+    return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
 
 
 if __name__ == "__main__":

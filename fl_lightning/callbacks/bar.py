@@ -39,11 +39,10 @@ class RoundProgressBar(ProgressBar):
         self._enabled = True
         self.progress: Progress | None = None
         self.borrowed = ExitStack()
-        self.total: int | None = None
         self.first = self.rounds = self.exchanges = self.clients = 0
         self.num_exchanges = self.cohort_size = 1
         self.phase = self.values = ""
-        self.start = self.due = 0.0
+        self.due = 0.0
 
     @property
     def is_enabled(self) -> bool:
@@ -65,9 +64,8 @@ class RoundProgressBar(ProgressBar):
             self.cohort_size = len(data.schedule[trainer.current_epoch]) if data.schedule else data.cohort_size
             if self.progress is None:
                 limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
-                self.total = min((limit for limit in limits if limit >= 0), default=None)
                 self.first, self.values = trainer.current_epoch, ""
-                self.progress = self._open()
+                self.progress = self._open(min((limit for limit in limits if limit >= 0), default=None))
             self._enter("client", trainer.current_epoch, pl_module)
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
@@ -93,18 +91,17 @@ class RoundProgressBar(ProgressBar):
 
     # --- the line ---------------------------------------------------------------------------------
 
-    def _open(self) -> Progress:
+    def _open(self, total: int | None) -> Progress:
         """Begin the line; on a terminal, what others write there appears above it from now on."""
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
-        bar = [] if self.total is None else [BarColumn()]
+        bar = [] if total is None else [BarColumn()]
         out, err = sys.stdout, sys.stderr
         to_out, to_err = out.isatty(), err.isatty()  # output to a file is not redirected
         progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
-        progress.add_task("", total=self.total, completed=self.first, visible=False)
-        live = progress.console.is_interactive and progress.console.file.isatty()  # with FORCE_COLOR a file is, too
-        self.start = monotonic()
-        self.due = self.start + (0 if live else self.log_every)
-        if live:
+        progress.add_task("", total=total, completed=self.first, visible=False)
+        self.due = monotonic() + self.log_every
+        if progress.console.is_interactive and progress.console.file.isatty():  # by FORCE_COLOR a file is interactive
+            self.due = 0.0
             self.borrowed.enter_context(progress)
             progress.console.show_cursor()  # a process that is killed would leave it hidden
             for old, new in (out, sys.stdout), (err, sys.stderr):
@@ -124,21 +121,23 @@ class RoundProgressBar(ProgressBar):
         """Draw the line if a redrawing is due."""
         now, progress = monotonic(), self.progress
         if progress is not None and (at_once or now >= self.due):
+            (task,) = progress.tasks
             done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges
-            text = self._text(done, now - self.start)
-            progress.update(progress.task_ids[0], description=text, completed=done, visible=True, refresh=True)
+            seconds = task.elapsed or 0.0
+            text = self._text(done, seconds, task.total)
+            progress.update(task.id, description=text, completed=done, visible=True, refresh=True)
             if not progress.live.is_started:
                 self.print(text, flush=True)
-            pause = max(self.log_every, (now - self.start) / 100)
+            pause = max(self.log_every, seconds / 100)
             self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
 
-    def _text(self, done: float, seconds: float) -> str:
-        """Text beside the bar after `done` rounds and `seconds` seconds."""
-        number = f"Round {self.rounds + bool(self.phase)}" + (f"/{self.total}" if self.total is not None else "")
+    def _text(self, done: float, seconds: float, total: float | None) -> str:
+        """Text beside the bar after `done` of `total` rounds and `seconds` seconds."""
+        number = f"Round {self.rounds + bool(self.phase)}" + (f"/{total}" if total is not None else "")
         client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
         time = str(timedelta(seconds=int(seconds)))
-        if self.total is not None and self.first < done < self.total:  # rich's own estimate covers the last 30 s only
-            time += f", {timedelta(seconds=int(seconds / (done - self.first) * (self.total - done)) + 1)} left"
+        if total is not None and self.first < done < total:  # rich's own estimate covers the last 30 s only
+            time += f", {timedelta(seconds=int(seconds / (done - self.first) * (total - done)) + 1)} left"
         phase = client if self.phase == "client" else self.phase
         return "  ".join(filter(None, (number, phase, self.values, time)))
 

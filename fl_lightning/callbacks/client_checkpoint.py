@@ -72,8 +72,6 @@ def hyperparameters(module: LightningModule) -> dict[str, Any]:
 
 def is_plain(value: Any) -> bool:
     """True for a value that loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
-    if isinstance(value, Mapping):
-        return all(is_plain(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return all(is_plain(item) for item in value)
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, bool | int | float | str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,9 +37,8 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     check_names(class_names, num_classes)
     width, height = np.clip(0.42 * num_clients, 3.2, 11), np.clip(0.3 * num_classes, 2.4, 9)
     figure = new_figure(width + 3.0, height + 1.9)
-    grid = figure.add_gridspec(
-        2, 3, width_ratios=(width, 0.8, 0.16), height_ratios=(0.8, height), wspace=0.03, hspace=0.02
-    )
+    ratios = {"width_ratios": (width, 0.8, 0.16), "height_ratios": (0.8, height)}
+    grid = figure.add_gridspec(2, 3, **ratios, wspace=0.03, hspace=0.02)
     axes = figure.add_subplot(grid[1, 0])
     norm = PowerNorm(0.5, vmin=0, vmax=max(1.0, table.max(initial=0)))
     shown = np.ma.masked_equal(table.T, 0)
@@ -116,12 +115,10 @@ def plot_classwise(
     figure = new_figure(9.0, height + 1.3)
     grid = figure.add_gridspec(1, 3, width_ratios=(6, 0.16, 1.8), wspace=0.06)
     axes = figure.add_subplot(grid[0, 0])
-    between = (x[1:] + x[:-1]) / 2
-    edges = np.concatenate([[x[0] - 0.5], between, [x[-1] + 0.5]])
+    edges = np.concatenate([[x[0] - 0.5], (x[1:] + x[:-1]) / 2, [x[-1] + 0.5]])
+    rows = np.arange(num_classes + 1) - 0.5
     axes.set_facecolor(GREY)
-    image = axes.pcolormesh(
-        edges, np.arange(num_classes + 1) - 0.5, table.T, cmap="viridis", vmin=0, vmax=100, rasterized=True
-    )
+    image = axes.pcolormesh(edges, rows, table.T, cmap="viridis", vmin=0, vmax=100, rasterized=True)
     axes.invert_yaxis()
     axes.set_ylabel("class")
     label_rounds(axes, x)
@@ -188,19 +185,14 @@ def write_cells(axes: Axes, table: Numbers, dark: float) -> None:
         axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
 
 
-def draw_totals(axes: Axes, totals: Numbers, along: str) -> None:
+def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
     """Draw bars with the samples of each place along the x or y axis."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
 
     places, size = np.arange(len(totals)), 0.8 if len(totals) <= 50 else 1.0
-    if along == "x":
-        axes.bar(places, totals, size, color="#4d4d4d")
-        axes.tick_params(labelbottom=False, bottom=False)
-        axes.margins(x=0)
-    else:
-        axes.barh(places, totals, size, color="#4d4d4d")
-        axes.tick_params(labelleft=False, left=False)
-    axis = axes.yaxis if along == "x" else axes.xaxis
+    draw, axis = (axes.bar, axes.yaxis) if along == "x" else (axes.barh, axes.xaxis)
+    draw(places, totals, size, color="#4d4d4d")
+    axes.tick_params(along, labelbottom=False, labelleft=False, bottom=False, left=False)
     axis.set_label_text("samples")
     axis.set_major_locator(MaxNLocator(3))
     axes.tick_params(which="minor", length=0)
@@ -222,17 +214,11 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
 
 def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, scale: float) -> None:
     """Draw a curve through its known values, with the last one in the legend."""
-    rounds = rounds[: len(values)]
     known = ~np.isnan(values)
-    if not known.any():
+    rounds, values = rounds[: len(values)][known], values[known]
+    if not len(values):
         return
-    last = f"{values[known][-1]:.1f} %" if scale == 100 else f"{values[known][-1]:.3g}"
-    axes.plot(
-        rounds[known],
-        values[known],
-        color=COLOURS[i % len(COLOURS)],
-        linestyle=STYLES[i % len(STYLES)],
-        marker="o" if known.sum() <= 30 else "",
-        markersize=3.5,
-        label=f"{name}: {last}",
-    )
+    last = f"{values[-1]:.1f} %" if scale == 100 else f"{values[-1]:.3g}"
+    colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
+    marker = "o" if len(values) <= 30 else ""
+    axes.plot(rounds, values, style, color=colour, marker=marker, markersize=3.5, label=f"{name}: {last}")

@@ -76,14 +76,11 @@ class RunPlots(Callback):
         if self._folder is None or not self._stale:
             return
         self._stale = False
-        curves = {n: self._history.curve(n) for n in self._history.names if is_accuracy(n) or is_loss(n)}
-        rounds = sorted({round_idx for curve in curves.values() for round_idx in curve})
-        nan = float("nan")
-        values = {name: [curve.get(r, nan) for r in rounds] for name, curve in curves.items()}
-        accuracies = {name: curve for name, curve in values.items() if is_accuracy(name)}
-        losses = {name: curve for name, curve in values.items() if is_loss(name)}
+        curves = dict(zip(self._history.names, self._history.table.T.tolist(), strict=True))
+        accuracies = {name: values for name, values in curves.items() if is_accuracy(name)}
+        losses = {name: values for name, values in curves.items() if is_loss(name)}
         if accuracies or losses:
-            save(plot_accuracy(rounds, accuracies, losses), self._folder / "accuracy.png")
+            save(plot_accuracy(list(self._history.rounds), accuracies, losses), self._folder / "accuracy.png")
         evaluated, names, table = self._history.columns(BY_CLASS)
         if evaluated:
             save(plot_classwise(table.numpy(), names, evaluated), self._folder / "classwise.png")

@@ -37,11 +37,8 @@ def worth_showing(record: logging.LogRecord) -> bool:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Suppress the warnings in `WARNINGS` and the notes in `INFOS` within the block."""
-    loggers = [
-        logging.getLogger(f"{package}.utilities.{name}")
-        for package in ("pytorch_lightning", "lightning_fabric")
-        for name in ("rank_zero", "seed")
-    ] + [logging.getLogger("lightning_fabric"), logging.getLogger("pytorch_lightning")]
+    packages, places = ("pytorch_lightning", "lightning_fabric"), ("", ".utilities.rank_zero", ".utilities.seed")
+    loggers = [logging.getLogger(package + place) for package in packages for place in places]
     with warnings.catch_warnings():
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=rf"\s*{message}")

@@ -17,7 +17,8 @@ from fl_lightning.utils.renamed import new_name
 PROG = "fl-lightning"
 
 HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)
-"""Modules whose classes can be given by their short names."""
+CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
+"""Classes that can be given by their short names."""
 
 BASES: dict[str, type] = {
     "client": pl.LightningModule,
@@ -157,7 +158,5 @@ def choice(base: type) -> str:
 
 def class_names(base: type) -> list[str]:
     """Return the short names of the public subclasses of `base`."""
-    kinds = {
-        kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, base)
-    }
-    return sorted(kind.__name__ for kind in kinds if kind not in EMPTY and not isabstract(kind))
+    kinds = {kind for kind in CLASSES if issubclass(kind, base) and kind not in EMPTY and not isabstract(kind)}
+    return sorted(kind.__name__ for kind in kinds)

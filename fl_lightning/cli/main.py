@@ -162,9 +162,6 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
     last = folder and folder / runs.CHECKPOINTS / runs.LAST
     if last is None or not last.is_file():
         return f"{done}; no checkpoint is kept"
-    words = [
-        word
-        for before, word in zip(["", *argv], argv, strict=False)
-        if before != "--ckpt_path" and not word.startswith("--ckpt_path")
-    ]
+    pairs = zip(["", *argv], argv, strict=False)
+    words = [word for before, word in pairs if before != "--ckpt_path" and not word.startswith("--ckpt_path")]
     return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(last)])}"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,6 @@ class DatasetSplit(Split):
         dataset: with `__len__` and `__getitem__`.
         loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
-        indices: the samples that belong to the split, (k,); None: all.
 
     Raises:
         TypeError: the dataset has no length or no index.
@@ -50,7 +50,6 @@ class DatasetSplit(Split):
         dataset: Dataset[Any],
         loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
-        indices: Array | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise TypeError(
@@ -59,51 +58,39 @@ class DatasetSplit(Split):
             )
         self.dataset: Any = dataset
         self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
-        self.indices = np.arange(len(dataset)) if indices is None else indices
-        self._labels: Tensor | None = None
-        self._searched = False
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.dataset)
 
-    @property
+    @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
-        if not self._searched:
-            self._searched = True
-            found = labels_of(self.dataset)
-            if found is not None:
-                self._labels = torch.from_numpy(found[self.indices].astype(np.int64))
-        return self._labels
-
-    def drop_labels(self) -> None:
-        """Forget the labels, which are no classes."""
-        self._labels, self._searched = None, True
+        found = labels_of(self.dataset)
+        return None if found is None else torch.from_numpy(found.astype(np.int64))
 
     def column(self, name: str) -> Array:
         found = self.columns.get(name)
         if found is None:
             found = attribute_of(self.dataset, (name,))
-        if found is None and len(self.dataset):
+        if found is None and len(self):
             first = self.dataset[0]
-            if isinstance(first, Mapping) and name in first:
-                found = np.asarray([plain(self.dataset[i][name]) for i in range(len(self.dataset))])
-        return super().column(name) if found is None else found[self.indices]
+            found = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
+        return super().column(name) if found is None else found
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        item = self.dataset[int(self.indices[0])] if len(self) else None
+        item = self.dataset[0] if len(self) else None
         x = item[0] if isinstance(item, list | tuple) and item else None
         return tuple(x.shape) if isinstance(x, Tensor) else None
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
-        part = DatasetSplit(self.dataset, self.loader_spec, self.columns, self.indices[indices.numpy()])
-        if self._searched and self._labels is None:
-            part.drop_labels()
+        columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
+        part = DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns)
+        part.labels = None if self.labels is None else self.labels[indices]
         return part
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        chosen = (self.indices[index.cpu().numpy()].tolist() for index in indices)
+        chosen = (index.tolist() for index in indices)
         spec = self.loader_spec
         if spec.num_workers:
             loader = DataLoader(
@@ -126,6 +113,11 @@ class DatasetSplit(Split):
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number; all else stays as it is."""
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+
+
+def items_at(dataset: Any, key: Any) -> Array:
+    """Read what every item holds at a key or position, (n, ...): a pass over the dataset."""
+    return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
 
 
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
@@ -156,18 +148,12 @@ def labels_of(dataset: Any) -> Array | None:
     """
     found = attribute_of(dataset, LABELS)
     if found is None and len(dataset):
-        key = _label_key(dataset[0])
-        label = None if key is None else plain(dataset[0][key])
-        if isinstance(label, int) and not isinstance(label, bool):
-            found = np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
+        item = dataset[0]
+        keys: list[Any] = [name for name in LABELS if name in item] if isinstance(item, Mapping) else []
+        keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
+        if keys and isinstance(plain(item[keys[0]]), int):
+            found = items_at(dataset, keys[0])
     return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
-
-
-def _label_key(item: Any) -> Any:
-    """Find the index or key of the label in an item; None: it has no label."""
-    if isinstance(item, Mapping):
-        return next((name for name in LABELS if name in item), None)
-    return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
 
 
 class DatasetSource(Source):
@@ -195,7 +181,6 @@ class DatasetSource(Source):
         self.validates = val is not None
         self.num_classes, self.columns = num_classes, columns
         self.loader_spec = loader_spec or LoaderSpec()
-        self.validation: Split | None = None
 
     def load(self) -> tuple[Split, Split | None]:
         splits = {"train": make_split(self.train, self.loader_spec, self.columns)}
@@ -241,7 +226,7 @@ def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes:
         return num_classes
     if any(bool((y < 0).any()) for y in found.values()):
         for split in splits.values():
-            split.drop_labels()
+            split.labels = None
         return None
     return None if labels["train"] is None or not found else max(int(y.max()) for y in found.values()) + 1
 
@@ -263,10 +248,6 @@ class DataModuleSource(Source):
             )
         self.datamodule = datamodule
         self.validates = self._has("val_dataloader")
-        self.num_classes: int | None = None
-        self.class_names: tuple[str, ...] | None = None
-        self.validation: Split | None = None
-        self.loader_spec = LoaderSpec()
 
     def attach(self, trainer: Trainer | None) -> None:
         self.datamodule.trainer = trainer

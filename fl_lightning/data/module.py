@@ -241,7 +241,7 @@ class FederatedDataModule(LightningDataModule):
         """
         if name not in self._splits:
             self.client_indices("train", 0)  # takes out the holdout, then deals the training samples
-            if name == "shared":
+            if name == "shared" and self.shared_per_class:
                 self._splits["shared"] = self._draw_shared()
         if name not in self._splits:
             raise ValueError(
@@ -276,10 +276,8 @@ class FederatedDataModule(LightningDataModule):
         held = draw_holdout(len(train), self.holdout_sizes, self.proxy_overlap, self.seed)
         pool = held.pop("clients")
         self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
-        values = self._values("train")
-        samples = PartitionInput(len(pool), None if values is None else values[pool], self.num_classes)
-        parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
         self._pool = pool
+        parts = self.partition(self._input("train", pool), self.num_clients, keyed_numpy(self.seed, "partition"))
         return [torch.from_numpy(pool[part]) for part in parts]
 
     def _draw_shared(self) -> Split:
@@ -290,31 +288,26 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(
                 "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
             )
-        if not self.shared_per_class:
-            raise ValueError(f"the data have no split 'shared'; set {SETTINGS['shared']}")
         drawn = one_per_class(labels.numpy(), self._pool, self.shared_per_class, self.num_classes, self.seed)
         return train.subset(torch.from_numpy(drawn))
 
-    def _values(self, split: str) -> np.ndarray[Any, Any] | None:
-        """Read the values that the partition divides by, (n,): the labels, or the column that it names."""
+    def _input(self, split: str, pool: np.ndarray[Any, Any]) -> PartitionInput:
+        """Samples `pool` of a split with what the partition divides by: the labels, or the column that it names."""
         samples, column = self._splits[split], self.partition.column
-        if column is None:
-            return None if samples.labels is None else samples.labels.numpy()
         try:
-            return samples.column(column)
+            values: Any = samples.labels if column is None else samples.column(column)
         except ValueError:
             if split == "train":
                 raise
-            return None
+            values = None
+        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], self.num_classes)
 
     def _divide_test(self) -> list[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none."""
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in self._clients["train"]]
-        samples, test = (
-            PartitionInput(len(self._splits[name]), self._values(name), self.num_classes) for name in ("train", "test")
-        )
+        samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
         return [torch.from_numpy(part) for part in parts]

@@ -48,8 +48,6 @@ class Normalize:
     divisor: float = 255.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(self.mean))
-        object.__setattr__(self, "std", tuple(self.std))
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"Normalize needs one mean and one std per channel, got {len(self.mean)} and {len(self.std)}"

@@ -30,7 +30,6 @@ class _VisionSource(Source):
     def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
         self.root, self.download, self.augmentation = root, download, augmentation
-        self.class_names: tuple[str, ...] | None = None
 
     def prepare(self) -> None:
         if self.download:
@@ -40,7 +39,13 @@ class _VisionSource(Source):
         train, test = self._open(train=True), self._open(train=False)
         normalize = Normalize(self.mean, self.std)
         self.class_names = tuple(train.classes) if self.named else None
-        return self._split(train, self._augmented(normalize), "train"), self._split(test, normalize, "test")
+        augmented: dict[Augmentation, Transform] = {
+            "none": normalize,
+            "flip": Compose(CropFlip(0), normalize),
+            "crop_flip": Compose(CropFlip(4), normalize),
+            "fedntd": Compose(CropFlip(4), normalize, Cutout(16)),
+        }
+        return self._split(train, augmented[self.augmentation], "train"), self._split(test, normalize, "test")
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
@@ -58,17 +63,6 @@ class _VisionSource(Source):
                 f"{len(y)} labels: delete its files and fetch them again"
             )
         return labelled_split(x, y, self.num_classes, transform, name)
-
-    def _augmented(self, normalize: Transform) -> Transform:
-        match self.augmentation:
-            case "none":
-                return normalize
-            case "flip":
-                return Compose(CropFlip(0), normalize)
-            case "crop_flip":
-                return Compose(CropFlip(4), normalize)
-            case "fedntd":
-                return Compose(CropFlip(4), normalize, Cutout(16))
 
     def _open(self, train: bool, download: bool = False) -> Any:
         from torchvision import datasets  # noqa: PLC0415 - slow to import

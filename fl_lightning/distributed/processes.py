@@ -97,20 +97,14 @@ class ProcessCommunicator(Communicator):
         return out or []
 
     def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
+        ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
         load = [0] * self.world
-        mine: list[int] = []
-        free = []
-        for client_id in cohort:
-            if client_id in owners:
-                load[owners[client_id]] += work(client_id)
-                mine += [client_id] if owners[client_id] == self.rank else []
-            else:
-                free.append(client_id)
-        for client_id in sorted(free, key=lambda c: (-work(c), c)):
-            rank = min(range(self.world), key=lambda r: (load[r], r))
+        for client_id, rank in ranks.items():
+            load[rank] += work(client_id)
+        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-work(c), c)):
+            rank = ranks[client_id] = load.index(min(load))
             load[rank] += max(1, work(client_id))
-            mine += [client_id] if rank == self.rank else []
-        return sorted(mine)
+        return sorted(client_id for client_id, rank in ranks.items() if rank == self.rank)
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:
@@ -125,7 +119,6 @@ def to_device(value: Any, device: torch.device) -> Any:
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):
             return item.detach().to(device)
-        parts = ("num_samples", "weights", "extras", "included")
-        return replace(item, **{part: to_device(getattr(item, part), device) for part in parts})
+        return replace(item, **to_device(vars(item), device))
 
     return apply_to_collection(value, (Tensor, ClientUpdate), moved)

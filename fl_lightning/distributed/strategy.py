@@ -24,14 +24,9 @@ class ClientParallelStrategy(DDPStrategy):
             )
 
 
-for name, method in (
-    ("client_parallel", "popen"),
-    ("client_parallel_spawn", "spawn"),
-    ("client_parallel_fork", "fork"),
-    ("client_parallel_notebook", "fork"),
-):
+for suffix, method in {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}.items():
     StrategyRegistry.register(
-        name,
+        f"client_parallel{suffix}",
         ClientParallelStrategy,
         description=f"federated clients spread over processes ({method})",
         override=True,

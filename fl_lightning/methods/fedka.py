@@ -190,8 +190,7 @@ class FedKA(ClientModule):
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Put the net in eval mode within the block."""
     trained = [module for module in net.modules() if module.training]
-    for module in trained:
-        module.training = False
+    net.eval()
     try:
         yield
     finally:

@@ -1,7 +1,5 @@
 """MobileNetV2 for small images."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
 
@@ -56,10 +54,11 @@ class CIFARMobileNetV2(Backbone):
         super().__init__()
         channels, *_ = check_images("CIFARMobileNetV2", num_classes, input_shape)
         self.body = nn.Sequential(conv_bn(channels, 32, 3), nn.ReLU())
-        for (_, before, _, _), (expansion, width, blocks, stride) in pairwise([(0, 32, 0, 0), *BLOCKS]):
+        before = 32
+        for expansion, width, blocks, stride in BLOCKS:
             for k in range(blocks):
-                first = k == 0
-                self.body.append(InvertedResidual(before if first else width, width, expansion, stride if first else 1))
+                self.body.append(InvertedResidual(before, width, expansion, stride if k == 0 else 1))
+                before = width
         self.body.append(conv_bn(320, 1280)).append(nn.ReLU())
         self.head = nn.Linear(1280, num_classes)
 

@@ -10,6 +10,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.utils.files import write_atomically
+
 
 class RoundCSVLogger(Logger):
     """Writes `metrics.csv`: one row per round, on disk as soon as it is logged.
@@ -94,15 +96,16 @@ class RoundCSVLogger(Logger):
         *earlier, self._row = (rows[index] for index in sorted(rows))
         if self._file is not None:
             self._file.close()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f"{self.path.name}.part")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._keys, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(earlier)
-            self._row_start = file.tell()
-            writer.writerow(self._row)
-        os.replace(partial, self.path)
+
+        def write(part: Path) -> None:
+            with part.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._keys, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(earlier)
+                self._row_start = file.tell()
+                writer.writerow(self._row)
+
+        write_atomically(self.path, write)
         self._file = self.path.open("r+", newline="", encoding="utf-8")
 
 
