@@ -84,19 +84,24 @@ class ClientView:
 
     Args:
         data: the data module, for its settings and the splits besides `train`.
+        train: the training split of all clients.
+        indices: by client, its samples by split: int64 indices (n,) into it, `train` at least.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        train: the training split of all clients.
-        indices: the client's samples by split, int64 indices (n,) into it, `train` at least.
     """
 
     def __init__(
-        self, data: FederatedData, client_id: int, round_idx: int, train: Split, indices: Mapping[str, Tensor]
+        self,
+        data: FederatedData,
+        train: Split,
+        indices: Mapping[int, Mapping[str, Tensor]],
+        client_id: int,
+        round_idx: int,
     ) -> None:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self._data, self._train = data, train
-        self._indices = dict(indices)
+        self._indices = dict(indices[client_id])
 
     @property
     def label_counts(self) -> Tensor:
@@ -163,15 +168,8 @@ class ClientView:
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {**self._indices, split: own[positions]}
-        return ClientView(self._data, self.client_id, self.round_idx, self._train, indices)
+        indices = {self.client_id: {**self._indices, split: own[positions]}}
+        return ClientView(self._data, self._train, indices, self.client_id, self.round_idx)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
-
-
-def client_view(
-    data: FederatedData, train: Split, parts: Sequence[Tensor], client_id: int, round_idx: int
-) -> ClientView:
-    """One client's data in one round, from the training split and each client's samples of it."""
-    return ClientView(data, client_id, round_idx, train, {"train": parts[client_id]})

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.clients import ClientView, Cohorts, client_view
+from fl_lightning.data.clients import ClientView, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
@@ -343,7 +343,8 @@ class FederatedDataModule(LightningDataModule):
     def views(self) -> Callable[[int, int], ClientView]:
         """Every client's data, as `(client_id, round_idx) -> ClientView`."""
         self.client_indices("train", 0)
-        return partial(client_view, self, self._splits["train"], self._clients["train"])
+        indices = {client_id: {"train": part} for client_id, part in enumerate(self._clients["train"])}
+        return partial(ClientView, self, self._splits["train"], indices)
 
     # --- Lightning -----------------------------------------------------------------------------------------------
 

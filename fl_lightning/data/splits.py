@@ -88,16 +88,9 @@ class TensorSplit(Split):
     def num_bytes(self) -> int:
         return self.x.numel() * self.x.element_size()
 
-    def drop_labels(self) -> None:
-        """Forget the labels, which are no classes."""
-        self.labels = None
-
     def subset(self, indices: Tensor) -> "TensorSplit":
         indices = indices.to(self.x.device)
-        part = TensorSplit(self.x[indices], self.y[indices], self.transform)
-        if self.labels is None:
-            part.drop_labels()
-        return part
+        return TensorSplit(self.x[indices], self.y[indices], self.transform)
 
     def to(self, device: torch.device) -> None:
         self.x, self.y = self.x.to(device), self.y.to(device)

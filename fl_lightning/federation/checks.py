@@ -150,6 +150,16 @@ def check_combination(client: ClientModule, aggregator: object, server_module: S
         )
 
 
+def check_scheduled(server_optimizer: object, server_lr_scheduler: object) -> None:
+    """Refuse a scheduler of nothing.
+
+    Raises:
+        ValueError: a scheduler without a server optimizer.
+    """
+    if server_lr_scheduler is not None and server_optimizer is None:
+        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+
+
 def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
     """Refuse a server optimizer that asks for more than one gradient, and a scheduler that asks for a metric.
 

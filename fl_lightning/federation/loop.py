@@ -102,8 +102,7 @@ class FederatedLoop(Forwarding):
         self.server_module = self.client.server_class() if server_module is None else server_module
         checks.check_combination(self.client, self.aggregator, self.server_module)
         self.aggregator.weigh_by(weighting)
-        if server_lr_scheduler is not None and server_optimizer is None:
-            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+        checks.check_scheduled(server_optimizer, server_lr_scheduler)
         check_at_least(1, alma_every=alma_every, threads=threads)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.settings, self._seed = LocalSettings(*settings), seed
@@ -308,7 +307,7 @@ class FederatedLoop(Forwarding):
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
         with region, torch.enable_grad(), self._transaction(round_) as before:
-            start = {name: before[name] for name in weights.shared}
+            start = {name: before[name] for name in weights.shared} if weights.personal else before
             try:
                 result = round_.run(round_idx, self.data.cohort(round_idx), start)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
