@@ -125,7 +125,7 @@ def assigned(node: ast.AST) -> set[tuple[str, str]]:
 
 
 def attributes() -> tuple[list[str], list[str]]:
-    """Attributes first assigned outside `__init__`, and those of other objects that are assigned."""
+    """Attributes that neither the class nor `__init__` declares, and those of other objects that are assigned."""
     classes: dict[str, tuple[Path, ast.ClassDef]] = {}
     for path in PACKAGE.rglob("*.py"):
         found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef))
@@ -136,13 +136,9 @@ def attributes() -> tuple[list[str], list[str]]:
             return set()
         node = classes[name][1]
         own = {a for f in node.body if getattr(f, "name", "") == "__init__" for o, a in assigned(f) if o == "self"}
-        own |= {
-            n.target.id
-            for n in node.body
-            if isinstance(n, ast.AnnAssign)
-            and isinstance(n.target, ast.Name)
-            and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-        }
+        for n in node.body:  # fields of a dataclass, and defaults that the class declares
+            targets = n.targets if isinstance(n, ast.Assign) else [n.target] if isinstance(n, ast.AnnAssign) else []
+            own |= {target.id for target in targets if isinstance(target, ast.Name)}
         return own.union(*(declared(ast.unparse(base)) for base in node.bases))
 
     late, foreign = set(), set()
@@ -179,7 +175,7 @@ def main() -> None:
     found = circles()
     print(f"import circles: {len(found)}", *found)
     late, foreign = attributes()
-    print(f"attributes first assigned outside __init__: {len(late)}", *late, sep="\n  ")
+    print(f"attributes declared neither by the class nor in __init__: {len(late)}", *late, sep="\n  ")
     print(f"assignments to other objects' attributes: {len(foreign)}", *foreign, sep="\n  ")
 
 
