@@ -68,14 +68,24 @@ class Split(ABC):
 
 
 class TensorSplit(Split):
-    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64; transformed a batch at a time."""
+    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64; transformed a batch at a time.
 
-    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None) -> None:
+    Args:
+        x: samples.
+        y: targets.
+        transform: of the samples of a batch; or None.
+        labelled: whether whole numbers in y are classes.
+
+    Raises:
+        ValueError: not as many targets as samples.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None, labelled: bool = True) -> None:
         if len(x) != len(y):
             raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
         self.x, self.y, self.transform = x, y, transform
         self.augments = getattr(transform, "augments", transform is not None)
-        self.labels = y.cpu() if not y.is_floating_point() and y.ndim == 1 else None
+        self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -90,7 +100,7 @@ class TensorSplit(Split):
 
     def subset(self, indices: Tensor) -> "TensorSplit":
         indices = indices.to(self.x.device)
-        return TensorSplit(self.x[indices], self.y[indices], self.transform)
+        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None)
 
     def to(self, device: torch.device) -> None:
         self.x, self.y = self.x.to(device), self.y.to(device)
