@@ -283,6 +283,8 @@ class FederatedLoop(Forwarding):
                 f"a server_optimizer is given one gradient a round, and {type(optimizer).__name__} asks for more; take "
                 f"one whose step needs no closure, such as SGD or Adam"
             )
+        if self.server_optimizer is not None:
+            self.server_module.check_server_optimizer(optimizer)
         if self.server_lr_scheduler is None:
             return optimizer
         scheduler = self.server_lr_scheduler(optimizer)
