@@ -37,13 +37,16 @@ def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """√λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,); 0 with zero gradient for T = 0."""
     square, tiny = matrix @ matrix.transpose(1, 2), torch.finfo(matrix.dtype).tiny
     v = torch.ones_like(square[..., :1])
-    value = v[:, 0, 0]
     for _ in range(iterations):
-        product = square @ v
-        norm = product.square().sum((1, 2)).clamp(min=tiny).sqrt()
-        value = norm / v.square().sum((1, 2)).clamp(min=tiny).sqrt()
-        v = product / norm[:, None, None]
-    return value.clamp(min=tiny).sqrt()
+        product, length = square @ v, squared_length(v).clamp(min=tiny).sqrt()
+        norm = squared_length(product).clamp(min=tiny).sqrt()
+        value, v = norm / length, product / norm[:, None, None]
+    return torch.where(squared_length(product) > 0, value.sqrt(), 0.0)
+
+
+def squared_length(v: Tensor) -> Tensor:
+    """‖v‖² of each sample: (B, c, 1) -> (B,)."""
+    return v.square().sum((1, 2))
 
 
 def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
