@@ -32,8 +32,9 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
     Returns:
         (), ≥ 0; log 2 with zero gradient where the only previous model is the received one.
     """
-    z, others = raised(local), [raised(one.detach()) for one in (received, *previous)]
-    similarity = torch.stack([F.cosine_similarity(z, other, dim=1, eps=1e-8) for other in others], 1) / temperature
+    given = (local, received.detach(), *(one.detach() for one in previous))
+    z, *others = (F.normalize(raised(one), dim=1, eps=1e-8) for one in given)
+    similarity = torch.stack([(z * other).sum(1) for other in others], 1) / temperature
     return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
