@@ -106,6 +106,7 @@ class FedAlign(ClientModule):
 
     needs = frozenset({"logits"})
     neutral = {"mu": 0}
+    stackable = True
 
     def __init__(self, mu: float = 0.45, width: float = 0.25, **base: Any) -> None:
         super().__init__(**base)

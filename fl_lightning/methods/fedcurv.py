@@ -107,6 +107,7 @@ class FedCurv(ClientModule):
 
     server_class = FedCurvServer
     neutral = {"lam": 0}
+    stackable = True
 
     def __init__(
         self,

@@ -50,6 +50,7 @@ class MOON(ClientModule):
 
     needs = frozenset({"logits"})
     neutral = {"mu": 0}
+    stackable = False  # every client has teachers of its own
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5, previous_models: int = 1, **base: Any) -> None:
         super().__init__(**base)

@@ -90,6 +90,7 @@ class SCAFFOLD(ClientModule):
 
     server_class = SCAFFOLDServer
     needs = frozenset({"exposure"})
+    stackable = False  # where: param corrects in a hook of the optimizer
 
     def __init__(
         self, option: Literal["I", "II"] = "II", where: Literal["grad", "param"] = "grad", **base: Any

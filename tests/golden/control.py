@@ -69,8 +69,9 @@ def moon_step(z: Tensor, inputs: Inputs) -> Tensor:
 
 
 def fedlc_step(logits: Tensor, inputs: Inputs) -> Tensor:
-    shift = fedlc.margins(torch.tensor(inputs["counts"]), inputs["tau"], inputs["form"])
-    loss = fedlc.calibrated_margin_loss if inputs["form"] == "paper" else calibrated_cross_entropy
+    form = inputs.get("form", "softmax")
+    shift = fedlc.margins(torch.tensor(inputs["counts"]), inputs["tau"], form)
+    loss = fedlc.calibrated_margin_loss if form == "paper" else calibrated_cross_entropy
     return loss(logits, torch.tensor(inputs["y"]), shift)
 
 
@@ -131,7 +132,7 @@ def of_fedcurv(finished: Run, r: int) -> dict[str, Any]:
 E2E: dict[str, Adapter] = {
     "scaffold": whole(methods.SCAFFOLD, "where", "option", more=of_scaffold),
     "feddyn": whole(partial(methods.FedDyn, evaluates="active_mean"), "alpha", more=of_feddyn),
-    "fedcurv": whole(methods.FedCurv, "lam", "fisher", "scope", more=of_fedcurv),
+    "fedcurv": whole(methods.FedCurv, "lam", "fisher", "scope", "fisher_samples=s", more=of_fedcurv),
     "moon": whole(Watched, "mu", "temperature=tau", more=of_moon),
     "fedlc": whole(methods.FedLC, "tau", "form"),
     "fedrs": whole(methods.FedRS, "alpha", "form"),

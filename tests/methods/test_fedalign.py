@@ -10,6 +10,7 @@ from torch.func import functional_call
 from fl_lightning.methods import FedAlign, FedAvg
 from fl_lightning.methods.fedalign import aligned, check_block, narrowed, spectral_norm, transmission
 from fl_lightning.nets import CIFARResNet, Perceptron, ResNet
+from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, fit, sgd, toy_data
 
@@ -94,6 +95,13 @@ def test_the_term_reaches_the_last_block_only():
         same = torch.allclose(ours[name], gradient, rtol=1e-4, atol=1e-6)
         assert same or name in reached, name
     assert any(not torch.allclose(ours[name], gradient) for name, gradient in gradients(plain, batch).items())
+
+
+def test_it_stacks():
+    client = FedAlign(net=partial(CIFARResNet, depth=8), num_classes=3, input_shape=(1, 8, 8)).double()
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3, 5, 1, 8, 8, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    torch.testing.assert_close(*stacked_and_alone(client, {}, x, y), rtol=1e-6, atol=1e-9)
 
 
 def test_two_rounds_and_a_single_sample():

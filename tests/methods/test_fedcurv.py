@@ -13,6 +13,7 @@ from fl_lightning.methods import FedCurv
 from fl_lightning.methods.fedcurv import batch_fisher, curvature_penalty
 from fl_lightning.nets import Perceptron
 from tests.methods.convex import mean_in_memory
+from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -134,6 +135,15 @@ def test_the_order_of_clients_does_not_matter():
     ]
     weights = [runs[k].client.state_dict() for k in range(2)]
     assert equal(*weights)
+
+
+def test_it_stacks():
+    client = FedCurv(lam=0.3, net=Small, num_classes=3, input_shape=(4,)).double()
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    params = client.params() or dict(client.named_parameters())
+    u, v = ({n: torch.rand(3, *p.shape, generator=g).double() for n, p in params.items()} for _ in range(2))
+    torch.testing.assert_close(*stacked_and_alone(client, {"u": u, "v": v}, x, y))
 
 
 def test_three_times_fedavg_s_traffic_goes_both_ways():
