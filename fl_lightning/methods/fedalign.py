@@ -52,8 +52,8 @@ def squared_length(v: Tensor) -> Tensor:
 def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
     """μ (CE/ℓ) ℓ with CE/ℓ a constant and ℓ = MSE of the norms: (), (B,), (B,) -> (), 0 where ℓ = 0."""
     gap = F.mse_loss(narrow, full.detach())
-    scale = torch.where(gap > 0, ce.detach() / gap.detach(), 0.0)
-    return mu * scale * gap
+    scale = ce.detach() / gap.detach()
+    return mu * scale.where(scale.isfinite(), 0.0) * gap
 
 
 def narrowed(block: nn.Module, width: float, inputs: int) -> State:

@@ -50,9 +50,8 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
     """
-    return S.inner(curvature, {name: S.raised(value).square() for name, value in params.items()}) - 2 * S.inner(
-        pull, params
-    )
+    squares = {name: S.raised(value).square() for name, value in params.items()}
+    return S.inner(curvature, squares) - 2 * S.inner(pull, params)
 
 
 class FedCurvServer(ServerModule):
@@ -83,8 +82,9 @@ class FedCurvServer(ServerModule):
         return self.sends(exchange) if self.client.is_neutral else self.sends(exchange, u=self.u, v=self.v)
 
     def add(self, update: ClientUpdate) -> None:
-        for name in ("u", "v"):
-            self.sum(name, update.extras.get(name, {}))
+        if "u" in update.extras:
+            self.sum("u", update.extras["u"])
+            self.sum("v", update.extras["v"])
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         for name, kept in (("u", self.u), ("v", self.v)):
