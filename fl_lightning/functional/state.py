@@ -57,12 +57,13 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better; of none the result is 0.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
     """
-    return torch.stack([(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]).sum()
+    terms = [(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from torch.optim import SGD, Optimizer
+
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
     """Refuse a setting that is none of `choices`.
@@ -57,3 +59,16 @@ def as_list(value: Any) -> list[Any]:
     ([1, 2], ['one'], [])
     """
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
+
+    >>> import torch
+    >>> weights = [torch.nn.Parameter(torch.zeros(1))]
+    >>> is_plain_sgd(SGD(weights, lr=0.5)), is_plain_sgd(SGD(weights, lr=0.5, momentum=0.9))
+    (True, False)
+    """
+    if type(optimizer) is not SGD:
+        return False
+    return not any(group[name] for group in optimizer.param_groups for name in ("momentum", "weight_decay", "maximize"))

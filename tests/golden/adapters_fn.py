@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import Aggregator
+from fl_lightning import Aggregator, ClientModule
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.data.dealing import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting
@@ -22,6 +24,18 @@ Inputs = dict[str, Any]
 def float64(values: Any) -> Tensor:
     """Nested lists as a tensor; null is NaN."""
     return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+def with_gradient(name: str, key: str, loss: Callable[[Tensor, Inputs], Tensor]) -> Callable[[Inputs], dict[str, Any]]:
+    """An adapter of a loss, called `key`, with its gradient in the input `name`."""
+
+    def adapter(inputs: Inputs) -> dict[str, Any]:
+        point = float64(inputs[name]).requires_grad_()
+        value = loss(point, inputs)
+        (gradient,) = torch.autograd.grad(value, point)
+        return {key: value, "grad": gradient, "grad_z": gradient}
+
+    return adapter
 
 
 def on_logits(loss: Callable[[Tensor, Tensor, Tensor, Inputs], Tensor]) -> Callable[[Inputs], dict[str, Any]]:
@@ -77,6 +91,27 @@ def aggregated(
         update = ClientUpdate(client_id, n, int(n > 0), 0.0, state)
         aggregator.add(replace(update, extras=aggregator.client_statistics(update)))
     return aggregator.finish()
+
+
+def server_step(
+    client: ClientModule, inputs: Inputs, start: Any, kept: Any, sent: list[dict[str, Any]]
+) -> tuple[ServerModule, dict[str, Tensor], Tensor]:
+    """One exchange of the mean with the method's server side, of weights named module.w.
+
+    Returns:
+        The server side, the new weights, and what the server keeps, which is `kept` before.
+    """
+    server_module = client.server_class()
+    name, weights = "module.w", {"module.w": float64(start)}
+    server_module.attach(SimpleNamespace(weights=weights, trainable=(name,), module=client, num_clients=inputs["N"]))
+    server_module.setup()
+    (state,) = server_module.children()
+    state[name].copy_(float64(kept))
+    ys = [{name: float64(y)} for y in inputs["ys"]]
+    for client_id, (y, n, extras) in enumerate(zip(ys, inputs["n"], sent, strict=True)):
+        server_module.add(ClientUpdate(client_id, n, 1, 0.0, y, {e: {name: float64(v)} for e, v in extras.items()}))
+    new = server_module.finish("train", aggregated(ys, inputs["n"], inputs["weighting"]))
+    return server_module, new, state[name]
 
 
 def aggregate(inputs: Inputs) -> dict[str, Any]:

@@ -11,16 +11,19 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.recorder import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
-from fl_lightning.types import Broadcast, ClientUpdate, State
+from fl_lightning.types import Broadcast, ClientJob, ClientResult, ClientUpdate, State
 
 Inputs = dict[str, Any]
+Adapter = Callable[[Inputs], dict[str, Any]]
 
 
 # --- problems: a net or module with its first weights, and the clients' data
@@ -58,6 +61,13 @@ class Quadratic(pl.LightningModule):
         return self.optimizer(self.parameters())
 
 
+NAMES = {
+    "softmax": ("weight", "bias"),
+    "linear2": ("features.weight", "classifier.weight", "classifier.bias"),
+}
+"""Names of the weights in problems whose weights are compared by name."""
+
+
 @dataclass
 class Problem:
     """What a problem of a golden file means for the product."""
@@ -68,8 +78,8 @@ class Problem:
     data: list[tuple[np.ndarray, np.ndarray]]
     """Samples and targets of each client."""
 
-    named: bool = False
-    """Weights are compared as a dict of names, else as one flat vector."""
+    names: tuple[str, ...] = ()
+    """Names of the weights where they are compared as a dict, in the order of the parameters; else one flat vector."""
 
 
 def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD]) -> Problem:
@@ -77,17 +87,20 @@ def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD
     if kind == "quadratic":
         rows = zip(problem["A"], problem["b"], problem["n"], strict=True)
         data = [(np.repeat(A[None], n, 0), np.repeat(b[None], n, 0)) for A, b, n in rows]
-        return Problem({"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, named=True)
+        return Problem({"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, ("w",))
     data = [(client["X"], client["y"]) for client in problem["clients"]]
     if kind == "softmax":
         init = np.concatenate([problem["init"][name].ravel() for name in ("weight", "bias")])
         layers = [["linear", problem["d"], problem["C"]]]
+    elif kind == "linear2":
+        init = problem["w0_flat"]
+        layers = [["linear", problem["d"], problem["k"], False], ["linear", problem["k"], problem["C"]]]
     elif kind == "net":
         init, layers = problem["init"], problem["layers"]
     else:
         raise NotImplementedError(f"no adapter for problems of kind {kind!r}")
     net = partial(GoldenNet, layers=layers, init=torch.from_numpy(init))
-    return Problem({"net": net, "optimizer": optimizer}, data, named=kind == "softmax")
+    return Problem({"net": net, "optimizer": optimizer}, data, NAMES.get(kind, ()))
 
 
 def data_module(problem: Problem, cfg: dict[str, Any], sets: dict[str, Any] | None = None) -> FederatedDataModule:
@@ -125,9 +138,14 @@ class Recorder(pl.Callback):
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
     velocities: list[list[Tensor | None]] = field(default_factory=list)
+    client_states: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    """Of each client after its training: its round buffers, and over them its memory."""
+    server_states: list[State] = field(default_factory=list)
+    """What the method's server side keeps."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         self.updates.append({})
+        self.client_states.append({})
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
@@ -148,6 +166,7 @@ class Recorder(pl.Callback):
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
         self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
+        self.client_states[-1][update.client_id] = {**loop.client.round, **loop.client.memory}
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 
@@ -156,6 +175,7 @@ class Recorder(pl.Callback):
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         self.evaluated.append(loop.evaluated_weights(self.servers[-1]))
+        self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
@@ -184,11 +204,9 @@ class Run:
         return cohorts
 
     def weights(self, state: State) -> Any:
-        """The trainable entries: a dict by last name, or one flat vector in the order of the parameters."""
-        params = {name: state[name] for name, _ in self.client.named_parameters()}
-        if self.problem.named:
-            return {name.rpartition(".")[2]: value for name, value in params.items()}
-        return flat(params.values())
+        """The trainable entries: a dict by the problem's names, or one flat vector in the order of the parameters."""
+        params = [state[name] for name, _ in self.client.named_parameters()]
+        return dict(zip(self.problem.names, params, strict=True)) if self.problem.names else flat(params)
 
     def buffers(self, state: State) -> list[dict[str, Any]]:
         """The entries of each BatchNorm layer, in the order of the layers."""
@@ -198,11 +216,31 @@ class Run:
             layers.setdefault(layer, {})[entry] = state[name]
         return list(layers.values())
 
-    def round(self, r: int) -> dict[str, Any]:
-        """What every method's rounds have in common; lists follow the cohort's order in the schedule."""
+    def server_state(self, r: int, name: str) -> Tensor:
+        """A state that the server keeps after a round, flat."""
+        return flat(value for entry, value in self.recorder.server_states[r].items() if entry.startswith(f"{name}."))
+
+    def memories(self, r: int, name: str) -> list[Tensor]:
+        """A state in the memory of all clients after a round, each flat; zeros where it has none."""
+        found: dict[int, Tensor] = {}
+        for states in self.recorder.client_states[: r + 1]:
+            found |= {i: flat(state[name].values()) for i, state in states.items() if name in state}
+        zeros = torch.zeros_like(flat(self.client.params().values()))
+        return [found.get(client_id, zeros) for client_id in range(len(self.problem.data))]
+
+    def cohort(self, r: int) -> list[ClientUpdate]:
+        """The updates of a round, in the order of the schedule."""
         updates = self.recorder.updates[r]
         assert sorted(updates) == sorted(self.schedule[r])
-        cohort = [updates[client_id] for client_id in self.schedule[r]]
+        return [updates[client_id] for client_id in self.schedule[r]]
+
+    def states(self, r: int) -> list[dict[str, Any]]:
+        """Round buffers and memory of the cohort's clients, in the order of the schedule."""
+        return [self.recorder.client_states[r][client_id] for client_id in self.schedule[r]]
+
+    def round(self, r: int) -> dict[str, Any]:
+        """What every method's rounds have in common; lists follow the cohort's order in the schedule."""
+        cohort = self.cohort(r)
         (lr,) = self.recorder.lrs[r] or {self.cfg["lr"] * self.cfg["lr_decay"] ** r}  # nobody had anything to train on
         server = self.recorder.servers[r]
         return {
@@ -234,7 +272,7 @@ def run(
 
     `local_optimizer` makes the clients' optimizer of the factory of plain SGD; `sets` names inputs that are data.
     """
-    cfg, recorder = inputs["cfg"], recorder or Recorder()
+    cfg, recorder = {"lr_decay": 1.0, "batch": None, **inputs["cfg"]}, recorder or Recorder()
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
@@ -261,11 +299,69 @@ def run(
     return Run(problem, module, recorder, cfg)
 
 
+class GivenGradients(pl.LightningModule):
+    """A module with weights w, whose gradient is the batch of one; keeps w after each step.
+
+    `inputs`: x (first w), grads, lrs (of each step), rho, wd.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.w, self.inputs, self.steps = nn.Parameter(torch.from_numpy(inputs["x"]).clone()), inputs, list[Tensor]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch[0][0] @ self.w
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.steps.append(self.w.detach().clone())
+
+    def configure_optimizers(self) -> Any:
+        lrs = self.inputs["lrs"]
+        optimizer = SGD([self.w], lrs[0], self.inputs["rho"], weight_decay=self.inputs["wd"])
+        schedule = LambdaLR(optimizer, lambda k: [*lrs, 0.0][k] / lrs[0])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def train_given(client: ClientModule, memory: dict[str, Any], **extras: Any) -> ClientResult:
+    """Train a client around `GivenGradients`, by the engine; `extras` of the broadcast."""
+    module: Any = client.module
+    grads = np.stack(module.inputs["grads"])
+    problem = Problem({}, [(grads, np.zeros(len(grads)))])
+    data = data_module(problem, {"schedule": [[0]], "batch": 1})
+    data.setup("fit")
+    broadcast = Broadcast(0, "train", {"module.w": module.w.detach().clone()}, extras)
+    (result,) = SequentialEngine(client).run("train", [ClientJob(0, broadcast, data.view(0, 0), memory)])
+    return result
+
+
 # --- methods
 
 
 def rounds(finished: Run) -> dict[str, Any]:
     return {"rounds": [finished.round(r) for r in range(len(finished.schedule))]}
+
+
+def whole(
+    client: Callable[..., ClientModule],
+    *settings: str,
+    more: Callable[[Run, int], dict[str, Any]] = lambda finished, r: {},
+) -> Adapter:
+    """An adapter of a client's run, with the case's server lr.
+
+    Args:
+        client: made from the settings, and the problem's net and optimizer or module.
+        settings: names in the case, or `argument=name`; left out where the case has none.
+        more: what a round of the method has besides, `(run, r) -> ` values by key.
+    """
+
+    def adapter(inputs: Inputs) -> dict[str, Any]:
+        cfg = inputs["cfg"]
+        given = {one.split("=")[0]: cfg[name] for one in settings if (name := one.split("=")[-1]) in cfg}
+        step = partial(SGD, lr=cfg["server_lr"]) if "server_lr" in cfg else None
+        finished = run(partial(client, **given), inputs, server_optimizer=step)
+        return {"rounds": [{**one, **more(finished, r)} for r, one in enumerate(rounds(finished)["rounds"])]}
+
+    return adapter
 
 
 def fedavg(inputs: Inputs) -> dict[str, Any]:
