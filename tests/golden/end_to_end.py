@@ -116,7 +116,7 @@ def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
 
 @dataclass(eq=False)
 class Recorder(pl.Callback):
-    """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights."""
+    """What happened in each round: the clients' first updates, their lr, bytes per client, the server's weights."""
 
     updates: list[dict[int, ClientUpdate]] = field(default_factory=list)
     lrs: list[set[float]] = field(default_factory=list)
@@ -144,9 +144,10 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        weights = {name: value.detach().clone() for name, value in update.weights.items()}
+        state = {**loop.client.state_dict(), **(update.weights or {})}  # personal entries too
+        weights = {name: value.detach().clone() for name, value in state.items()}
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
-        self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
+        self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
@@ -179,13 +180,21 @@ class Run:
     cfg: dict[str, Any]
 
     @property
+    def parts(self) -> list[str]:
+        """Head and body, where the net has both."""
+        names = {name[:9] for name, _ in self.client.named_parameters()}
+        return ["body", "head"] if "net.head." in names and len(names) > 1 else []
+
+    @property
     def schedule(self) -> list[list[int]]:
         cohorts: list[list[int]] = self.cfg["schedule"]
         return cohorts
 
-    def weights(self, state: State) -> Any:
-        """The trainable entries: a dict by last name, or one flat vector in the order of the parameters."""
-        params = {name: state[name] for name, _ in self.client.named_parameters()}
+    def weights(self, state: State, part: str = "") -> Any:
+        """The parameters: a dict by last name, or one flat vector in their order; `part`: of the head, or the body."""
+        params = {name: state[name] for name, _ in self.client.named_parameters() if name[:4] in ("net.", "modu")}
+        if part:
+            params = {name: x for name, x in params.items() if name.startswith("net.head.") == (part == "head")}
         if self.problem.named:
             return {name.rpartition(".")[2]: value for name, value in params.items()}
         return flat(params.values())
@@ -212,6 +221,7 @@ class Run:
             "clients": [self.weights(update.weights) for update in cohort],
             "client_buffers": [self.buffers(update.weights) for update in cohort],
             "server": self.weights(server),
+            **{f"server_{part}": self.weights(server, part) for part in self.parts},
             "server_buffers": self.buffers(server),
             "bytes_down": [self.recorder.down[r][client_id] for client_id in self.schedule[r]],
             "bytes_up": [self.recorder.up[r][client_id] for client_id in self.schedule[r]],
