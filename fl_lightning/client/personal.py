@@ -1,14 +1,16 @@
 """Bases of clients that keep a part of the model, or a whole model of their own, between rounds."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone
-from fl_lightning.types import State
+from fl_lightning.nets import Backbone
+from fl_lightning.types import Batch, ClientData, State
 
 OWN = "own_model"
 HEAD = "net.head."
@@ -17,7 +19,7 @@ HEAD = "net.head."
 class OwnModelClient(ClientModule):
     """A client that keeps a model of its own in its memory, and deploys it; as it stands, FedAvg's.
 
-    The model consists of all entries of the state dict, buffers too. It never travels by itself.
+    After an exchange in which it took a step it keeps the module as it is: all entries of the state dict, buffers too.
     """
 
     def entries(self) -> State:
@@ -38,6 +40,16 @@ class OwnModelClient(ClientModule):
         entries = self.entries()
         for name, value in state.items():
             entries[name].copy_(value)
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        if self.num_steps:
+            self.keep_model()
+        return {}
+
+    def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
+        """Compute the mean over the client's samples of `loss`, the mean of a batch, in eval mode: () float64."""
+        found = self.over(local, lambda batch: (loss(batch).detach().double(), batch_length(batch)))
+        return torch.stack([value * (size / local.size()) for value, size in found]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Predict with the own model; with the module as it is before the client has one."""
@@ -65,6 +77,11 @@ class PersonalHeadClient(ClientModule):
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         return name.startswith(HEAD)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The net's head."""
+        return cast(Backbone, self.net).head
 
     def head_names(self) -> tuple[str, ...]:
         """Name the trainable entries of the head."""

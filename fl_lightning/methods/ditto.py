@@ -72,6 +72,9 @@ class Ditto(OwnModelClient):
         self.log("train/proximal", pull)
         return loss + self.lam * pull
 
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        return {}
+
     def deployed(self) -> Callable[[Tensor], Tensor]:
         if self.own_model() is None and self.initial is not None and self.personal_epochs:
             self.load_model(self.initial)

@@ -70,8 +70,8 @@ class FedRoD(ClientModule):
     def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the logits of the generic and of the personal head, (B, C) each; the body learns by the former."""
         assert self.net is not None
+        features = self.features(x)
         with self.forward_context():
-            features = self.net.features(x)
             return self.net.head(features), self.personal_head(features.detach())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -35,18 +35,11 @@ BASELINES = "issue H"
 
 PENDING: dict[str, str] = {
     **dict.fromkeys(["scaffold", "feddyn", "fednova", "fedavgm", "fedopt", "fedcurv", "moon", "fedlc"], BASELINES),
-    **dict.fromkeys(["fedrs", "fedalign", "selective_fd", "feddf", "fedfomo", "fedala", "fedpac"], BASELINES),
+    **dict.fromkeys(["fedrs", "fedalign", "feddf"], BASELINES),
     **dict.fromkeys(["robust"], BASELINES),
     **dict.fromkeys(["e2e:scaffold", "e2e:feddyn", "e2e:fednova", "e2e:fedavgm", "e2e:fedadam"], BASELINES),
     **dict.fromkeys(["e2e:fedyogi", "e2e:fedadagrad", "e2e:fedcurv", "e2e:fedlc", "e2e:fedrs"], BASELINES),
-    **dict.fromkeys(["e2e:moon", "e2e:fedka+fednova", "e2e:fedpac", "e2e:fedala"], BASELINES),
-    **dict.fromkeys(
-        [
-            "e2e:fedfomo",
-            "e2e:feddf",
-        ],
-        BASELINES,
-    ),
+    **dict.fromkeys(["e2e:moon", "e2e:fedka+fednova", "e2e:feddf"], BASELINES),
     **dict.fromkeys(["e2e:robust", "e2e:fedka[columns=all]"], BASELINES),
 }
 """Names whose issue has not come, with that issue; their cases are expected to fail.

@@ -125,12 +125,25 @@ class Recorder(pl.Callback):
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
     velocities: list[list[Tensor | None]] = field(default_factory=list)
+    passes: list[dict[int, list[tuple[int, set[float]]]]] = field(default_factory=list)
+    """Number of steps and learning rates after each local epoch."""
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] = lambda client, update: {}
+    """`(client, update) -> ` what else a case expects of each client, by name; a dict of all entries is a model."""
+    side: Callable[[FederatedLoop], dict[str, Any]] = lambda loop: {}
+    """What else it expects of the server after each round."""
+    notes: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    sides: list[dict[str, Any]] = field(default_factory=list)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         self.updates.append({})
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
+        self.passes.append({})
+        self.notes.append({})
+
+    def on_client_epoch_end(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        self.passes[-1].setdefault(client_id, []).append((loop.client.num_steps, local_lrs(loop)))
 
     def watch(self, server_module: ServerModule) -> None:
         """Count the bytes of each broadcast by client."""
@@ -149,6 +162,7 @@ class Recorder(pl.Callback):
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
         self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
+        self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 
@@ -160,6 +174,7 @@ class Recorder(pl.Callback):
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
+        self.sides.append(self.side(loop))
         self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
 
 
@@ -222,10 +237,31 @@ class Run:
             "client_buffers": [self.buffers(update.weights) for update in cohort],
             "server": self.weights(server),
             **{f"server_{part}": self.weights(server, part) for part in self.parts},
+            **(self.of_head(r) if "head_epochs" in self.cfg else {}),
+            **self.noted(r),
             "server_buffers": self.buffers(server),
             "bytes_down": [self.recorder.down[r][client_id] for client_id in self.schedule[r]],
             "bytes_up": [self.recorder.up[r][client_id] for client_id in self.schedule[r]],
         }
+
+    def noted(self, r: int) -> dict[str, Any]:
+        """What was noted of the participants and of the server, models as the golden files write them."""
+        notes = [self.recorder.notes[r][client_id] for client_id in self.schedule[r]]
+        found: dict[str, Any] = {name: [note[name] for note in notes] for name in notes[0]}
+        for name, values in [*found.items()]:
+            if any(isinstance(value, dict) for value in values):
+                found[name] = [state and self.weights(state) for state in values]
+                found[f"{name}_buffers"] = [state and self.buffers(state) for state in values]
+        return {**found, **self.recorder.sides[r]}
+
+    def of_head(self, r: int) -> dict[str, Any]:
+        """Steps of the participants' heads (0 of a client without data) and bodies, and the heads' learning rate."""
+        epochs, updates = self.cfg["head_epochs"], self.recorder.updates[r]
+        seen = {c: self.recorder.passes[r].get(c, [(0, set[float]())] * epochs)[epochs - 1] for c in self.schedule[r]}
+        steps = {client_id: k for client_id, (k, _) in seen.items()}
+        body = [updates[client_id].num_steps - k for client_id, k in steps.items()]
+        lrs = set[float]().union(*(lrs for _, lrs in seen.values()))
+        return {"K_head": [*steps.values()], "K_body": body, "head_lr": next(iter(lrs), None)}
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -253,6 +289,7 @@ def run(
         local_epochs=cfg["epochs"],
         lr_decay=cfg["lr_decay"],
         weighting=cfg.get("weighting", "samples"),
+        clip_norm=cfg.get("clip_norm"),
         **loop,
     )
     recorder.watch(fitted.server_module)
@@ -276,6 +313,41 @@ def run(
 
 def rounds(finished: Run) -> dict[str, Any]:
     return {"rounds": [finished.round(r) for r in range(len(finished.schedule))]}
+
+
+def adapter(
+    kind: Callable[..., ClientModule],
+    *same: str,
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] | None = None,
+    side: Callable[[Any], dict[str, Any]] | None = None,
+    loop: Callable[[], dict[str, Any]] = dict,
+    **renamed: str,
+) -> Callable[[Inputs], dict[str, Any]]:
+    """An adapter of whole rounds.
+
+    Args:
+        kind: the client's class; an object of it finds the case's inputs under `case`.
+        same: settings that the case's cfg has under the same name.
+        note: of the Recorder.
+        side: of the Recorder.
+        loop: makes settings of the loop.
+        renamed: settings that cfg has under another name, where it has them.
+    """
+
+    def adapted(inputs: Inputs) -> dict[str, Any]:
+        cfg = inputs["cfg"]
+        settings = {name: cfg[name] for name in same} | {n: cfg[other] for n, other in renamed.items() if other in cfg}
+
+        def client(**given: Any) -> ClientModule:
+            made = kind(**settings, **given)
+            made.case = inputs
+            return made
+
+        seen = {"note": note, "side": side}
+        recorder = Recorder(**{name: given for name, given in seen.items() if given is not None})
+        return rounds(run(client, inputs, recorder=recorder, **loop()))
+
+    return adapted
 
 
 def fedavg(inputs: Inputs) -> dict[str, Any]:

@@ -1,131 +1,198 @@
 """Adapters of the methods with personal entries or a model of their own."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fl_lightning import FederatedLoop
-from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRep, FedRoD
+from fl_lightning.functional.density import DensityRatio, gaussian
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import clone
+from fl_lightning.methods import Ditto, FedALA, FedAvg, FedBN, FedFOMO, FedPAC, FedRep, FedRoD
+from fl_lightning.methods import fedala as ala
+from fl_lightning.methods import fedfomo as fomo
+from fl_lightning.methods import fedpac as pac
 from fl_lightning.methods.fedrod import balanced_softmax, personal_loss
-from fl_lightning.types import ClientUpdate
+from fl_lightning.methods.selectivefd import kept_ensemble
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, State
 
 from .adapters_fn import Inputs, float64
-from .end_to_end import Recorder, Run, flat, rounds, run
+from .end_to_end import adapter, flat
 
 FN: dict[str, Callable[[Inputs], Any]] = {}
 
 
-def with_gradient(loss: Callable[[Tensor], Tensor], at: Any, name: str) -> dict[str, Any]:
-    at = float64(at).requires_grad_()
-    value = loss(at)
-    return {"loss": value, name: torch.autograd.grad(value, at)[0]}
+def states(*given: dict[str, Any]) -> list[State]:
+    return [{name: torch.as_tensor(value) for name, value in state.items()} for state in given]
 
 
 def fedrod(inputs: Inputs) -> dict[str, Any]:
-    target = torch.tensor(inputs["y"])
-    if "logits" in inputs:
-        counts = torch.tensor(inputs["counts"])
-        return with_gradient(lambda z: balanced_softmax(z, target, counts, inputs["gamma"]), inputs["logits"], "grad")
-    generic = float64(inputs["logits_generic_detached"])
-    return with_gradient(lambda z: personal_loss(generic, z, target), inputs["logits_personal"], "grad_personal")
+    target, generic = torch.tensor(inputs["y"]), "logits" in inputs
+    z = float64(inputs["logits" if generic else "logits_personal"]).requires_grad_()
+    if generic:
+        loss = balanced_softmax(z, target, torch.tensor(inputs["counts"]), inputs["gamma"])
+    else:
+        loss = personal_loss(float64(inputs["logits_generic_detached"]), z, target)
+    return {"loss": loss, "grad" if generic else "grad_personal": torch.autograd.grad(loss, z)[0]}
 
 
-METHOD: dict[str, Callable[[Inputs], Any]] = {"fedrod": fedrod}
+def fedala(inputs: Inputs) -> dict[str, Any]:
+    own, received, mixing = states(inputs["local"], inputs["global"], inputs["W0"])
+    result = {}
+    for step in (1, 2):
+        theta = {name: value.requires_grad_() for name, value in ala.mixed(own, received, mixing).items()}
+        loss = cross_entropy(F.linear(float64(inputs["X"]), theta["weight"], theta["bias"]), torch.tensor(inputs["y"]))
+        gradients = dict(zip(theta, torch.autograd.grad(loss, [*theta.values()]), strict=True))
+        mixing = ala.stepped(mixing, gradients, own, received, inputs["eta"])
+        result |= {f"grad{step - 1}": gradients, f"W{step}": mixing, f"theta{step}": ala.mixed(own, received, mixing)}
+    return result
+
+
+def fedfomo(inputs: Inputs) -> dict[str, Any]:
+    if "own" in inputs:
+        own, *candidates = states(inputs["own"], *inputs["candidates"])
+        return {"state": fomo.moved_towards(own, candidates, torch.tensor(inputs["weights"]).double())}
+    theta, *others = states(*({"x": x} for x in (inputs["theta"], *inputs["others"])))
+    away = torch.stack([(other["x"] - theta["x"]).norm() for other in others])
+    raw = fomo.helpfulness(float64(inputs["loss_self"]), float64(inputs["losses"]), away, inputs["floor"])
+    weights = fomo.candidate_weights(raw)
+    return {"raw": raw, "weights": weights, "theta_new": fomo.moved_towards(theta, others, weights)["x"]}
+
+
+def fedpac(inputs: Inputs) -> dict[str, Any]:
+    if "P" in inputs:
+        return {"weights": pac.head_weights(float64(inputs["P"]))}
+    pairs = [(float64(one["features"]), torch.tensor(one["y"])) for one in inputs["clients"]]
+    _, h, v = map(torch.stack, zip(*(pac.feature_statistics(f, y, inputs["C"]) for f, y in pairs), strict=True))
+    matrix = pac.discrepancies(h, v, inputs["for_client"])
+    weights = pac.head_weights(matrix)
+    return {"h": h, "v": v, "P": matrix, "weights": weights, "objective": weights @ matrix @ weights}
+
+
+def selective_fd(inputs: Inputs) -> dict[str, Any]:
+    if "probs" in inputs:
+        masks = float64(inputs["masks"])
+        total = torch.einsum("nk,nkc->kc", masks, float64(inputs["probs"]))
+        found = kept_ensemble(total, masks.sum(0), inputs["tau_server"], inputs["criterion"])
+        return {"kept": found.rows, "ensemble": found.mean, "ambiguity": found.ambiguity}
+    known, reference, held, proxy = (float64(inputs[name]) for name in ("known", "aux", "held_out", "proxy"))
+    width, lam, n = inputs["width"], inputs["lam"], len(reference)
+    ratio = DensityRatio.fit(known, reference, width, lam)
+    threshold = ratio(held).quantile(inputs["quantile"])
+    system = gaussian(reference, reference, width) / n + lam * torch.eye(n)
+    result = {"alpha": ratio.alpha, "ratio_held_out": ratio(held), "ratio_proxy": ratio(proxy), "threshold": threshold}
+    return {**result, "selected": ratio(proxy) > threshold, "alpha_of_official_bug": system @ system @ ratio.alpha}
+
+
+METHOD: dict[str, Callable[[Inputs], Any]] = {
+    one.__name__: one for one in (fedrod, fedala, fedfomo, fedpac, selective_fd)
+}
 
 
 # --- whole rounds
 
 
-class Notes(Recorder):
-    """What `note(client, update)` says of every client, and its number of steps and lr after every epoch, by round."""
-
-    def __init__(self, note: Callable[[Any, ClientUpdate], dict[str, Any]] = lambda client, update: {}) -> None:
-        super().__init__()
-        self.note = note
-        self.notes: list[dict[int, dict[str, Any]]] = []
-        self.steps: list[dict[int, list[int]]] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
-        super().on_train_epoch_start(trainer, loop)
-        self.notes.append({})
-        self.steps.append({})
-
-    def on_client_epoch_end(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
-        self.steps[-1].setdefault(client_id, []).append(loop.client.num_steps)
-
-    def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        super().on_client_end(trainer, loop, update)
-        self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
-
-    def steps_of(self, r: int, client_id: int, epochs: int) -> int:
-        """Steps after so many epochs; 0 of a client without data."""
-        return self.steps[r].get(client_id, [0] * epochs)[epochs - 1]
-
-
-def noted(finished: Run) -> dict[str, Any]:
-    """The rounds, with what was noted of the participants."""
-    result = rounds(finished)
-    for one, notes in zip(result["rounds"], finished.recorder.notes, strict=True):
-        for name in next(iter(notes.values())):
-            one[name] = [notes[client_id][name] for client_id in one["participants"]]
-    return result
-
-
-def plain(inputs: Inputs, kind: Callable[..., Any] = FedAvg, **loop: Any) -> dict[str, Any]:
-    return rounds(run(kind, inputs, **loop))
-
-
-def fedrep(inputs: Inputs) -> dict[str, Any]:
-    epochs, recorder = inputs["cfg"]["head_epochs"], Notes()
-    result = rounds(run(partial(FedRep, head_epochs=epochs), inputs, recorder=recorder))
-    for r, one in enumerate(result["rounds"]):
-        one["K_head"] = [recorder.steps_of(r, client_id, epochs) for client_id in one["participants"]]
-    return result
-
-
 class CountingDitto(Ditto):
-    """Counts the steps of the own model."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.round["K_personal"] = self.round.get("K_personal", 0) + ("anchor" in self.round)
+        self.round["K"] = self.round.get("K", 0) + ("anchor" in self.round)
         return super().training_step(batch, batch_idx)
 
 
-def ditto(inputs: Inputs) -> dict[str, Any]:
-    cfg = inputs["cfg"]
-
-    def note(client: Any, update: ClientUpdate) -> dict[str, Any]:
-        return {"K_personal": client.round.get("K_personal", 0), "personal": client.own_model()}
-
-    client = partial(CountingDitto, lam=cfg["lam"], personal_epochs=cfg["personal_epochs"])
-    finished = run(client, inputs, recorder=Notes(note))
-    result = noted(finished)
-    for one in result["rounds"]:
-        own = one["personal"]
-        one["personal"] = [state and finished.weights(state) for state in own]
-        one["personal_buffers"] = [state and finished.buffers(state) for state in own]
-    return result
+def ditto_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    return {"K_personal": client.round.get("K", 0), "personal": client.own_model()}
 
 
-def fedrod_rounds(inputs: Inputs) -> dict[str, Any]:
-    def note(client: Any, update: ClientUpdate) -> dict[str, Any]:
-        head = flat(value.detach().clone() for value in client.personal_head.parameters())
-        return {"personal_heads": head if client.memory.get("has_head") else None}
+def fedrod_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    head = flat(clone(client.personal_head.state_dict()).values())
+    return {"personal_heads": head if client.memory.get("has_head") else None}
 
-    cfg = inputs["cfg"]
-    client = partial(FedRoD, gamma=cfg["gamma"])
-    return noted(run(client, inputs, recorder=Notes(note), clip_norm=cfg.get("clip_norm")))
+
+class GivenFedALA(FedALA):
+    def __init__(self, first_epochs: Any, **settings: Any) -> None:
+        super().__init__(first_epochs=None if first_epochs == "rule" else first_epochs, **settings)
+
+    def drawn(self, local: ClientData) -> Tensor:
+        return torch.from_numpy(self.case["ala_indices"][local.client_id])
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        self.round.update(losses=[], K=0)
+        super().receive(broadcast, local)
+        self.round["start"] = clone(self.entries())
+
+    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, float]:
+        mixing, loss = super().one_pass(mixing, own, received, local)
+        self.round["losses"].append(loss)
+        self.round["K"] += len([*local.batches()])
+        return mixing, loss
+
+
+def fedala_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    seen = client.round
+    mixing = flat(client.memory["mixing"].values()) if seen["K"] else None
+    return {"A": mixing, "K_ala": seen["K"], "start": seen["start"], "ala_losses": seen["losses"] or None}
+
+
+class GivenServer(fomo.FedFOMOServer):
+    def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
+        case, r = self.server.module.case, self.server.round_idx
+        return case["explored"][r][case["cfg"]["schedule"][r].index(client_id)] if "explored" in case else None
+
+
+class GivenFedFOMO(FedFOMO):
+    def parts(self, local: ClientData) -> list[Tensor]:
+        return [torch.from_numpy(self.case[name][local.client_id]) for name in ("train_indices", "val_indices")]
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        super().receive(broadcast, local)
+        self.round.update(start=clone(self.entries()), candidates=[*broadcast.extras["candidates"]])
+
+
+def fedfomo_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    found = {name: client.round[name] for name in ("candidates", "start")}
+    raw = client.round["helpfulness"][found["candidates"]]
+    return {**found, "raw": raw, "weights": fomo.candidate_weights(raw)}
+
+
+def fedpac_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    if "h" in update.extras:
+        return {name: update.extras[name] if update.num_samples else None for name in ("h", "v")}
+    return {"combined_heads": flat(clone(client.head.state_dict()).values()) if update.num_samples else None}
+
+
+def fedpac_side(loop: Any) -> dict[str, Any]:
+    server, cohort = loop.server_module, loop.data.cohort(loop.current_epoch)
+    weights = torch.zeros(len(cohort), len(cohort)).double()
+    for client_id, row in server.combined.items():
+        weights[cohort.index(client_id), [cohort.index(other) for other in server.combined]] = row
+    return {"prototypes": server.prototypes + 0, "prototype_seen": server.seen | False, "head_weights": weights}
 
 
 E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
-    "fedbn": partial(plain, kind=FedBN),
-    "fedper": partial(plain, personal="net.head.*"),
-    "lg_fedavg": partial(plain, personal=["*", "!net.head.*"]),
-    "fedrep": fedrep,
-    "ditto": ditto,
-    "fedrod": fedrod_rounds,
+    "fedbn": adapter(FedBN),
+    "fedper": adapter(FedAvg, loop=lambda: {"personal": "net.head.*"}),
+    "lg_fedavg": adapter(FedAvg, loop=lambda: {"personal": ["*", "!net.head.*"]}),
+    "fedrep": adapter(FedRep, "head_epochs"),
+    "ditto": adapter(CountingDitto, "lam", "personal_epochs", note=ditto_note),
+    "fedrod": adapter(FedRoD, "gamma", note=fedrod_note),
+    "fedala": adapter(
+        GivenFedALA,
+        "eta",
+        layers="p",
+        first_epochs="ala_epochs_first",
+        epochs="ala_epochs",
+        threshold="ala_threshold",
+        note=fedala_note,
+    ),
+    "fedfomo": adapter(
+        GivenFedFOMO,
+        "epsilon",
+        num_candidates="M",
+        epsilon_decay="epsilon_decay",
+        note=fedfomo_note,
+        side=lambda loop: {"affinity": loop.server_module.affinity.clone()},
+        loop=lambda: {"server_module": GivenServer()},
+    ),
+    "fedpac": adapter(FedPAC, "lam", "head_epochs", "head_lr", note=fedpac_note, side=fedpac_side),
 }
