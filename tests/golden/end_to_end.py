@@ -317,26 +317,27 @@ def rounds(finished: Run) -> dict[str, Any]:
 
 def adapter(
     kind: Callable[..., ClientModule],
-    *same: str,
+    names: str = "",
     note: Callable[[Any, ClientUpdate], dict[str, Any]] | None = None,
     side: Callable[[Any], dict[str, Any]] | None = None,
-    loop: Callable[[], dict[str, Any]] = dict,
-    **renamed: str,
+    **loop: Any,
 ) -> Callable[[Inputs], dict[str, Any]]:
     """An adapter of whole rounds.
 
     Args:
         kind: the client's class; an object of it finds the case's inputs under `case`.
-        same: settings that the case's cfg has under the same name.
+        names: of the client's settings, `setting` or `setting=name in cfg`, those that cfg has; "rule" is None.
         note: of the Recorder.
         side: of the Recorder.
-        loop: makes settings of the loop.
-        renamed: settings that cfg has under another name, where it has them.
+        loop: settings of the loop; classes are called.
     """
 
     def adapted(inputs: Inputs) -> dict[str, Any]:
-        cfg = inputs["cfg"]
-        settings = {name: cfg[name] for name in same} | {n: cfg[other] for n, other in renamed.items() if other in cfg}
+        cfg, settings = inputs["cfg"], {}
+        for setting, _, name in (word.partition("=") for word in names.split()):
+            if (name or setting) in cfg:
+                value = cfg[name or setting]
+                settings[setting] = None if value == "rule" else value
 
         def client(**given: Any) -> ClientModule:
             made = kind(**settings, **given)
@@ -345,7 +346,8 @@ def adapter(
 
         seen = {"note": note, "side": side}
         recorder = Recorder(**{name: given for name, given in seen.items() if given is not None})
-        return rounds(run(client, inputs, recorder=recorder, **loop()))
+        made = {name: value() if isinstance(value, type) else value for name, value in loop.items()}
+        return rounds(run(client, inputs, recorder=recorder, **made))
 
     return adapted
 

@@ -110,9 +110,6 @@ def fedrod_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
 
 
 class GivenFedALA(FedALA):
-    def __init__(self, first_epochs: Any, **settings: Any) -> None:
-        super().__init__(first_epochs=None if first_epochs == "rule" else first_epochs, **settings)
-
     def drawn(self, local: ClientData) -> Tensor:
         return torch.from_numpy(self.case["ala_indices"][local.client_id])
 
@@ -155,6 +152,10 @@ def fedfomo_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
     return {**found, "raw": raw, "weights": fomo.candidate_weights(raw)}
 
 
+def fedfomo_side(loop: Any) -> dict[str, Any]:
+    return {"affinity": loop.server_module.affinity.clone()}
+
+
 def fedpac_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
     if "h" in update.extras:
         return {name: update.extras[name] if update.num_samples else None for name in ("h", "v")}
@@ -169,30 +170,16 @@ def fedpac_side(loop: Any) -> dict[str, Any]:
     return {"prototypes": server.prototypes + 0, "prototype_seen": server.seen | False, "head_weights": weights}
 
 
+MIXING = "eta layers=p first_epochs=ala_epochs_first epochs=ala_epochs threshold=ala_threshold"
+CHOICE = "epsilon num_candidates=M epsilon_decay"
 E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
     "fedbn": adapter(FedBN),
-    "fedper": adapter(FedAvg, loop=lambda: {"personal": "net.head.*"}),
-    "lg_fedavg": adapter(FedAvg, loop=lambda: {"personal": ["*", "!net.head.*"]}),
+    "fedper": adapter(FedAvg, personal="net.head.*"),
+    "lg_fedavg": adapter(FedAvg, personal=["*", "!net.head.*"]),
     "fedrep": adapter(FedRep, "head_epochs"),
-    "ditto": adapter(CountingDitto, "lam", "personal_epochs", note=ditto_note),
-    "fedrod": adapter(FedRoD, "gamma", note=fedrod_note),
-    "fedala": adapter(
-        GivenFedALA,
-        "eta",
-        layers="p",
-        first_epochs="ala_epochs_first",
-        epochs="ala_epochs",
-        threshold="ala_threshold",
-        note=fedala_note,
-    ),
-    "fedfomo": adapter(
-        GivenFedFOMO,
-        "epsilon",
-        num_candidates="M",
-        epsilon_decay="epsilon_decay",
-        note=fedfomo_note,
-        side=lambda loop: {"affinity": loop.server_module.affinity.clone()},
-        loop=lambda: {"server_module": GivenServer()},
-    ),
-    "fedpac": adapter(FedPAC, "lam", "head_epochs", "head_lr", note=fedpac_note, side=fedpac_side),
+    "ditto": adapter(CountingDitto, "lam personal_epochs", ditto_note),
+    "fedrod": adapter(FedRoD, "gamma", fedrod_note),
+    "fedala": adapter(GivenFedALA, MIXING, fedala_note),
+    "fedfomo": adapter(GivenFedFOMO, CHOICE, fedfomo_note, fedfomo_side, server_module=GivenServer),
+    "fedpac": adapter(FedPAC, "lam head_epochs head_lr", fedpac_note, fedpac_side),
 }
