@@ -207,6 +207,18 @@ class ServerModule(ServerPart):
             f"model.server_module unset"
         )
 
+    def check_shares(self) -> None:
+        """Refuse clients that share nothing that is trained; call it in `setup`.
+
+        Raises:
+            ValueError: naming the client.
+        """
+        if not self.server.trainable:
+            name = type(self.server.module).__name__
+            raise ValueError(
+                f"{name} needs trainable entries that the clients share, got none; make fewer entries personal"
+            )
+
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
         """A broadcast of the global weights and `extras`, server state in the weights' own types."""
         weights = self.server.weights

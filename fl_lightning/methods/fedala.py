@@ -84,7 +84,7 @@ class FedALA(OwnModelClient):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         own = self.own_model()
-        if own is None or not local.size():
+        if own is None or not local.size() or not self.received:
             return
         names, shared = list(self.received)[-self.layers :], self.received
         self.load_model({name: value for name, value in own.items() if name not in shared})

@@ -47,6 +47,8 @@ def moved_towards(own: StateLike, candidates: Sequence[StateLike], weights: Tens
 class FedFOMOServer(ServerModule):
     """Keeps every client's latest model and the affinity of each pair; sends a client the most promising models.
 
+    Its state grows with the number of clients: N models.
+
     Attributes:
         affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal.
         models: each client's latest model, every entry (N, ...).
@@ -62,6 +64,7 @@ class FedFOMOServer(ServerModule):
 
     def setup(self) -> None:
         self.client_of(FedFOMO)
+        self.check_shares()
         weights, n = self.server.weights, self.server.num_clients
         like = next(iter(weights.values()))
         self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
@@ -72,9 +75,8 @@ class FedFOMOServer(ServerModule):
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models this one is sent, ascending."""
         client = self.client_of(FedFOMO)
-        others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id]
-        if not self.server.size(client_id):
-            return []
+        has_data = self.server.size(client_id) > 0
+        others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
         if client.num_candidates == "all":
             return others
         explored = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)

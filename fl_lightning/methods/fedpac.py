@@ -82,7 +82,8 @@ class FedPACServer(ServerModule):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         if exchange == "heads":
-            return Broadcast(self.server.round_idx, exchange, None, {"head": self._heads[client_id]}, uploads=False)
+            head = {"head": self._heads[client_id]} if client_id in self._heads else {}  # nonfinite: skip left it out
+            return Broadcast(self.server.round_idx, exchange, None, head, uploads=False)
         known = {"prototypes": self.prototypes, "seen": self.seen} if self.server.round_idx else {}
         return self.sends(exchange, **known)
 
@@ -104,7 +105,7 @@ class FedPACServer(ServerModule):
 
     def _combine(self) -> None:
         """Combine the heads of the participants with data for each of them; the others keep their own."""
-        self._heads = {client_id: row.extras["head"] for client_id, row in self.rows.items()}
+        self._heads = {client_id: row.extras["head"] for client_id, row in self.rows.items() if bool(row.included)}
         found, self.combined = {c: row.extras for c, row in self.rows.items() if bool(row.num_samples)}, {}
         if found:
             h, v = (torch.stack([extras[name].double() for extras in found.values()]) for name in ("h", "v"))
@@ -145,7 +146,7 @@ class FedPAC(PersonalHeadClient):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if broadcast.exchange == "heads":
-            self.head.load_state_dict(broadcast.extras["head"])
+            self.head.load_state_dict(broadcast.extras.get("head", self.head.state_dict()))
             return
         own = self.statistics(local)
         self.round_buffer("own", own._asdict())

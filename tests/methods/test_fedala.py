@@ -129,6 +129,12 @@ def test_around_a_module_and_resumed(tmp_path):
         assert equal(resumed.store.memory(2)[part], whole.store.memory(2)[part])
 
 
+def test_where_nothing_is_shared_every_client_goes_on_with_its_own():
+    loop = fit(fedala(), 3, personal="*")
+    assert "mixing" not in loop.store.memory(0)
+    assert equal(loop.store.memory(0)["own_model"], loop.store.personal(0))
+
+
 class Manual(Regression):
     def __init__(self):
         super().__init__()

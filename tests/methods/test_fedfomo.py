@@ -123,7 +123,7 @@ def test_the_server_s_mean_is_the_cohort_s_by_all_its_samples():
 class Server:
     """What the server side sees of a federation of four."""
 
-    num_clients, round_idx, weights = 4, 0, {"w": torch.zeros(2)}
+    num_clients, round_idx, weights, trainable = 4, 0, {"w": torch.zeros(2)}, ("w",)
 
     def __init__(self, **settings):
         self.module = fedfomo(**settings)
@@ -187,6 +187,8 @@ def test_what_cannot_work_is_refused():
         FedFOMO(module=Manual())
     with pytest.raises(ValueError, match="a FedFOMOServer needs a FedFOMO client, got FedAvg; leave"):
         fit(FedAvg(net=Small), 1, server_module=FedFOMOServer())
+    with pytest.raises(ValueError, match="FedFOMO needs trainable entries that the clients share, got none"):
+        fit(fedfomo(), 1, personal="*")
     for setting, message in (
         ({"num_candidates": 0}, "num_candidates must be at least 1, got 0; 'all' sends every model"),
         ({"epsilon": 1.5}, "epsilon must be at most 1"),

@@ -162,6 +162,7 @@ def test_a_client_that_is_skipped_teaches_nobody():
         def reply(self, exchange, local):
             sent = super().reply(exchange, local)
             if exchange == "train" and local.client_id == 1:
+                self.head.weight.data.fill_(torch.nan)
                 sent["head"]["weight"].fill_(torch.nan)
                 sent["prototypes"].fill_(torch.nan)
                 sent["h"].fill_(torch.nan)
@@ -171,6 +172,7 @@ def test_a_client_that_is_skipped_teaches_nobody():
     without = fit(fedpac(), 1, toy_data(SIZES, schedule=[[0, 2, 3, 4]]))
     torch.testing.assert_close(dict(broken.server_module.state_dict()), dict(without.server_module.state_dict()))
     assert equal(broken.store.personal(0), without.store.personal(0))
+    assert equal(dict(broken.client.state_dict()), dict(without.client.state_dict()))  # the mean of the heads, too
     assert broken.store.personal(1) is None
     with pytest.raises(RuntimeError, match="client 1 returned NaN or infinite values in round 0"):
         fit(fedpac(Broken), 1, toy_data(SIZES))
