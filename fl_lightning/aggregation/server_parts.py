@@ -198,18 +198,30 @@ class ServerModule(ServerPart):
         """Refuse a server optimizer that breaks the method's own server step; called at start where one is set."""
 
     def client_of(self, kind: type[Client]) -> Client:
-        """The fitted client, which holds the method's settings.
+        """The client module, whose settings the server reads.
 
         Raises:
-            ValueError: if it is not of the method.
+            ValueError: if it is none of the `kind` that this server side belongs to.
         """
-        client = self.server.module
-        if not isinstance(client, kind):
+        client: Any = self.server.module
+        if isinstance(client, kind):
+            return client
+        raise ValueError(
+            f"a {type(self).__name__} needs a {kind.__name__} client, got {type(client).__name__}; leave "
+            f"model.server_module unset"
+        )
+
+    def check_shares(self) -> None:
+        """Refuse clients that share nothing that is trained; call it in `setup`.
+
+        Raises:
+            ValueError: naming the client.
+        """
+        if not self.server.trainable:
+            name = type(self.server.module).__name__
             raise ValueError(
-                f"a {type(self).__name__} needs a {kind.__name__} client, got {type(client).__name__}; leave "
-                f"model.server_module unset"
+                f"{name} needs trainable entries that the clients share, got none; make fewer entries personal"
             )
-        return client
 
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
         """A broadcast of the global weights and `extras`, server state in the weights' own types."""

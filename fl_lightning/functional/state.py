@@ -206,7 +206,7 @@ def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
     return FlatState(entries, vectors)
 
 
-def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
+def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:
     """Weighted mean (Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
 
     Integer entries are rounded half to even, boolean entries must be equal.

@@ -52,6 +52,36 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
             raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
 
 
+def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting above `high`, or NaN; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_at_most(1, share=1.5)
+    Traceback (most recent call last):
+    ValueError: share must be at most 1, got 1.5
+    """
+    for name, value in settings.items():
+        if value is not None and not value <= high:
+            raise ValueError(f"{name} must be at most {high}, got {value}{hint and '; ' + hint}")
+
+
+def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting that is not below `high`; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_below(1, share=1)
+    Traceback (most recent call last):
+    ValueError: share must be below 1, got 1
+    """
+    for name, value in settings.items():
+        if value is not None and not value < high:
+            raise ValueError(f"{name} must be below {high}, got {value}{hint and '; ' + hint}")
+
+
 def as_list(value: Any) -> list[Any]:
     """Make a list of a list, of one value or of None.
 

@@ -130,10 +130,10 @@ def of_fedcurv(finished: Run, r: int) -> dict[str, Any]:
 
 
 E2E: dict[str, Adapter] = {
-    "scaffold": whole(methods.SCAFFOLD, "where", "option", more=of_scaffold),
+    "scaffold": whole(methods.SCAFFOLD, "where option", more=of_scaffold),
     "feddyn": whole(partial(methods.FedDyn, evaluates="active_mean"), "alpha", more=of_feddyn),
-    "fedcurv": whole(methods.FedCurv, "lam", "fisher", "scope", "fisher_samples=s", more=of_fedcurv),
-    "moon": whole(Watched, "mu", "temperature=tau", more=of_moon),
-    "fedlc": whole(methods.FedLC, "tau", "form"),
-    "fedrs": whole(methods.FedRS, "alpha", "form"),
+    "fedcurv": whole(methods.FedCurv, "lam fisher scope fisher_samples=s", more=of_fedcurv),
+    "moon": whole(Watched, "mu temperature=tau", more=of_moon),
+    "fedlc": whole(methods.FedLC, "tau form"),
+    "fedrs": whole(methods.FedRS, "alpha form"),
 }

@@ -129,7 +129,7 @@ def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
 
 @dataclass(eq=False)
 class Recorder(pl.Callback):
-    """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights."""
+    """What happened in each round: the clients' first updates, their lr, bytes per client, the server's weights."""
 
     updates: list[dict[int, ClientUpdate]] = field(default_factory=list)
     lrs: list[set[float]] = field(default_factory=list)
@@ -142,6 +142,14 @@ class Recorder(pl.Callback):
     """Of each client after its training: its round buffers, and over them its memory."""
     server_states: list[State] = field(default_factory=list)
     """What the method's server side keeps."""
+    passes: list[dict[int, list[tuple[int, set[float]]]]] = field(default_factory=list)
+    """Number of steps and learning rates after each local epoch."""
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] = lambda client, update: {}
+    """`(client, update) -> ` what else a case expects of each client, by name; a dict of all entries is a model."""
+    side: Callable[[FederatedLoop], dict[str, Any]] = lambda loop: {}
+    """What else it expects of the server after each round."""
+    notes: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    sides: list[dict[str, Any]] = field(default_factory=list)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         self.updates.append({})
@@ -149,6 +157,11 @@ class Recorder(pl.Callback):
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
+        self.passes.append({})
+        self.notes.append({})
+
+    def on_client_epoch_end(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        self.passes[-1].setdefault(client_id, []).append((loop.client.num_steps, local_lrs(loop)))
 
     def watch(self, server_module: ServerModule) -> None:
         """Count the bytes of each broadcast by client."""
@@ -162,11 +175,13 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        weights = {name: value.detach().clone() for name, value in update.weights.items()}
+        state = {**loop.client.state_dict(), **(update.weights or {})}  # personal entries too
+        weights = {name: value.detach().clone() for name, value in state.items()}
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
-        self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
+        self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
         self.client_states[-1][update.client_id] = {**loop.client.round, **loop.client.memory}
+        self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 
@@ -179,6 +194,7 @@ class Recorder(pl.Callback):
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
+        self.sides.append(self.side(loop))
         self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
 
 
@@ -199,14 +215,24 @@ class Run:
     cfg: dict[str, Any]
 
     @property
+    def parts(self) -> list[str]:
+        """Head and body, where the net has both."""
+        names = {name[:9] for name, _ in self.client.named_parameters()}
+        return ["body", "head"] if "net.head." in names and len(names) > 1 else []
+
+    @property
     def schedule(self) -> list[list[int]]:
         cohorts: list[list[int]] = self.cfg["schedule"]
         return cohorts
 
-    def weights(self, state: State) -> Any:
-        """The trainable entries: a dict by the problem's names, or one flat vector in the order of the parameters."""
-        params = [state[name] for name, _ in self.client.named_parameters()]
-        return dict(zip(self.problem.names, params, strict=True)) if self.problem.names else flat(params)
+    def weights(self, state: State, part: str = "") -> Any:
+        """The parameters: by the problem's names, or one flat vector in their order; so always `part`: head or body."""
+        params = {name: state[name] for name, _ in self.client.named_parameters() if name[:4] in ("net.", "modu")}
+        if part:
+            return flat(x for name, x in params.items() if name.startswith("net.head.") == (part == "head"))
+        if self.problem.names:
+            return dict(zip(self.problem.names, params.values(), strict=True))
+        return flat(params.values())
 
     def buffers(self, state: State) -> list[dict[str, Any]]:
         """The entries of each BatchNorm layer, in the order of the layers."""
@@ -250,10 +276,32 @@ class Run:
             "clients": [self.weights(update.weights) for update in cohort],
             "client_buffers": [self.buffers(update.weights) for update in cohort],
             "server": self.weights(server),
+            **{f"server_{part}": self.weights(server, part) for part in self.parts},
+            **(self.of_head(r) if "head_epochs" in self.cfg else {}),
+            **self.noted(r),
             "server_buffers": self.buffers(server),
             "bytes_down": [self.recorder.down[r][client_id] for client_id in self.schedule[r]],
             "bytes_up": [self.recorder.up[r][client_id] for client_id in self.schedule[r]],
         }
+
+    def noted(self, r: int) -> dict[str, Any]:
+        """What was noted of the participants and of the server, models as the golden files write them."""
+        notes = [self.recorder.notes[r][client_id] for client_id in self.schedule[r]]
+        found: dict[str, Any] = {name: [note[name] for note in notes] for name in notes[0]}
+        for name, values in [*found.items()]:
+            if any(isinstance(value, dict) for value in values):
+                found[name] = [state and self.weights(state) for state in values]
+                found[f"{name}_buffers"] = [state and self.buffers(state) for state in values]
+        return {**found, **self.recorder.sides[r]}
+
+    def of_head(self, r: int) -> dict[str, Any]:
+        """Steps of the participants' heads (0 of a client without data) and bodies, and the heads' learning rate."""
+        epochs, updates = self.cfg["head_epochs"], self.recorder.updates[r]
+        seen = {c: self.recorder.passes[r].get(c, [(0, set[float]())] * epochs)[epochs - 1] for c in self.schedule[r]}
+        steps = {client_id: k for client_id, (k, _) in seen.items()}
+        body = [updates[client_id].num_steps - k for client_id, k in steps.items()]
+        lrs = set[float]().union(*(lrs for _, lrs in seen.values()))
+        return {"K_head": [*steps.values()], "K_body": body, "head_lr": next(iter(lrs), None)}
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -281,6 +329,7 @@ def run(
         local_epochs=cfg["epochs"],
         lr_decay=cfg["lr_decay"],
         weighting=cfg.get("weighting", "samples"),
+        clip_norm=cfg.get("clip_norm"),
         **loop,
     )
     recorder.watch(fitted.server_module)
@@ -342,26 +391,45 @@ def rounds(finished: Run) -> dict[str, Any]:
 
 
 def whole(
-    client: Callable[..., ClientModule],
-    *settings: str,
+    kind: Callable[..., ClientModule],
+    names: str = "",
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] | None = None,
+    side: Callable[[Any], dict[str, Any]] | None = None,
     more: Callable[[Run, int], dict[str, Any]] = lambda finished, r: {},
+    **loop: Any,
 ) -> Adapter:
-    """An adapter of a client's run, with the case's server lr.
+    """An adapter of whole rounds, with the case's server lr.
 
     Args:
-        client: made from the settings, and the problem's net and optimizer or module.
-        settings: names in the case, or `argument=name`; left out where the case has none.
-        more: what a round of the method has besides, `(run, r) -> ` values by key.
+        kind: the client's class; an object of it finds the case's inputs under `case`.
+        names: of the client's settings, `setting` or `setting=name in cfg`, those that cfg has; "rule" is None.
+        note: of the Recorder.
+        side: of the Recorder.
+        more: what a round has besides, `(run, r) -> ` values by key.
+        loop: settings of the loop; classes are called.
     """
 
-    def adapter(inputs: Inputs) -> dict[str, Any]:
-        cfg = inputs["cfg"]
-        given = {one.split("=")[0]: cfg[name] for one in settings if (name := one.split("=")[-1]) in cfg}
-        step = partial(SGD, lr=cfg["server_lr"]) if "server_lr" in cfg else None
-        finished = run(partial(client, **given), inputs, server_optimizer=step)
+    def adapted(inputs: Inputs) -> dict[str, Any]:
+        cfg, settings = inputs["cfg"], {}
+        for setting, _, name in (word.partition("=") for word in names.split()):
+            if (name or setting) in cfg:
+                value = cfg[name or setting]
+                settings[setting] = None if value == "rule" else value
+
+        def client(**given: Any) -> ClientModule:
+            made = kind(**settings, **given)
+            made.case = inputs
+            return made
+
+        seen = {"note": note, "side": side}
+        recorder = Recorder(**{name: given for name, given in seen.items() if given is not None})
+        made = {name: value() if isinstance(value, type) else value for name, value in loop.items()}
+        if "server_lr" in cfg:
+            made["server_optimizer"] = partial(SGD, lr=cfg["server_lr"])
+        finished = run(client, inputs, recorder=recorder, **made)
         return {"rounds": [{**one, **more(finished, r)} for r, one in enumerate(rounds(finished)["rounds"])]}
 
-    return adapter
+    return adapted
 
 
 def fedavg(inputs: Inputs) -> dict[str, Any]:
