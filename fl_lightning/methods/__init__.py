@@ -6,6 +6,7 @@ from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.methods.fedntd import FedNTD
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.knfu import KnFu
@@ -21,6 +22,7 @@ __all__ = [
     "FedKA",
     "FedMD",
     "FedNTD",
+    "FedNovaAggregator",
     "FedProx",
     "KnFu",
     "Local",

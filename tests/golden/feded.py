@@ -64,6 +64,8 @@ FN = {
 class Server:
     """What an aggregator sees of a server that has these weights."""
 
+    round_idx = 0
+
     def __init__(self, weights: dict[str, Tensor], trainable: list[str]) -> None:
         self.weights, self.trainable = weights, tuple(trainable)
 
