@@ -7,15 +7,16 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from fl_lightning import FederatedLoop
 from fl_lightning.client.optimizers import Exposure
-from fl_lightning.methods import FedNovaAggregator, FedProx
+from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.methods import FedAdagrad, FedAdam, FedAvgM, FedNovaAggregator, FedProx, FedYogi
 from fl_lightning.types import ClientUpdate
 
-from .adapters_fn import Inputs
-from .end_to_end import Recorder, Run, rounds, run
+from .adapters_fn import Inputs, aggregated
+from .end_to_end import Recorder, Run, flat, rounds, run
 from .feded import Server
 from .fedka import fedka_run
 
@@ -65,6 +66,43 @@ def fednova(inputs: Inputs) -> dict[str, Any]:
     }
 
 
+KINDS = {"adam": FedAdam, "yogi": FedYogi, "adagrad": FedAdagrad}
+
+
+def server_optimizer(kind: str, given: dict[str, Any], lr: float) -> Callable[..., Optimizer]:
+    """The optimizer `fedavgm`, `adam`, `yogi` or `adagrad` with a case's settings."""
+    if kind == "fedavgm":
+        settings = {name: given[name] for name in ("nesterov", "ema") if name in given}
+        return partial(FedAvgM, lr=lr, momentum=given["beta"], **settings)
+    settings = {"beta1": given["b1"], "tau": given["tau"], "v_init": given.get("v_init", 0.0)}
+    if kind != "adagrad":
+        settings |= {"beta2": given["b2"], "bias_correction": given.get("bias_correction", False)}
+    return partial(KINDS[kind], lr=lr, **settings)
+
+
+def moments(optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer keeps, flat, in the order of the parameters."""
+    kept = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
+    names = {"momentum_buffer": "v", "m": "m", "v": "v"}
+    return {short: flat(one[name] for one in kept) for name, short in names.items() if all(name in k for k in kept)}
+
+
+def stepped(kind: str, inputs: Inputs) -> dict[str, Any]:
+    if "global" in inputs:
+        start, clients, trainable = states(inputs)
+        means = [aggregated(clients, inputs["n"], "samples")]
+    else:
+        start, trainable = {"w": torch.from_numpy(inputs["w0"])}, ["w"]
+        means = [{"w": torch.from_numpy(mean)} for mean in inputs["means"]]
+    optimizer = server_optimizer(kind, inputs, inputs.get("lr", 1.0))
+    server = ServerOptimizer(optimizer, {name: start[name] for name in trainable})
+    found, state = [], start
+    for mean in means:
+        state = server.step(state, mean, server.optimizer.step, None)
+        found.append({"w": state["w"].clone(), **moments(server.optimizer)})
+    return {"rounds": found, "state": state}
+
+
 # --- whole rounds
 
 
@@ -105,9 +143,22 @@ def plain(inputs: Inputs, **loop: Any) -> tuple[Run, dict[str, Any]]:
     return finished, rounds(finished)
 
 
-METHOD: dict[str, Callable[[Inputs], Any]] = {"fednova": fednova}
+def with_optimizer(kind: str, inputs: Inputs) -> dict[str, Any]:
+    recorder = Noting(lambda loop: moments(loop.trainer.optimizers[0]))
+    cfg = inputs["cfg"]
+    optimizer = server_optimizer(kind, cfg, cfg.get("server_lr", 1.0))
+    return recorder.added(plain(inputs, recorder=recorder, server_optimizer=optimizer)[1])
+
+
+METHOD: dict[str, Callable[[Inputs], Any]] = {
+    "fednova": fednova,
+    "fedavgm": partial(stepped, "fedavgm"),
+    "fedopt": lambda inputs: stepped(inputs["kind"], inputs),
+}
 FN: dict[str, Callable[[Inputs], Any]] = {}
 E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
     "fednova": partial(with_fednova, plain),
     "fedka+fednova": partial(with_fednova, fedka_run),
+    "fedavgm": partial(with_optimizer, "fedavgm"),
+    **{f"fed{kind}": partial(with_optimizer, kind) for kind in KINDS},
 }
