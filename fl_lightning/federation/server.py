@@ -118,6 +118,8 @@ class ServerData(Protocol):
     """The federation's data as the server needs them (a `FederatedDataModule`)."""
 
     num_clients: int
+    cohort_size: int
+    schedule: list[list[int]] | None
 
     def split(self, name: str) -> Any:
         """A split by name."""
@@ -170,6 +172,10 @@ class Server:
     @property
     def num_clients(self) -> int:
         return self._data.num_clients
+
+    @property
+    def cohort_size(self) -> int:
+        return min(map(len, self._data.schedule or []), default=self._data.cohort_size)
 
     @property
     def weights(self) -> State:

@@ -1,6 +1,7 @@
 """Adapters of the rules, server optimizers and server sides: FedNova, FedAvgM, FedOpt, FedDF, the robust ones."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,11 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning import FederatedLoop
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import (
+    GeometricMedianAggregator,
+    KrumAggregator,
+    MedianAggregator,
+    NormClip,
+    TrimmedMeanAggregator,
+    UpdateTransform,
+)
+from fl_lightning.aggregation.robust import krum_scores
 from fl_lightning.client.optimizers import Exposure
 from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.functional.state import clone
 from fl_lightning.methods import FedAdagrad, FedAdam, FedAvgM, FedNovaAggregator, FedProx, FedYogi
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import Broadcast, ClientUpdate
 
 from .adapters_fn import Inputs, aggregated
 from .end_to_end import Recorder, Run, flat, rounds, run
@@ -150,15 +161,72 @@ def with_optimizer(kind: str, inputs: Inputs) -> dict[str, Any]:
     return recorder.added(plain(inputs, recorder=recorder, server_optimizer=optimizer)[1])
 
 
+def robust_rule(kind: str, given: dict[str, Any]) -> Aggregator:
+    """The rule of a case, `krum` and so on, with its settings."""
+    if kind == "trimmed_mean":
+        return TrimmedMeanAggregator(given["beta"])
+    if kind == "krum":
+        return KrumAggregator(given["f"], given["m"])
+    if kind == "geometric_median":
+        return GeometricMedianAggregator(given["iters"], given["nu"])
+    return MedianAggregator() if kind == "median" else Aggregator()
+
+
+def robust(inputs: Inputs) -> dict[str, Any]:
+    rows = torch.from_numpy(inputs["V"])
+    kinds = {"beta": "trimmed_mean", "f": "krum", "iters": "geometric_median", "bound": "norm_clipping"}
+    kind = next((kinds[name] for name in kinds if name in inputs), "median")
+    server = Server({"w": torch.from_numpy(inputs["x"]) if "x" in inputs else rows[0]}, ["w"])
+    rule, sizes = robust_rule(kind, inputs), inputs.get("n", [1] * len(rows))
+    rule.attach(server)
+    rule.weigh_by(inputs.get("weighting", "samples"))
+    for client_id, (row, n) in enumerate(zip(rows, sizes, strict=True)):
+        update = ClientUpdate(client_id, n, 1, 1.0, {"w": row})
+        if kind == "norm_clipping":
+            clip = NormClip(inputs["bound"])
+            clip.setup(server)
+            update = clip.on_server(update, Broadcast(0, "train", None))
+        rule.add(update)
+    found = {"out": rule.finish()["w"]}
+    if kind == "krum":
+        scores = krum_scores(rows, inputs["f"])
+        found |= {"scores": scores, "selected": scores.argsort()[: inputs["m"]]}
+    return found
+
+
+class Trained(UpdateTransform):
+    """Notes the clients' weights before they are clipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
+        self.seen[broadcast.round_idx, update.client_id] = clone(update.weights)
+        return update
+
+
+def robust_rounds(inputs: Inputs) -> dict[str, Any]:
+    cfg, trained = inputs["cfg"], Trained()
+    clip = [NormClip(cfg["bound"])] if "bound" in cfg else []
+    finished, _ = plain(inputs, aggregator=robust_rule(cfg["server"], cfg), transforms=[trained, *clip])
+    for (r, client_id), weights in trained.seen.items():
+        updates = finished.recorder.updates[r]
+        updates[client_id] = replace(updates[client_id], weights=weights)
+    return rounds(finished)
+
+
 METHOD: dict[str, Callable[[Inputs], Any]] = {
     "fednova": fednova,
     "fedavgm": partial(stepped, "fedavgm"),
+    "robust": robust,
     "fedopt": lambda inputs: stepped(inputs["kind"], inputs),
 }
 FN: dict[str, Callable[[Inputs], Any]] = {}
 E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
     "fednova": partial(with_fednova, plain),
     "fedka+fednova": partial(with_fednova, fedka_run),
+    "robust": robust_rounds,
     "fedavgm": partial(with_optimizer, "fedavgm"),
     **{f"fed{kind}": partial(with_optimizer, kind) for kind in KINDS},
 }
