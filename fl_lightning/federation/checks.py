@@ -175,7 +175,8 @@ def check_needs(
         ValueError: naming who needs what.
     """
     server_module, rule = parts
-    sides = ((client, client.needs | server_module.needs), (rule, rule.needs))
+    own = type(server_module) is client.server_class  # part of the method, which is named
+    sides = ((client, client.needs), (client if own else server_module, server_module.needs), (rule, rule.needs))
     for side, needs in sides:
         name = type(side).__name__
         for split in sorted(needs - {"logits", "exposure"}):

@@ -3,6 +3,7 @@
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM
 from fl_lightning.methods.fedcl import FedCL
+from fl_lightning.methods.feddf import FedDFServer
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedka import FedKA
@@ -22,6 +23,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedCL",
+    "FedDFServer",
     "FedED",
     "FedEXPAggregator",
     "FedKA",

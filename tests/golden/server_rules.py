@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,10 @@ from fl_lightning.aggregation import (
 from fl_lightning.aggregation.robust import krum_scores
 from fl_lightning.client.optimizers import Exposure
 from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.functional.losses import kl_divergence
 from fl_lightning.functional.state import clone
-from fl_lightning.methods import FedAdagrad, FedAdam, FedAvgM, FedNovaAggregator, FedProx, FedYogi
-from fl_lightning.types import Broadcast, ClientUpdate
+from fl_lightning.methods import FedAdagrad, FedAdam, FedAvgM, FedDFServer, FedNovaAggregator, FedProx, FedYogi
+from fl_lightning.types import Broadcast, ClientUpdate, State
 
 from .adapters_fn import Inputs, aggregated
 from .end_to_end import Recorder, Run, flat, rounds, run
@@ -216,10 +218,42 @@ def robust_rounds(inputs: Inputs) -> dict[str, Any]:
     return rounds(finished)
 
 
+def feddf(inputs: Inputs) -> dict[str, Any]:
+    student = torch.from_numpy(inputs["student"]).requires_grad_()
+    teacher = torch.stack([torch.from_numpy(one) for one in inputs["teachers"]]).mean(0)
+    loss = kl_divergence(student, teacher, inputs["T"])
+    (gradient,) = torch.autograd.grad(loss, student)
+    return {"loss": loss, "grad": gradient, "teacher_probs": (teacher / inputs["T"]).softmax(1)}
+
+
+class NotingFedDF(FedDFServer):
+    """FedDF that notes each round's mean and what it distils."""
+
+    def begin_round(self, cohort: list[int]) -> None:
+        self.noted: dict[str, Any] = {"mean": None, "teacher_probs": None}
+
+    def distilled(self, student: State, target: Tensor) -> State:
+        names, T = self.server.trainable, self.temperature
+        self.noted = {"mean": flat(student[n] for n in names).clone(), "teacher_probs": (target / T).softmax(1)}
+        return super().distilled(student, target)
+
+
+def feddf_rounds(inputs: Inputs) -> dict[str, Any]:
+    cfg, recorder = inputs["cfg"], Noting(lambda loop: loop.server_module.noted)
+    X = inputs["unlabelled"]
+    names = ("distill_lr", "distill_steps")
+    settings = {name: cfg[name] for name in names} | {"distill_schedule": cfg.get("distill_schedule", "constant")}
+    side = NotingFedDF(temperature=cfg["T"], distill_batch="full", **settings)
+    proxy = {"X": X, "y": np.zeros(len(X), dtype=np.int64)}
+    given = {**inputs, "proxy": proxy}
+    return recorder.added(plain(given, recorder=recorder, sets=("proxy",), server_module=side)[1])
+
+
 METHOD: dict[str, Callable[[Inputs], Any]] = {
     "fednova": fednova,
     "fedavgm": partial(stepped, "fedavgm"),
     "robust": robust,
+    "feddf": feddf,
     "fedopt": lambda inputs: stepped(inputs["kind"], inputs),
 }
 FN: dict[str, Callable[[Inputs], Any]] = {}
@@ -227,6 +261,7 @@ E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {
     "fednova": partial(with_fednova, plain),
     "fedka+fednova": partial(with_fednova, fedka_run),
     "robust": robust_rounds,
+    "feddf": feddf_rounds,
     "fedavgm": partial(with_optimizer, "fedavgm"),
     **{f"fed{kind}": partial(with_optimizer, kind) for kind in KINDS},
 }
