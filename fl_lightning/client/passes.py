@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import LightningModule
+from torch import nn
 
 
 @contextmanager
@@ -30,6 +31,19 @@ def evaluation_mode(client: Any) -> Iterator[None]:
             vars(module).update(services)
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a net in eval mode within the block, which is part of a training step."""
+    trained = [module for module in net.modules() if module.training]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

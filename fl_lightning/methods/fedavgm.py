@@ -51,8 +51,8 @@ class FedAvgM(Optimizer):
                 if gradient is None:
                     continue
                 state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                v = state["momentum_buffer"].mul_(beta).add_(gradient, alpha=1 - beta if group["ema"] else 1)
+                if "v" not in state:
+                    state["v"] = torch.zeros_like(parameter)
+                v = state["v"].mul_(beta).add_(gradient, alpha=1 - beta if group["ema"] else 1)
                 parameter.add_(gradient + beta * v if group["nesterov"] else v, alpha=-group["lr"])
         return loss

@@ -6,17 +6,16 @@ Note: as printed, nothing holds the dominant classes' logits on the anchors, and
 FedAvg; with `columns: all`, as in the shipped files, it is ahead.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.passes import evaluating
 from fl_lightning.client.teacher import mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
@@ -195,16 +194,3 @@ class FedKA(ClientModule):
         ka = anchor_loss(self.round["received"], logits, self.round["kept"], self.round["valid"])
         self.log("train/ka", ka)
         return self.local_loss(batch, batch_idx) + self.beta * ka
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put the net in eval mode within the block."""
-    trained = [module for module in net.modules() if module.training]
-    for module in trained:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in trained:
-            module.training = True

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning import Aggregator
+from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.data.dealing import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.methods.fedntd import distillation
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import Broadcast, ClientUpdate
 
 Inputs = dict[str, Any]
 
@@ -65,16 +66,31 @@ def bwt_forgetting(inputs: Inputs) -> dict[str, Any]:
     return {"value": forgetting(float64(inputs["A"]), inputs["exclude_final"])}
 
 
+def states(inputs: Inputs) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """The server's state and the clients', of which there may be but one weight."""
+    named = "global" in inputs
+    start = inputs["global"] if named else {"w": inputs["x"] if "x" in inputs else inputs["w"]}
+    clients = inputs["locals"] if named else [{"w": y} for y in inputs["ys"]]
+    start, *found = ({name: torch.from_numpy(value) for name, value in one.items()} for one in [start, *clients])
+    return start, found
+
+
 def aggregated(
-    states: list[dict[str, Tensor]], sizes: list[int], weighting: str, aggregator: Aggregator | None = None
+    states: list[dict[str, Tensor]],
+    sizes: list[int],
+    weighting: str,
+    aggregator: Aggregator | None = None,
+    lengths: list[float] | None = None,
+    transform: UpdateTransform | None = None,
 ) -> dict[str, Tensor] | None:
-    """One exchange of a rule (None: the mean), as the round drives it."""
+    """One exchange of a rule (None: the mean), as the round drives it; `lengths`: the clients' exposures."""
     aggregator = aggregator or Aggregator()
     aggregator.weigh_by(weighting)
     aggregator.setup()
     aggregator.begin_round(list(range(len(states))))
     for client_id, (state, n) in enumerate(zip(states, sizes, strict=True)):
-        update = ClientUpdate(client_id, n, int(n > 0), 0.0, state)
+        update = ClientUpdate(client_id, n, int(n > 0), lengths[client_id] if lengths else 0.0, state)
+        update = transform.on_server(update, Broadcast(0, "train", None)) if transform else update
         aggregator.add(replace(update, extras=aggregator.client_statistics(update)))
     return aggregator.finish()
 

@@ -116,8 +116,13 @@ def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
 
 @dataclass(eq=False)
 class Recorder(pl.Callback):
-    """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights."""
+    """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights.
 
+    `note` gives further values of a loop after each round, by the names that a case has for them.
+    """
+
+    note: Callable[[FederatedLoop], dict[str, Any]] = lambda loop: {}
+    noted: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[int, ClientUpdate]] = field(default_factory=list)
     lrs: list[set[float]] = field(default_factory=list)
     down: list[Counter[int]] = field(default_factory=list)
@@ -144,7 +149,7 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        weights = {name: value.detach().clone() for name, value in update.weights.items()}
+        weights = loop.weights.snapshot(update.weights)  # the client's own, whatever a transform has made of them
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
         self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
@@ -159,6 +164,7 @@ class Recorder(pl.Callback):
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
+        self.noted.append(self.note(loop))
         self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
 
 
@@ -215,6 +221,7 @@ class Run:
             "server_buffers": self.buffers(server),
             "bytes_down": [self.recorder.down[r][client_id] for client_id in self.schedule[r]],
             "bytes_up": [self.recorder.up[r][client_id] for client_id in self.schedule[r]],
+            **self.recorder.noted[r],
         }
 
 
