@@ -1,6 +1,6 @@
 """Prints the table of `docs/attacks.md`: accuracy on digits with two malicious clients of ten, by rule and partition.
 
-    python docs/attacks.py
+python docs/attacks.py
 """
 
 import logging

@@ -112,6 +112,11 @@ def test_a_share_of_a_cohort_is_counted_as_it_is_written():
     assert [TrimmedMeanAggregator(0.29).trim(m) for m in (100, 99, 3)] == [29, 28, 0]
 
 
+def test_a_share_of_which_nothing_is_trimmed_is_warned_of():
+    with pytest.warns(UserWarning, match=r"beta=0.1 trims nothing of 5 clients; raise beta"):
+        fit(FedAvg(net=Small), 0, toy_data(), aggregator=TrimmedMeanAggregator(0.1))
+
+
 # --- runs
 
 

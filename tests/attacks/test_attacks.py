@@ -1,6 +1,7 @@
 """Attacks: what malicious clients send, that nobody else is touched, and which rules withstand them."""
 
 import copy
+import csv
 import pickle
 from functools import partial
 
@@ -19,6 +20,7 @@ from fl_lightning.attacks.labels import FlippedData, flipped
 from fl_lightning.data import Digits
 from fl_lightning.methods import SAM, FedAvg, FedED, FedKA, FedProx, Local
 from fl_lightning.nets import Perceptron
+from tests.commands import CONFIGS, say
 from tests.hooks.toy import SCAFFOLD, Updates
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
@@ -134,6 +136,14 @@ def test_a_module_of_one_s_own_can_attack():
 def test_what_cannot_be_is_refused(client, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(client(), 1)
+
+
+def test_the_command_line_takes_an_attack_around_a_client(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = say(f"fit -c {CONFIGS}/experiment/digits_krum.yaml --trainer.max_epochs 1 --model.local_epochs 1")
+    assert said.code == 0, said.err
+    with next(tmp_path.glob("runs/*/0/metrics.csv")).open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 1
 
 
 # --- which rules withstand them
