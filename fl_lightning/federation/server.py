@@ -174,6 +174,10 @@ class Server:
         return self._data.num_clients
 
     @property
+    def cohort_size(self) -> int:
+        return min(map(len, self._data.schedule or []), default=self._data.cohort_size)
+
+    @property
     def weights(self) -> State:
         return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
 

@@ -31,13 +31,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-BASELINES = "issue H"
-
-PENDING: dict[str, str] = {
-    **dict.fromkeys(["fednova", "fedavgm", "fedopt", "feddf", "robust"], BASELINES),
-    **dict.fromkeys(["e2e:fednova", "e2e:fedavgm", "e2e:fedadam", "e2e:fedyogi", "e2e:fedadagrad"], BASELINES),
-    **dict.fromkeys(["e2e:fedka+fednova", "e2e:feddf", "e2e:robust", "e2e:fedka[columns=all]"], BASELINES),
-}
+PENDING: dict[str, str] = {}
 """Names whose issue has not come, with that issue; their cases are expected to fail.
 
 `NAME[setting=value]`: only the cases with that setting.

@@ -175,8 +175,7 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        state = {**loop.client.state_dict(), **(update.weights or {})}  # personal entries too
-        weights = {name: value.detach().clone() for name, value in state.items()}
+        weights = loop.weights.snapshot(loop.weights.entries)  # the client's own, whatever a transform has made of them
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
         self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
