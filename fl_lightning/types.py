@@ -173,6 +173,10 @@ class ServerView(Protocol):
         """N, the number of clients."""
 
     @property
+    def cohort_size(self) -> int:
+        """Clients in the smallest cohort of the run."""
+
+    @property
     def weights(self) -> State:
         """The global model's shared entries, as they were when the exchange began. Not to be edited."""
 

@@ -1,7 +1,7 @@
 """What every method must do, over everything that `fl_lightning.methods` exports: a new file is covered by existing.
 
-A case is a client class with its `configs/experiment/digits_<name>.yaml`, or an aggregator or optimizer of its own
-with FedAvg's and `configs/method/<name>.yaml`; <name> is the class's in lower case.
+A case is a client class or a server module with its `configs/experiment/digits_<name>.yaml`, or an aggregator or
+optimizer of its own with FedAvg's and `configs/method/<name>.yaml`; <name> is the class's in lower case.
 """
 
 import csv
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fl_lightning.cli.main
 from fl_lightning import Aggregator, ClientModule, methods
 from fl_lightning.__main__ import main
+from fl_lightning.aggregation import ServerModule
 from tests.toys import BatchNormNet, EdgePartition, samples, sgd, trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,11 +30,11 @@ CONFIGS = ROOT / "configs"
 EXPORTED = {name: getattr(methods, name) for name in methods.__all__ if inspect.isclass(getattr(methods, name))}
 CLIENTS = {name: kind for name, kind in EXPORTED.items() if issubclass(kind, ClientModule)}
 PARTS = {
-    name.removesuffix("Aggregator"): kind
+    name.removesuffix("Aggregator").removesuffix("Server"): kind
     for name, kind in EXPORTED.items()
-    if issubclass(kind, Aggregator | torch.optim.Optimizer)
+    if issubclass(kind, Aggregator | ServerModule | torch.optim.Optimizer)
 }
-"""Methods that are only an aggregator or an optimizer."""
+"""Methods that are only an aggregator, a server module or an optimizer."""
 NAMES = sorted({*CLIENTS, *PARTS})
 EDGES = {
     "seed_everything": 0,
@@ -62,7 +63,7 @@ EDGES = {
 
 def configs_of(name: str) -> list[Path]:
     """The shipped files of a method, as a user would give them."""
-    if name in CLIENTS:
+    if name in CLIENTS or issubclass(PARTS[name], ServerModule):
         return [CONFIGS / "experiment" / f"digits_{name.lower()}.yaml"]
     return [CONFIGS / "experiment" / "digits_fedavg.yaml", CONFIGS / "method" / f"{name.lower()}.yaml"]
 

@@ -214,7 +214,7 @@ def test_rows_of_the_methods_table_name_their_classes():
     )
     assert rows
     for name, path, module in rows:
-        kind = getattr(methods, name, None) or getattr(methods, f"{name}Aggregator")
+        (kind,) = (vars(methods)[n] for n in (name, f"{name}Aggregator", f"{name}Server") if n in vars(methods))
         assert kind.__module__ == f"fl_lightning.methods.{module}", path
     shown = {module for *_, module in rows}
     assert {kind.rpartition(".")[2] for kind in (getattr(methods, n).__module__ for n in methods.__all__)} <= shown

@@ -12,6 +12,7 @@ from torch import nn
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition, Partition, TensorSource
 from fl_lightning.nets import Backbone
+from fl_lightning.nets.backbone import Stages
 
 SIZES = (7, 12, 5, 9, 16)  # unequal on purpose; with batches of 5 or 6 last batches are small
 
@@ -29,6 +30,9 @@ class BatchNormNet(Backbone):
 
     def features(self, x):
         return self.body(x.flatten(1))
+
+    def stages(self):
+        return Stages(nn.Flatten(), self.body, nn.Identity())
 
 
 class EdgePartition(Partition):

@@ -2,6 +2,10 @@
 
 from fl_lightning.aggregation.gathering import GatheringAggregator as GatheringAggregator
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
+from fl_lightning.aggregation.robust import GeometricMedianAggregator as GeometricMedianAggregator
+from fl_lightning.aggregation.robust import KrumAggregator as KrumAggregator
+from fl_lightning.aggregation.robust import MedianAggregator as MedianAggregator
+from fl_lightning.aggregation.robust import TrimmedMeanAggregator as TrimmedMeanAggregator
 from fl_lightning.aggregation.server_parts import Aggregator as Aggregator
 from fl_lightning.aggregation.server_parts import PartialAggregate as PartialAggregate
 from fl_lightning.aggregation.server_parts import ServerModule as ServerModule

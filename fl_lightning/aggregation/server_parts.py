@@ -5,15 +5,18 @@ Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algo
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning.functional.state import StateSum, clone, mean_of
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_choice
+
+Client = TypeVar("Client", bound=nn.Module)
 
 
 @dataclass
@@ -190,6 +193,35 @@ class ServerModule(ServerPart):
         A state returned before the last exchange is what the next exchange sends down.
         """
         return aggregate
+
+    def check_server_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a server optimizer that breaks the method's own server step; called at start where one is set."""
+
+    def client_of(self, kind: type[Client]) -> Client:
+        """The client module, whose settings the server reads.
+
+        Raises:
+            ValueError: if it is none of the `kind` that this server side belongs to.
+        """
+        client: Any = self.server.module
+        if isinstance(client, kind):
+            return client
+        raise ValueError(
+            f"a {type(self).__name__} needs a {kind.__name__} client, got {type(client).__name__}; leave "
+            f"model.server_module unset"
+        )
+
+    def check_shares(self) -> None:
+        """Refuse clients that share nothing that is trained; call it in `setup`.
+
+        Raises:
+            ValueError: naming the client.
+        """
+        if not self.server.trainable:
+            name = type(self.server.module).__name__
+            raise ValueError(
+                f"{name} needs trainable entries that the clients share, got none; make fewer entries personal"
+            )
 
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
         """A broadcast of the global weights and `extras`, server state in the weights' own types."""

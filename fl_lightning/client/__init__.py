@@ -1,7 +1,11 @@
 """The client: the base class of methods, local training, and the store of client state."""
 
+from fl_lightning.client.checks import check_loss_returned as check_loss_returned
 from fl_lightning.client.context import ClientContext as ClientContext
 from fl_lightning.client.module import ClientModule as ClientModule
+from fl_lightning.client.personal import OwnModelClient as OwnModelClient
+from fl_lightning.client.personal import PersonalHeadClient as PersonalHeadClient
+from fl_lightning.client.personal import check_head as check_head
 from fl_lightning.client.services import BatchTransfer as BatchTransfer
 from fl_lightning.client.services import ClientServices as ClientServices
 from fl_lightning.client.services import MetricAccumulator as MetricAccumulator

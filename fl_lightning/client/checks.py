@@ -86,6 +86,23 @@ def check_client_arguments(client: Any, module: LightningModule | None, **others
         )
 
 
+def check_loss_returned(client: Any) -> None:
+    """Refuse a module that steps its optimizers itself, where a method computes its loss besides training.
+
+    Args:
+        client: a ClientModule.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if client.module is not None and not client.module.automatic_optimization:
+        raise ValueError(
+            f"{type(client).__name__} computes the loss of models that it does not train, but "
+            f"{type(client.module).__name__} steps its optimizers itself (automatic_optimization=False); return the "
+            f"loss from training_step instead, or use FedAvg"
+        )
+
+
 def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:
     """Choose the client's own value, else that of the data.
 

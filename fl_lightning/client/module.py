@@ -252,6 +252,11 @@ class ClientModule(CheckedLoading):
         found.use(self.forward_context, self.context.logit_cache)
         return found
 
+    def features(self, x: Tensor) -> Tensor:
+        """Compute the net's features of a batch, (B, D), in the Trainer's precision."""
+        with self.forward_context():
+            return cast(Backbone, self.net).features(x)
+
     # --- a method's own passes over data -----------------------------------------------------------------------
 
     def evaluation_mode(self) -> AbstractContextManager[None]:

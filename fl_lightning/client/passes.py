@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from fl_lightning.client.services import attach_services
 
 
@@ -22,6 +24,19 @@ def evaluation_mode(client: Any) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a net in eval mode within the block, which is part of a training step."""
+    trained = [module for module in net.modules() if module.training]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize
 from fl_lightning.utils.settings import check_choice
 
 Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
+Normalization = Literal["standard", "half"] | list[list[float]]
 
 
 class _VisionSource(Source):
@@ -27,9 +28,16 @@ class _VisionSource(Source):
     named: ClassVar[bool] = True
     """True where the names of the classes say more than their numbers."""
 
-    def __init__(self, root: str = "data", download: bool = False, augmentation: Augmentation = "none") -> None:
+    def __init__(
+        self,
+        root: str = "data",
+        download: bool = False,
+        augmentation: Augmentation = "none",
+        normalize: Normalization = "standard",
+    ) -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
         self.root, self.download, self.augmentation = root, download, augmentation
+        self.normalize = normalization(normalize, self.mean, self.std)
 
     def prepare(self) -> None:
         if self.download:
@@ -37,8 +45,8 @@ class _VisionSource(Source):
 
     def load(self) -> tuple[Split, Split]:
         train, test = self._open(train=True), self._open(train=False)
-        normalize = Normalize(self.mean, self.std)
         self.class_names = tuple(train.classes) if self.named else None
+        normalize = self.normalize
         augmented: dict[Augmentation, Transform] = {
             "none": normalize,
             "flip": Compose(CropFlip(0), normalize),
@@ -104,6 +112,8 @@ class MNIST(_VisionSource):
         augmentation: of training batches. `flip`: mirrored half of the time; `crop_flip`: padded by 4 and
             cropped at random as well; `fedntd`: and a Cutout of 16 after normalising, as in FedNTD's code
             (MNIST is mirrored too).
+        normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
+            by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
     """
 
     num_classes = 10
@@ -138,6 +148,7 @@ class CIFAR10(_VisionSource):
         root: folder that holds, or will hold, `cifar-10-batches-py/*`.
         download: fetch what is missing into `root`.
         augmentation: of training batches, as for `MNIST`.
+        normalize: of all images, as for `MNIST`.
     """
 
     num_classes = 10
@@ -159,6 +170,27 @@ class CIFAR100(CIFAR10):
     num_classes = 100
     dataset = "CIFAR100"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+
+def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
+    """Choose how images are normalised; `mean` and `std` are the data set's own.
+
+    Raises:
+        ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.
+
+    >>> normalization("half", (0.1307,), (0.3081,))
+    Normalize(mean=(0.5,), std=(0.5,), divisor=255.0)
+    """
+    if given == "standard":
+        return Normalize(mean, std)
+    if given == "half":
+        return Normalize((0.5,) * len(mean), (0.5,) * len(std))
+    if isinstance(given, str) or len(given) != 2 or any(len(part) not in {1, len(mean)} for part in given):
+        raise ValueError(
+            f"normalize must be standard, half or [means, standard deviations] with 1 or {len(mean)} numbers each, got "
+            f"{given!r}"
+        )
+    return Normalize(given[0], given[1])
 
 
 def _line(error: Exception) -> str:

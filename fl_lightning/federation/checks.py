@@ -247,5 +247,7 @@ def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggr
 def needs_by_name(
     client: ClientModule, server_module: ServerModule, rule: Aggregator
 ) -> list[tuple[str, frozenset[str]]]:
-    """List the needs of the method, under the client's class, and of the rule."""
-    return [(type(client).__name__, client.needs | server_module.needs), (type(rule).__name__, rule.needs)]
+    """List the needs of client, server module and rule; those of a method's own server side under the client's name."""
+    own = type(server_module) is client.server_class  # part of the method, which is named
+    sides = ((client, client.needs), (client if own else server_module, server_module.needs), (rule, rule.needs))
+    return [(type(side).__name__, needs) for side, needs in sides]

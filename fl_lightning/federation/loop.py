@@ -255,6 +255,8 @@ class FederatedLoop(Forwarding):
         optimizer = self._server_step.optimizer
         scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(optimizer)
         checks.check_server_optimizer(optimizer, scheduler)
+        if self.server_optimizer is not None:
+            self.server_module.check_server_optimizer(optimizer)
         return optimizer if scheduler is None else ([optimizer], [scheduler])
 
     def _describe(self) -> None:

@@ -23,7 +23,8 @@ class GlobalWeights:
 
     Args:
         client: the module.
-        personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`.
+        personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`; with `!` in
+            front, of entries that do travel all the same.
 
     Raises:
         ValueError: if a pattern matches no entry, or an entry cannot be averaged.
@@ -44,10 +45,10 @@ class GlobalWeights:
                 self.entries[name] = (owner, attribute)
             else:
                 self.tied[alias] = name
-            if client.is_personal(alias, owner) or any(fnmatchcase(alias, pattern) for pattern in personal):
+            if client.is_personal(alias, owner) or matches(alias, personal):
                 kept.add(name)
         for pattern in personal:
-            if not any(fnmatchcase(name, pattern) for name in state):
+            if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in state):
                 raise ValueError(
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
@@ -100,6 +101,19 @@ class GlobalWeights:
         for name, value in state.items():
             entry = self._parameters.get(name)
             (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
+
+    >>> matches("net.head.bias", ["*", "!net.head.*"]), matches("net.body.bias", ["*", "!net.head.*"])
+    (False, True)
+    """
+    kinds: tuple[list[str], list[str]] = ([], [])
+    for pattern in patterns:
+        kinds[pattern.startswith("!")].append(pattern.removeprefix("!"))
+    kept, shared = (any(fnmatchcase(name, pattern) for pattern in kind) for kind in kinds)
+    return kept and not shared
 
 
 def check_averageable(client: ClientModule, entries: State) -> None:
@@ -158,6 +172,10 @@ class Server:
     @property
     def num_clients(self) -> int:
         return self._data.num_clients
+
+    @property
+    def cohort_size(self) -> int:
+        return min(map(len, self._data.schedule or []), default=self._data.cohort_size)
 
     @property
     def weights(self) -> State:

@@ -13,6 +13,9 @@ from fl_lightning.functional.state import State, StateLike, raised
 
 Importance = Literal["abs", "square", "tensor"]
 
+GRADIENT_FLOATS = 2**24
+"""Per-sample gradients held at a time: 64 MiB in float32."""
+
 
 def importance(
     loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[Any], kind: Importance = "abs"
@@ -58,7 +61,8 @@ def importance(
         except RuntimeError as error:
             raise RuntimeError(
                 f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
-                f"branch on a tensor's value), got: {error}; change the loss, or estimate with importance=tensor"
+                f"branch on a tensor's value), got: {error}; change the loss, or take the gradients of "
+                f"batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
             ) from error
         for name, gradient in gradients.items():
             if kind == "tensor":
@@ -68,6 +72,15 @@ def importance(
     if not n:
         raise ValueError("importance needs at least one sample, got none; give a set with samples")
     return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
+
+
+def samples_at_once(params: StateLike) -> int:
+    """Number of samples whose gradients in `params` are taken together, at least 1.
+
+    >>> samples_at_once({"w": torch.zeros(2**22)})
+    4
+    """
+    return max(1, GRADIENT_FLOATS // sum(value.numel() for value in params.values()))
 
 
 def first_length(batch: Any) -> int:

@@ -57,12 +57,13 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better; of none the result is 0.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
     """
-    return torch.stack([(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]).sum()
+    terms = [(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 @torch.no_grad()
@@ -205,7 +206,7 @@ def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
     return FlatState(entries, vectors)
 
 
-def weighted_mean(states: Iterable[StateLike], weights: Iterable[int]) -> State:
+def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:
     """Weighted mean (Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
 
     Integer entries are rounded half to even, boolean entries must be equal.

@@ -1,27 +1,67 @@
 """Methods: one file for each paper."""
 
+from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedala import FedALA
+from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedavgm import FedAvgM
+from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcl import FedCL
+from fl_lightning.methods.fedcurv import FedCurv
+from fl_lightning.methods.feddf import FedDFServer
+from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
+from fl_lightning.methods.fedfomo import FedFOMO
 from fl_lightning.methods.fedka import FedKA
+from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.methods.fedntd import FedNTD
+from fl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from fl_lightning.methods.fedpac import FedPAC
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedrep import FedRep
+from fl_lightning.methods.fedrod import FedRoD
+from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.knfu import KnFu
 from fl_lightning.methods.local import Local
+from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.sam import SAM
+from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.methods.selectivefd import SelectiveFD
 
 __all__ = [
+    "MOON",
     "SAM",
+    "SCAFFOLD",
+    "Ditto",
+    "FedALA",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAlign",
     "FedAvg",
+    "FedAvgM",
+    "FedBN",
     "FedCL",
+    "FedCurv",
+    "FedDFServer",
+    "FedDyn",
     "FedED",
     "FedEXPAggregator",
+    "FedFOMO",
     "FedKA",
+    "FedLC",
     "FedMD",
     "FedNTD",
+    "FedNovaAggregator",
+    "FedPAC",
     "FedProx",
+    "FedRS",
+    "FedRep",
+    "FedRoD",
+    "FedYogi",
     "KnFu",
     "Local",
+    "SelectiveFD",
 ]

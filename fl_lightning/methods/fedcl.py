@@ -15,14 +15,11 @@ from torch import Tensor
 
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.importance import Importance, importance_penalty
+from fl_lightning.functional.importance import Importance, importance_penalty, samples_at_once
 from fl_lightning.functional.importance import importance as estimated
 from fl_lightning.types import Batch, Broadcast, ClientData, State
 from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice
-
-GRADIENT_FLOATS = 2**24
-"""Per-sample gradients held at a time: 64 MiB in float32."""
 
 
 def extra_communication(rounds: int, interval: int) -> float:
@@ -50,12 +47,7 @@ class FedCLServer(ServerModule):
     @property
     def client(self) -> "FedCL":
         """Fitted client, which holds the method's settings."""
-        client = self.server.module
-        if not isinstance(client, FedCL):
-            raise ValueError(
-                f"a FedCLServer needs a FedCL client, got {type(client).__name__}; leave model.server_module unset"
-            )
-        return client
+        return self.client_of(FedCL)
 
     def begin_round(self, cohort: list[int]) -> None:
         client, proxy = self.client, self.server.data("proxy")
@@ -111,7 +103,7 @@ class FedCL(ClientModule):
         """Number of samples whose gradients are taken together."""
         if self.importance == "tensor":
             return self.importance_batch
-        return max(1, GRADIENT_FLOATS // sum(value.numel() for value in weights.values()))
+        return samples_at_once(weights)
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Estimate Ω of the shared trainable `weights`, the net in eval mode."""

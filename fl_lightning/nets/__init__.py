@@ -11,5 +11,6 @@ from fl_lightning.nets.knfu_cnn import KnFuM1 as KnFuM1
 from fl_lightning.nets.knfu_cnn import KnFuM2 as KnFuM2
 from fl_lightning.nets.mobilenet import CIFARMobileNetV2 as CIFARMobileNetV2
 from fl_lightning.nets.perceptron import Perceptron as Perceptron
+from fl_lightning.nets.projected import Projected as Projected
 from fl_lightning.nets.resnet import CIFARResNet as CIFARResNet
 from fl_lightning.nets.resnet import ResNet as ResNet

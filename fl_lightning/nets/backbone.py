@@ -8,6 +8,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 
+class Stages(NamedTuple):
+    """A net cut around its last block: features(x) = after(last(before(x)))."""
+
+    before: nn.Module
+    last: nn.Module
+    after: nn.Module
+
+
 class Backbone(nn.Module, ABC):
     """Base of a classifier: logits = head(features(x)).
 
@@ -20,6 +28,17 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """Compute the head's input, after the last non-linearity: (B, *input_shape) -> (B, D)."""
+
+    def stages(self) -> Stages:
+        """Cut the net around its last block; the parts share its parameters.
+
+        Raises:
+            ValueError: if the net does not say where its last block begins.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet or "
+            f"CIFARResNet"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits: (B, *input_shape) -> (B, C), not normalised."""

@@ -11,6 +11,8 @@ from fl_lightning.nets.backbone import Backbone
 class HeterogeneousNets(Backbone):
     """Several nets, of which client i uses net i mod len(nets); as many nets as clients give each its own.
 
+    All clients of one net start from one initialisation; a net that is listed twice is initialised twice.
+
     Args:
         num_classes: C ≥ 1.
         input_shape: sizes of one input.

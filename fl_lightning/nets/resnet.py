@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fl_lightning.nets.backbone import BodyAndHead, check_images
+from fl_lightning.nets.backbone import BodyAndHead, Stages, check_images
 
 
 class ResNet(BodyAndHead):
@@ -59,6 +59,11 @@ class ResNet(BodyAndHead):
             self.body.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         self.head = nn.Linear(width, num_classes)
 
+    def stages(self) -> Stages:
+        body = self.body
+        before = (body.conv1, body.bn1, body.relu, body.maxpool, body.layer1, body.layer2, body.layer3)
+        return Stages(nn.Sequential(*before), body.layer4, nn.Sequential(body.avgpool, nn.Flatten()))
+
 
 class ThinBlock(nn.Module):
     """Two 3×3 convolutions; where the width grows, the shortcut drops every second pixel and adds zero channels."""
@@ -76,7 +81,7 @@ class ThinBlock(nn.Module):
         shortcut = x[:, :, :: self.stride, :: self.stride]
         if self.added:
             shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
-        return torch.relu(out + shortcut)
+        return torch.relu(out + shortcut[:, : out.shape[1]])  # all channels, but where the block is made narrower
 
 
 class CIFARResNet(BodyAndHead):
@@ -108,7 +113,12 @@ class CIFARResNet(BodyAndHead):
                 self.body.append(ThinBlock(before, width, 1 if before == width else 2))
                 before = width
         self.body.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
+        self.blocks = depth // 6
         self.head = nn.Linear(64, num_classes)
         for layer in self.body.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight)
+
+    def stages(self) -> Stages:
+        end = len(self.body) - 2
+        return Stages(self.body[: end - self.blocks], self.body[end - self.blocks : end], self.body[end:])

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from torch.optim import SGD, Optimizer
+
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
     """Refuse a setting that is none of `choices`.
@@ -50,6 +52,36 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
             raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
 
 
+def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting above `high`, or NaN; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_at_most(1, share=1.5)
+    Traceback (most recent call last):
+    ValueError: share must be at most 1, got 1.5
+    """
+    for name, value in settings.items():
+        if value is not None and not value <= high:
+            raise ValueError(f"{name} must be at most {high}, got {value}{hint and '; ' + hint}")
+
+
+def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting that is not below `high`; `hint` ends the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+
+    >>> check_below(1, share=1)
+    Traceback (most recent call last):
+    ValueError: share must be below 1, got 1
+    """
+    for name, value in settings.items():
+        if value is not None and not value < high:
+            raise ValueError(f"{name} must be below {high}, got {value}{hint and '; ' + hint}")
+
+
 def as_list(value: Any) -> list[Any]:
     """Make a list of a list, of one value or of None.
 
@@ -57,3 +89,16 @@ def as_list(value: Any) -> list[Any]:
     ([1, 2], ['one'], [])
     """
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
+
+    >>> import torch
+    >>> weights = [torch.nn.Parameter(torch.zeros(1))]
+    >>> is_plain_sgd(SGD(weights, lr=0.5)), is_plain_sgd(SGD(weights, lr=0.5, momentum=0.9))
+    (True, False)
+    """
+    if type(optimizer) is not SGD:
+        return False
+    return not any(group[name] for group in optimizer.param_groups for name in ("momentum", "weight_decay", "maximize"))

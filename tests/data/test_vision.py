@@ -9,6 +9,7 @@ import pytest
 import torch
 from torchvision import datasets
 
+from fl_lightning import FederatedDataModule
 from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST
 
 
@@ -118,6 +119,39 @@ def test_cifar_files(cifar, source_class, dataset, n):
         expected = tv.normalize(tv.to_tensor(image), source.mean, source.std)
         torch.testing.assert_close(x[i], expected, atol=1e-5, rtol=1e-5)
         assert y[i] == label
+
+
+FEDVLS = [[125.3 / 255, 123 / 255, 113.9 / 255], [63 / 255, 62.1 / 255, 66.7 / 255]]
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [
+        ("standard", CIFAR10.mean, CIFAR10.std),
+        ("half", (0.5,) * 3, (0.5,) * 3),
+        (FEDVLS, *FEDVLS),
+        ([[0.4], [0.2]], (0.4,) * 3, (0.2,) * 3),
+    ],
+)
+def test_one_normalisation_holds_for_every_split(cifar, given, mean, std):
+    data = FederatedDataModule(
+        CIFAR10(str(cifar), normalize=given), num_clients=2, proxy_size=2, transfer_size=2, val_fraction=0.1
+    )
+    data.setup()
+    for name in ("train", "test", "proxy", "transfer", "val", "shared"):
+        split = data.split(name)
+        x, _ = first_batch(split, 1)
+        pixels = split.x[:1].double() / 255
+        expected = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+        torch.testing.assert_close(x.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["own", [[0.5]], [[0.5, 0.5], [0.5]], [[0.5], [0.0]]])
+def test_wrong_normalisations_are_refused(given):
+    with pytest.raises(
+        ValueError, match=r"normalize must be standard, half or|std and divisor of Normalize must be > 0"
+    ):
+        CIFAR10(normalize=given)
 
 
 @pytest.mark.parametrize("source_class", [MNIST, CIFAR10])

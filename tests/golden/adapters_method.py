@@ -31,18 +31,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-BASELINES = "issue H"
-
-PENDING: dict[str, str] = {
-    **dict.fromkeys(["scaffold", "feddyn", "fednova", "fedavgm", "fedopt", "fedcurv", "moon", "fedlc"], BASELINES),
-    **dict.fromkeys(["fedrs", "fedrod", "fedalign", "selective_fd", "feddf", "fedfomo", "fedala", "fedpac"], BASELINES),
-    **dict.fromkeys(["robust"], BASELINES),
-    **dict.fromkeys(["e2e:scaffold", "e2e:feddyn", "e2e:fednova", "e2e:fedavgm", "e2e:fedadam"], BASELINES),
-    **dict.fromkeys(["e2e:fedyogi", "e2e:fedadagrad", "e2e:fedcurv", "e2e:fedlc", "e2e:fedrs"], BASELINES),
-    **dict.fromkeys(["e2e:moon", "e2e:fedka+fednova", "e2e:fedrod", "e2e:fedpac", "e2e:fedala"], BASELINES),
-    **dict.fromkeys(["e2e:fedfomo", "e2e:fedbn", "e2e:feddf", "e2e:ditto", "e2e:fedper"], BASELINES),
-    **dict.fromkeys(["e2e:fedrep", "e2e:lg_fedavg", "e2e:robust", "e2e:fedka[columns=all]"], BASELINES),
-}
+PENDING: dict[str, str] = {}
 """Names whose issue has not come, with that issue; their cases are expected to fail.
 
 `NAME[setting=value]`: only the cases with that setting.

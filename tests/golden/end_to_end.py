@@ -11,16 +11,19 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.recorder import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
-from fl_lightning.types import Broadcast, ClientUpdate, State
+from fl_lightning.types import Broadcast, ClientJob, ClientResult, ClientUpdate, State
 
 Inputs = dict[str, Any]
+Adapter = Callable[[Inputs], dict[str, Any]]
 
 
 # --- problems: a net or module with its first weights, and the clients' data
@@ -58,6 +61,13 @@ class Quadratic(pl.LightningModule):
         return self.optimizer(self.parameters())
 
 
+NAMES = {
+    "softmax": ("weight", "bias"),
+    "linear2": ("features.weight", "classifier.weight", "classifier.bias"),
+}
+"""Names of the weights in problems whose weights are compared by name."""
+
+
 @dataclass
 class Problem:
     """What a problem of a golden file means for the product."""
@@ -68,8 +78,8 @@ class Problem:
     data: list[tuple[np.ndarray, np.ndarray]]
     """Samples and targets of each client."""
 
-    named: bool = False
-    """Weights are compared as a dict of names, else as one flat vector."""
+    names: tuple[str, ...] = ()
+    """Names of the weights where they are compared as a dict, in the order of the parameters; else one flat vector."""
 
 
 def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD]) -> Problem:
@@ -77,17 +87,20 @@ def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD
     if kind == "quadratic":
         rows = zip(problem["A"], problem["b"], problem["n"], strict=True)
         data = [(np.repeat(A[None], n, 0), np.repeat(b[None], n, 0)) for A, b, n in rows]
-        return Problem({"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, named=True)
+        return Problem({"module": Quadratic(torch.from_numpy(problem["init"]["w"]), optimizer)}, data, ("w",))
     data = [(client["X"], client["y"]) for client in problem["clients"]]
     if kind == "softmax":
         init = np.concatenate([problem["init"][name].ravel() for name in ("weight", "bias")])
         layers = [["linear", problem["d"], problem["C"]]]
+    elif kind == "linear2":
+        init = problem["w0_flat"]
+        layers = [["linear", problem["d"], problem["k"], False], ["linear", problem["k"], problem["C"]]]
     elif kind == "net":
         init, layers = problem["init"], problem["layers"]
     else:
         raise NotImplementedError(f"no adapter for problems of kind {kind!r}")
     net = partial(GoldenNet, layers=layers, init=torch.from_numpy(init))
-    return Problem({"net": net, "optimizer": optimizer}, data, named=kind == "softmax")
+    return Problem({"net": net, "optimizer": optimizer}, data, NAMES.get(kind, ()))
 
 
 def data_module(problem: Problem, cfg: dict[str, Any], sets: dict[str, Any] | None = None) -> FederatedDataModule:
@@ -116,7 +129,7 @@ def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
 
 @dataclass(eq=False)
 class Recorder(pl.Callback):
-    """What happened in each round: the clients' updates, their lr, bytes per client, the server's weights."""
+    """What happened in each round: the clients' first updates, their lr, bytes per client, the server's weights."""
 
     updates: list[dict[int, ClientUpdate]] = field(default_factory=list)
     lrs: list[set[float]] = field(default_factory=list)
@@ -125,12 +138,30 @@ class Recorder(pl.Callback):
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
     velocities: list[list[Tensor | None]] = field(default_factory=list)
+    client_states: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    """Of each client after its training: its round buffers, and over them its memory."""
+    server_states: list[State] = field(default_factory=list)
+    """What the method's server side keeps."""
+    passes: list[dict[int, list[tuple[int, set[float]]]]] = field(default_factory=list)
+    """Number of steps and learning rates after each local epoch."""
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] = lambda client, update: {}
+    """`(client, update) -> ` what else a case expects of each client, by name; a dict of all entries is a model."""
+    side: Callable[[FederatedLoop], dict[str, Any]] = lambda loop: {}
+    """What else it expects of the server after each round."""
+    notes: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    sides: list[dict[str, Any]] = field(default_factory=list)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
         self.updates.append({})
+        self.client_states.append({})
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
+        self.passes.append({})
+        self.notes.append({})
+
+    def on_client_epoch_end(self, trainer: pl.Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        self.passes[-1].setdefault(client_id, []).append((loop.client.num_steps, local_lrs(loop)))
 
     def watch(self, server_module: ServerModule) -> None:
         """Count the bytes of each broadcast by client."""
@@ -144,10 +175,12 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        weights = {name: value.detach().clone() for name, value in update.weights.items()}
+        weights = loop.weights.snapshot(loop.weights.entries)  # the client's own, whatever a transform has made of them
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
-        self.updates[-1][update.client_id] = ClientUpdate(update.client_id, weights=weights, **kept)
+        self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)
+        self.client_states[-1][update.client_id] = {**loop.client.round, **loop.client.memory}
+        self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 
@@ -156,9 +189,11 @@ class Recorder(pl.Callback):
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         self.evaluated.append(loop.evaluated_weights(self.servers[-1]))
+        self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})
         (server,) = trainer.optimizers
         params = [p for group in server.param_groups for p in group["params"]]
         buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
+        self.sides.append(self.side(loop))
         self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
 
 
@@ -179,15 +214,23 @@ class Run:
     cfg: dict[str, Any]
 
     @property
+    def parts(self) -> list[str]:
+        """Head and body, where the net has both."""
+        names = {name[:9] for name, _ in self.client.named_parameters()}
+        return ["body", "head"] if "net.head." in names and len(names) > 1 else []
+
+    @property
     def schedule(self) -> list[list[int]]:
         cohorts: list[list[int]] = self.cfg["schedule"]
         return cohorts
 
-    def weights(self, state: State) -> Any:
-        """The trainable entries: a dict by last name, or one flat vector in the order of the parameters."""
-        params = {name: state[name] for name, _ in self.client.named_parameters()}
-        if self.problem.named:
-            return {name.rpartition(".")[2]: value for name, value in params.items()}
+    def weights(self, state: State, part: str = "") -> Any:
+        """The parameters: by the problem's names, or one flat vector in their order; so always `part`: head or body."""
+        params = {name: state[name] for name, _ in self.client.named_parameters() if name[:4] in ("net.", "modu")}
+        if part:
+            return flat(x for name, x in params.items() if name.startswith("net.head.") == (part == "head"))
+        if self.problem.names:
+            return dict(zip(self.problem.names, params.values(), strict=True))
         return flat(params.values())
 
     def buffers(self, state: State) -> list[dict[str, Any]]:
@@ -198,11 +241,31 @@ class Run:
             layers.setdefault(layer, {})[entry] = state[name]
         return list(layers.values())
 
-    def round(self, r: int) -> dict[str, Any]:
-        """What every method's rounds have in common; lists follow the cohort's order in the schedule."""
+    def server_state(self, r: int, name: str) -> Tensor:
+        """A state that the server keeps after a round, flat."""
+        return flat(value for entry, value in self.recorder.server_states[r].items() if entry.startswith(f"{name}."))
+
+    def memories(self, r: int, name: str) -> list[Tensor]:
+        """A state in the memory of all clients after a round, each flat; zeros where it has none."""
+        found: dict[int, Tensor] = {}
+        for states in self.recorder.client_states[: r + 1]:
+            found |= {i: flat(state[name].values()) for i, state in states.items() if name in state}
+        zeros = torch.zeros_like(flat(self.client.params().values()))
+        return [found.get(client_id, zeros) for client_id in range(len(self.problem.data))]
+
+    def cohort(self, r: int) -> list[ClientUpdate]:
+        """The updates of a round, in the order of the schedule."""
         updates = self.recorder.updates[r]
         assert sorted(updates) == sorted(self.schedule[r])
-        cohort = [updates[client_id] for client_id in self.schedule[r]]
+        return [updates[client_id] for client_id in self.schedule[r]]
+
+    def states(self, r: int) -> list[dict[str, Any]]:
+        """Round buffers and memory of the cohort's clients, in the order of the schedule."""
+        return [self.recorder.client_states[r][client_id] for client_id in self.schedule[r]]
+
+    def round(self, r: int) -> dict[str, Any]:
+        """What every method's rounds have in common; lists follow the cohort's order in the schedule."""
+        cohort = self.cohort(r)
         (lr,) = self.recorder.lrs[r] or {self.cfg["lr"] * self.cfg["lr_decay"] ** r}  # nobody had anything to train on
         server = self.recorder.servers[r]
         return {
@@ -212,10 +275,32 @@ class Run:
             "clients": [self.weights(update.weights) for update in cohort],
             "client_buffers": [self.buffers(update.weights) for update in cohort],
             "server": self.weights(server),
+            **{f"server_{part}": self.weights(server, part) for part in self.parts},
+            **(self.of_head(r) if "head_epochs" in self.cfg else {}),
+            **self.noted(r),
             "server_buffers": self.buffers(server),
             "bytes_down": [self.recorder.down[r][client_id] for client_id in self.schedule[r]],
             "bytes_up": [self.recorder.up[r][client_id] for client_id in self.schedule[r]],
         }
+
+    def noted(self, r: int) -> dict[str, Any]:
+        """What was noted of the participants and of the server, models as the golden files write them."""
+        notes = [self.recorder.notes[r][client_id] for client_id in self.schedule[r]]
+        found: dict[str, Any] = {name: [note[name] for note in notes] for name in notes[0]}
+        for name, values in [*found.items()]:
+            if any(isinstance(value, dict) for value in values):
+                found[name] = [state and self.weights(state) for state in values]
+                found[f"{name}_buffers"] = [state and self.buffers(state) for state in values]
+        return {**found, **self.recorder.sides[r]}
+
+    def of_head(self, r: int) -> dict[str, Any]:
+        """Steps of the participants' heads (0 of a client without data) and bodies, and the heads' learning rate."""
+        epochs, updates = self.cfg["head_epochs"], self.recorder.updates[r]
+        seen = {c: self.recorder.passes[r].get(c, [(0, set[float]())] * epochs)[epochs - 1] for c in self.schedule[r]}
+        steps = {client_id: k for client_id, (k, _) in seen.items()}
+        body = [updates[client_id].num_steps - k for client_id, k in steps.items()]
+        lrs = set[float]().union(*(lrs for _, lrs in seen.values()))
+        return {"K_head": [*steps.values()], "K_body": body, "head_lr": next(iter(lrs), None)}
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -234,7 +319,7 @@ def run(
 
     `local_optimizer` makes the clients' optimizer of the factory of plain SGD; `sets` names inputs that are data.
     """
-    cfg, recorder = inputs["cfg"], recorder or Recorder()
+    cfg, recorder = {"lr_decay": 1.0, "batch": None, **inputs["cfg"]}, recorder or Recorder()
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
@@ -243,6 +328,7 @@ def run(
         local_epochs=cfg["epochs"],
         lr_decay=cfg["lr_decay"],
         weighting=cfg.get("weighting", "samples"),
+        clip_norm=cfg.get("clip_norm"),
         **loop,
     )
     recorder.watch(fitted.server_module)
@@ -261,11 +347,88 @@ def run(
     return Run(problem, module, recorder, cfg)
 
 
+class GivenGradients(pl.LightningModule):
+    """A module with weights w, whose gradient is the batch of one; keeps w after each step.
+
+    `inputs`: x (first w), grads, lrs (of each step), rho, wd.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.w, self.inputs, self.steps = nn.Parameter(torch.from_numpy(inputs["x"]).clone()), inputs, list[Tensor]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch[0][0] @ self.w
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.steps.append(self.w.detach().clone())
+
+    def configure_optimizers(self) -> Any:
+        lrs = self.inputs["lrs"]
+        optimizer = SGD([self.w], lrs[0], self.inputs["rho"], weight_decay=self.inputs["wd"])
+        schedule = LambdaLR(optimizer, lambda k: [*lrs, 0.0][k] / lrs[0])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def train_given(client: ClientModule, memory: dict[str, Any], **extras: Any) -> ClientResult:
+    """Train a client around `GivenGradients`, by the engine; `extras` of the broadcast."""
+    module: Any = client.module
+    grads = np.stack(module.inputs["grads"])
+    problem = Problem({}, [(grads, np.zeros(len(grads)))])
+    data = data_module(problem, {"schedule": [[0]], "batch": 1})
+    data.setup("fit")
+    broadcast = Broadcast(0, "train", {"module.w": module.w.detach().clone()}, extras)
+    (result,) = SequentialEngine(client).run("train", [ClientJob(0, broadcast, data.view(0, 0), memory)])
+    return result
+
+
 # --- methods
 
 
 def rounds(finished: Run) -> dict[str, Any]:
     return {"rounds": [finished.round(r) for r in range(len(finished.schedule))]}
+
+
+def whole(
+    kind: Callable[..., ClientModule],
+    names: str = "",
+    note: Callable[[Any, ClientUpdate], dict[str, Any]] | None = None,
+    side: Callable[[Any], dict[str, Any]] | None = None,
+    more: Callable[[Run, int], dict[str, Any]] = lambda finished, r: {},
+    **loop: Any,
+) -> Adapter:
+    """An adapter of whole rounds, with the case's server lr.
+
+    Args:
+        kind: the client's class; an object of it finds the case's inputs under `case`.
+        names: of the client's settings, `setting` or `setting=name in cfg`, those that cfg has; "rule" is None.
+        note: of the Recorder.
+        side: of the Recorder.
+        more: what a round has besides, `(run, r) -> ` values by key.
+        loop: settings of the loop; classes are called.
+    """
+
+    def adapted(inputs: Inputs) -> dict[str, Any]:
+        cfg, settings = inputs["cfg"], {}
+        for setting, _, name in (word.partition("=") for word in names.split()):
+            if (name or setting) in cfg:
+                value = cfg[name or setting]
+                settings[setting] = None if value == "rule" else value
+
+        def client(**given: Any) -> ClientModule:
+            made = kind(**settings, **given)
+            made.case = inputs
+            return made
+
+        seen = {"note": note, "side": side}
+        recorder = Recorder(**{name: given for name, given in seen.items() if given is not None})
+        made = {name: value() if isinstance(value, type) else value for name, value in loop.items()}
+        if "server_lr" in cfg:
+            made["server_optimizer"] = partial(SGD, lr=cfg["server_lr"])
+        finished = run(client, inputs, recorder=recorder, **made)
+        return {"rounds": [{**one, **more(finished, r)} for r, one in enumerate(rounds(finished)["rounds"])]}
+
+    return adapted
 
 
 def fedavg(inputs: Inputs) -> dict[str, Any]:

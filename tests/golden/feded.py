@@ -15,7 +15,7 @@ from fl_lightning.methods import SAM, FedAvg, FedED, FedEXPAggregator
 from fl_lightning.methods.feded import calibrated_softmax, empty_class_distillation, logit_suppression
 from fl_lightning.methods.sam import perturbation
 
-from .adapters_fn import Inputs, aggregated, on_logits
+from .adapters_fn import Inputs, aggregated, on_logits, states
 from .end_to_end import rounds, run
 
 
@@ -64,8 +64,10 @@ FN = {
 class Server:
     """What an aggregator sees of a server that has these weights."""
 
+    round_idx, module = 0, None
+
     def __init__(self, weights: dict[str, Tensor], trainable: list[str]) -> None:
-        self.weights, self.trainable = weights, tuple(trainable)
+        self.weights, self.trainable, self.cohort_size = weights, tuple(trainable), 1000
 
 
 def fedexp(inputs: Inputs) -> dict[str, Any]:
@@ -78,14 +80,11 @@ def fedexp(inputs: Inputs) -> dict[str, Any]:
         first = aggregator.evaluation_weights(now)["w"]
         aggregator.begin_round([0])
         return {"eval": aggregator.evaluation_weights(now)["w"], "first_round_eval": first}
-    named = "global" in inputs
-    start = inputs["global"] if named else {"w": inputs["w"]}
-    states = inputs["locals"] if named else [{"w": y} for y in inputs["ys"]]
-    states = [{name: torch.from_numpy(value) for name, value in state.items()} for state in [start, *states]]
+    start, clients = states(inputs)
     aggregator = FedEXPAggregator(eps=inputs["eps"], eps_scale=inputs["eps_scale"])
-    aggregator.attach(Server(states[0], inputs.get("trainable", ["w"])))
-    state = aggregated(states[1:], inputs["n"], inputs["weighting"], aggregator)
-    deltas = torch.stack([one["w"] - states[0]["w"] for one in states[1:]])
+    aggregator.attach(Server(start, inputs.get("trainable", ["w"])))
+    state = aggregated(clients, inputs["n"], inputs["weighting"], aggregator)
+    deltas = torch.stack([one["w"] - start["w"] for one in clients])
     p = torch.tensor(inputs["n"]).double() if inputs["weighting"] == "samples" else torch.ones(len(deltas)).double()
     p = p / p.sum()
     return {

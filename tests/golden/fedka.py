@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.classes import class_split
+from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.methods import FedKA
-from fl_lightning.methods.fedka import Anchor, anchor_loss, anchor_plan, pick
+from fl_lightning.methods.fedka import Anchor, anchor_loss, anchor_plan, kept_columns, pick
 
 from .adapters_fn import Inputs, float64
-from .end_to_end import rounds, run
+from .end_to_end import Run, rounds, run
 
 
 class Stub:
@@ -32,7 +32,7 @@ def plan_anchors(inputs: Inputs) -> dict[str, Any]:
     return {
         "plan": [list(entry) for entry in plan.items()],
         "size_after_cut": len(drawn),
-        "kept_logits": (~split.dominant).nonzero().flatten(),
+        "kept_logits": kept_columns(split, inputs.get("columns", "dropped")).nonzero().flatten(),
     }
 
 
@@ -41,7 +41,8 @@ def ka_loss(inputs: Inputs) -> dict[str, Any]:
     classes = len(inputs["logits_local"][0]) if rows else max(dominant) + 1
     received, local = (float64(inputs[name]).reshape(rows, classes) for name in ("logits_global", "logits_local"))
     local.requires_grad_()
-    kept = torch.tensor([k not in dominant for k in range(classes)])
+    is_dominant = torch.tensor([k in dominant for k in range(classes)])
+    kept = kept_columns(ClassSplit(~is_dominant, ~is_dominant, is_dominant), inputs.get("columns", "dropped"))
     value = anchor_loss(received, local, kept, torch.ones(rows, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(value, local)
     return {"value": value, "grad_local": gradient}
@@ -82,8 +83,8 @@ class Given(FedKA):
         if local.size():
             split = class_split(local.label_counts, self.gamma)
             missing, rest = (mask.nonzero().flatten() for mask in (split.missing, split.non_dominant))
-            note = {"missing": missing, "non_dominant": rest, "kept_columns": (~split.dominant).nonzero().flatten()}
-            note["anchors_used"] = 0
+            kept = kept_columns(split, self.columns).nonzero().flatten()
+            note = {"missing": missing, "non_dominant": rest, "kept_columns": kept, "anchors_used": 0}
         if "anchors" in self.round:
             valid: Tensor = self.round["valid"]
             case = torch.from_numpy(self.given[local.round_idx][local.client_id]["X"])
@@ -92,18 +93,20 @@ class Given(FedKA):
         self.used[local.round_idx][local.client_id] = note
 
 
-def fedka_rounds(inputs: Inputs) -> dict[str, Any]:
+def fedka_run(inputs: Inputs, **loop: Any) -> tuple[Run, dict[str, Any]]:
+    """A run, with further settings of it or of the loop, and what is compared of it."""
     cfg = inputs["cfg"]
     schedule = cfg["schedule"]
     given = [dict(zip(cohort, row, strict=True)) for cohort, row in zip(schedule, inputs["anchors"], strict=True)]
     names = ("beta", "gamma", "use_missing", "use_non_dominant")
-    client = partial(Given, given=given, max_anchors=cfg["mu"], **{name: cfg[name] for name in names})
-    finished = run(client, {**inputs, "shared": inputs["shared_set"]}, sets=("shared",))
+    settings = {"columns": cfg.get("columns", "dropped"), **{name: cfg[name] for name in names}}
+    client = partial(Given, given=given, max_anchors=cfg["mu"], **settings)
+    finished = run(client, {**inputs, "shared": inputs["shared_set"]}, sets=("shared",), **loop)
     result = rounds(finished)
     for r, one in enumerate(result["rounds"]):
         notes = [finished.client.used[r][client_id] for client_id in schedule[r]]
         one |= {name: [note[name] for note in notes] for name in notes[0]}
-    return result
+    return finished, result
 
 
-E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedka": fedka_rounds}
+E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedka": lambda inputs: fedka_run(inputs)[1]}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from . import adapters_fn, adapters_method, fedcl, feded, fedka, fn_measures, knfu
+from . import adapters_fn, adapters_method, control, fedcl, feded, fedka, fn_measures, knfu, personalised, server_rules
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-PAPERS = (fedcl, feded, fedka, knfu)
+PAPERS = (control, fedcl, feded, fedka, knfu, personalised, server_rules)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
     "fn": adapters_fn.ADAPTERS

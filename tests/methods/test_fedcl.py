@@ -71,7 +71,7 @@ def test_importance_is_that_of_a_loop_of_backward_passes(kind, size, monkeypatch
     weights = {name: value.detach() for name, value in client.params().items()}
     wanted = by_hand(client.net, kind, size)
     for floats in (5 * sum(value.numel() for value in weights.values()), 10**6):
-        monkeypatch.setattr("fl_lightning.methods.fedcl.GRADIENT_FLOATS", floats)
+        monkeypatch.setattr("fl_lightning.functional.importance.GRADIENT_FLOATS", floats)
         cut = client.samples_at_once(weights)
         assert cut == (4 if kind == "tensor" else 5 if floats < 10**6 else 10**6 // 83)
         omega = client.importance_of(weights, zip(*(t.split(cut) for t in PROXY), strict=True))
@@ -203,7 +203,7 @@ def test_around_a_user_s_module():
     assert module["loss"] == pytest.approx(net["train/ce"], rel=1e-6)
     for one, other in zip(inside.values(), outside.values(), strict=True):
         torch.testing.assert_close(one, other)
-    with pytest.raises(RuntimeError, match="change the loss, or estimate with importance=tensor"):
+    with pytest.raises(RuntimeError, match="take the gradients of batches"):
         fit(FedCL(module=Classifier(reads=True)), 1, data())
 
 

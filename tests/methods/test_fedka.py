@@ -192,6 +192,23 @@ def test_the_cut_to_max_anchors_keeps_the_columns():
     assert len(chosen) > 3, "the cut is drawn every round"
 
 
+def test_all_columns_hold_the_dominant_classes_too_and_nothing_else_changes():
+    """The same anchors and divisor; a client whose classes are all dominant still has nothing to hold."""
+    data = partial(toy_data, sizes=(9, 1, 0, 16))
+    (_, dropped), (_, every) = (run(fedka(beta=0.1, columns=kind), 1, data()) for kind in ("dropped", "all"))
+    for client_id, used in every.used[0].items():
+        printed = dropped.used[0][client_id]
+        assert used.keys() == printed.keys()
+        if used:
+            assert used["kept"].all()
+            assert not printed["kept"].all()
+            assert torch.equal(used["anchors"], printed["anchors"])
+            assert torch.equal(used["valid"], printed["valid"])
+    assert all(steps[0] == 0 for steps in every.losses[0].values() if steps)
+    _, nothing = run(fedka(columns="all", gamma=0.0), 1, toy_data((30, 40)))
+    assert not any(nothing.used[0].values())
+
+
 @pytest.mark.parametrize("strategy", ["hard", "proficient"])
 def test_strategies_take_the_sample_with_the_extreme_loss_under_the_received_model(strategy):
     class Check(FedKA):
@@ -251,6 +268,7 @@ def test_the_shared_set_is_asked_for_at_start():
         ({"beta": -0.1}, "beta must be at least 0, got -0.1"),
         ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
         ({"max_anchors": -1}, "max_anchors must be at least 0, got -1"),
+        ({"columns": "kept"}, "columns must be one of dropped, all, got 'kept'"),
         ({"strategy": "easy"}, "strategy must be one of random, hard, proficient, got 'easy'"),
     ],
 )

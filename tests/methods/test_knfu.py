@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fl_lightning import FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
-from fl_lightning.methods import FedAvg, FedMD, KnFu
+from fl_lightning.methods import FedAvg, FedMD, KnFu, Local
 from fl_lightning.methods.knfu import (
     KnFuServer,
     class_distributions,
@@ -173,6 +173,15 @@ def test_the_module_keeps_the_weights_of_the_start_and_the_store_the_clients():
     names = [sorted(loop.store.personal(c)) for c in range(5)]
     assert names[0] == names[3] != names[1]
     assert all(name.startswith("net.nets.1.") for name in names[1])
+
+
+def test_all_clients_of_a_net_start_alike_with_every_method_and_a_net_listed_twice_starts_twice():
+    twice = partial(HeterogeneousNets, nets=[Flat, Wide, Flat])
+    starts = [models_of(fit(kind(net=twice), 0, transfer_data())) for kind in (KnFu, FedMD, Local)]
+    for models in starts:
+        assert equal(models[0], models[3])
+        assert not equal(models[0], models[2])
+        assert all(map(equal, models, starts[0]))
 
 
 def test_the_order_of_the_cohort_does_not_matter():

@@ -1,0 +1,76 @@
+"""Base of the attacks, and how a client is made malicious."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytorch_lightning import LightningModule
+
+from fl_lightning.client import ClientModule
+from fl_lightning.types import Broadcast, ClientData
+
+
+class Attack(ClientModule):
+    """Part of a malicious client; derive it together with the class of the client, or call `attacked`.
+
+    Attributes:
+        attackers: ids of the malicious clients.
+    """
+
+    attackers: frozenset[int] = frozenset()
+
+    @property
+    def is_attacker(self) -> bool:
+        """True while a malicious client is trained."""
+        return self.context.client_id in self.attackers
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if max(self.attackers) >= local.num_clients:
+            raise ValueError(f"attackers must lie in [0, {local.num_clients}), got {sorted(self.attackers)}")
+        super().receive(broadcast, local)
+
+
+def attacked(client: LightningModule, attack: type[Attack], attackers: Iterable[int], **settings: Any) -> ClientModule:
+    """Make some clients malicious.
+
+    Args:
+        client: of any method, or a LightningModule (then FedAvg's); the same object is returned, of another class.
+        attack: what the malicious ones do.
+        attackers: their ids.
+        settings: attributes of the attack.
+
+    Raises:
+        ValueError: if the client is malicious already, or no attacker is named.
+    """
+    whole = client if isinstance(client, ClientModule) else ClientModule(module=client)
+    ids = frozenset(attackers)
+    if isinstance(whole, Attack):
+        raise ValueError(f"a client takes one attack, and {type(whole).__name__} has one; give it a plain client")
+    if not ids or min(ids) < 0:
+        raise ValueError(f"attackers must be the ids of one or more clients, got {sorted(ids)}")
+    whole.__class__ = malicious(attack, type(whole))
+    whole.may_be_neutral = False  # at neutral coefficients only the plain loss is called, and the attack left out
+    for name, value in {"attackers": ids, **settings}.items():
+        setattr(whole, name, value)
+    return whole
+
+
+CLASSES: dict[tuple[type[Attack], type[ClientModule]], Any] = {}
+"""Classes of malicious clients, by attack and the class of the client."""
+
+
+def malicious(attack: type[Attack], base: type[ClientModule]) -> Any:
+    """Derive the class of the clients of `base` that attack, once."""
+
+    def reduce(self: Any) -> Any:  # copies and other processes know the class by its two parts
+        return empty, (attack, base), self.__getstate__()
+
+    if (attack, base) not in CLASSES:
+        name = f"{attack.__name__}{base.__name__}"
+        CLASSES[attack, base] = type(name, (attack, base), {"__reduce__": reduce})
+    return CLASSES[attack, base]
+
+
+def empty(attack: type[Attack], base: type[ClientModule]) -> Any:
+    """Make an object of the class of malicious clients, without its state."""
+    kind = malicious(attack, base)
+    return kind.__new__(kind)

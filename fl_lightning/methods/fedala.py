@@ -1,0 +1,123 @@
+"""FedALA: a client starts from its own model and the received one, mixed entry by entry with weights that it learns.
+
+Source: Zhang et al., AAAI 2023, arXiv:2212.01197, Algorithm 1 and Eqs. 3-6, and its code. Server: FedAvg.
+Note: the buffers are the client's own; the authors' code copies parameters only. What lies below the mixed layers is
+taken as received.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client import OwnModelClient, check_loss_returned
+from fl_lightning.functional import state as S
+from fl_lightning.types import Batch, Broadcast, ClientData, State
+from fl_lightning.utils.settings import check_above, check_at_least, check_at_most
+
+WINDOW = 10
+"""Passes whose losses tell whether the first mixing has settled."""
+
+
+def mixed(own: State, received: State, mixing: State) -> State:
+    """θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
+    return {name: value + (received[name] - value) * mixing[name] for name, value in own.items()}
+
+
+def stepped(mixing: State, gradients: State, own: State, received: State, eta: float) -> State:
+    """A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
+    moved = S.sub(received, own)
+    return {name: (value - eta * gradients[name] * moved[name]).clamp(0, 1) for name, value in mixing.items()}
+
+
+def settled(losses: Sequence[float], threshold: float) -> bool:
+    """True where more than ten passes were made, and the last ten losses have a std (of all ten) below the threshold.
+
+    >>> settled([5.0] * 10, 0.1), settled([5.0] * 11, 0.1)
+    (False, True)
+    """
+    window = torch.tensor(losses[-WINDOW:], dtype=torch.float64)
+    return len(losses) > WINDOW and bool(window.std(correction=0) < threshold)
+
+
+class FedALA(OwnModelClient):
+    """Local loss as it is, from a starting point that the client mixes of its last model and the received one.
+
+    The client's first participation starts from the received model.
+
+    Args:
+        layers: p, the last parameter tensors that are mixed, >= 0; 0: all.
+        eta: η, step size of the mixing weights, > 0; `lr_decay` does not touch it.
+        share: of the client's samples on which they are learnt, in (0, 1]; drawn anew every round.
+        first_epochs: passes of the first mixing, >= 1; None: until its loss has settled.
+        epochs: passes of every later mixing, >= 1.
+        threshold: std of the last ten losses below which the first mixing has settled, > 0.
+        max_epochs: passes of the first mixing at most, >= 1.
+        base: of `ClientModule`.
+    """
+
+    def __init__(
+        self,
+        layers: int = 2,
+        eta: float = 1.0,
+        share: float = 0.8,
+        first_epochs: int | None = None,
+        epochs: int = 1,
+        threshold: float = 0.1,
+        max_epochs: int = 100,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_loss_returned(self)
+        check_at_least(0, "0 mixes all", layers=layers)
+        check_at_least(1, first_epochs=first_epochs, epochs=epochs, max_epochs=max_epochs)
+        check_above(0, eta=eta, threshold=threshold, share=share)
+        check_at_most(1, share=share)
+        self.layers, self.eta, self.share, self.threshold = layers, eta, share, threshold
+        self.first_epochs, self.epochs, self.max_epochs = first_epochs, epochs, max_epochs
+
+    def drawn(self, local: ClientData) -> Tensor:
+        """Draw this round's samples for the mixing, positions (k,) int64; a study may override it."""
+        order = torch.randperm(local.size(), generator=local.generator("mixing"))
+        return order[: max(1, int(self.share * len(order) + 1e-9))]
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        own = self.own_model()
+        if own is None or not local.size() or not self.received:
+            return
+        names, shared = list(self.received)[-self.layers :], self.received
+        self.load_model({name: value for name, value in own.items() if name not in shared})
+        old, new = ({name: state[name] for name in names} for state in (own, shared))
+        mixing = self.memory.get("mixing")
+        first = mixing is None
+        if mixing is None:
+            mixing = {name: torch.ones_like(value) for name, value in old.items()}
+        samples, losses = local.restricted("train", self.drawn(local)), list[float]()
+        while not self.finished(losses, first):
+            mixing, loss = self.one_pass(mixing, old, new, samples)
+            losses.append(loss)
+        self.load_model(mixed(old, new, mixing))
+        self.memory["mixing"] = mixing
+
+    def finished(self, losses: Sequence[float], first: bool) -> bool:
+        """True after the last pass of a mixing, by the losses of its passes."""
+        if not first:
+            return len(losses) >= self.epochs
+        if self.first_epochs is not None:
+            return len(losses) >= self.first_epochs
+        return len(losses) >= self.max_epochs or settled(losses, self.threshold)
+
+    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, float]:
+        """Step the mixing weights once a batch; returns them, and the mean loss, each batch's before its step."""
+
+        def step(batch: Batch) -> Tensor:
+            nonlocal mixing
+            params = {name: value.requires_grad_() for name, value in mixed(own, received, mixing).items()}
+            loss = self.loss_at(params, batch)
+            found = torch.autograd.grad(loss, [*params.values()], allow_unused=True, materialize_grads=True)
+            mixing = stepped(mixing, dict(zip(params, found, strict=True)), own, received, self.eta)
+            return loss
+
+        loss = self.mean_over(local, step)
+        return mixing, float(loss)

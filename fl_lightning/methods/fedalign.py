@@ -1,0 +1,142 @@
+"""FedAlign: make a narrow copy of the last block as smooth as the block itself.
+
+Source: Mendieta et al., CVPR 2022, arXiv:2111.14213. Server: FedAvg. The paper trains ResNet-56 with SGD of
+lr 0.01, momentum 0.9, Nesterov and weight decay 1e-4, and clips gradients at norm 10 (`model.clip_norm`).
+Note: the narrow block's BatchNorm has the first entries of scale and shift and the batch's statistics; the running ones
+are the whole block's. The authors' code divides by zero where both norms agree; here the term is left out.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.client.teacher import BATCH_NORMS
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import raised
+from fl_lightning.nets.backbone import Stages
+from fl_lightning.types import Batch, State
+from fl_lightning.utils.settings import check_at_least
+
+ITERATIONS = 10
+"""Of the power method, started from ones; they need not converge."""
+
+
+def transmission(before: Tensor, after: Tensor) -> Tensor:
+    """T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2); f_{L-1} is pooled to h × w."""
+    if before.shape[2:] != after.shape[2:]:
+        before = F.adaptive_avg_pool2d(before, (after.shape[2], after.shape[3]))
+    f1, f2 = (raised(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
+    return f1 @ f2.transpose(1, 2) / f2.shape[2]
+
+
+def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
+    """√λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,); 0 with zero gradient for T = 0."""
+    square, tiny = matrix @ matrix.transpose(1, 2), torch.finfo(matrix.dtype).tiny
+    v = torch.ones_like(square[..., :1])
+    for _ in range(iterations):
+        product, length = square @ v, squared_length(v).clamp(min=tiny).sqrt()
+        norm = squared_length(product).clamp(min=tiny).sqrt()
+        value, v = norm / length, product / norm[:, None, None]
+    return torch.where(squared_length(product) > 0, value.sqrt(), 0.0)
+
+
+def squared_length(v: Tensor) -> Tensor:
+    """‖v‖² of each sample: (B, c, 1) -> (B,)."""
+    return v.square().sum((1, 2))
+
+
+def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
+    """μ (CE/ℓ) ℓ with CE/ℓ a constant and ℓ = MSE of the norms: (), (B,), (B,) -> (), 0 where ℓ = 0."""
+    gap = F.mse_loss(narrow, full.detach())
+    scale = ce.detach() / gap.detach()
+    return mu * scale.where(scale.isfinite(), 0.0) * gap
+
+
+def narrowed(block: nn.Module, width: float, inputs: int) -> State:
+    """The first share `width` of the channels of a block's parameters and buffers, by name.
+
+    Args:
+        block: of Linear, Conv2d (ungrouped) and BatchNorm layers, and others without parameters.
+        width: in (0, 1].
+        inputs: channels of the block's own input, which stay whole.
+    """
+
+    def kept(channels: int) -> int:
+        return max(1, round(width * channels))
+
+    found: State = {}
+    for name, layer in block.named_modules():
+        own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+        for entry, value in own:
+            cut = value[: kept(len(value))] if value.ndim else value
+            if value.ndim > 1 and value.shape[1] != inputs:
+                cut = cut[:, : kept(value.shape[1])]
+            buffer = not isinstance(value, nn.Parameter)
+            found[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics
+    return found
+
+
+def check_block(block: nn.Module) -> None:
+    """Refuse a block with layers that cannot be made narrower by leaving channels out.
+
+    Raises:
+        ValueError: naming the layer.
+    """
+    for name, layer in block.named_modules():
+        plain = isinstance(layer, (nn.Linear, nn.Conv2d, *BATCH_NORMS)) and getattr(layer, "groups", 1) == 1
+        if not plain and [*layer.parameters(recurse=False)]:
+            raise ValueError(
+                f"FedAlign makes the last block narrower, which must be of Linear, BatchNorm and ungrouped Conv2d "
+                f"layers, but {name or 'it'} is {type(layer).__name__}; take ResNet or CIFARResNet"
+            )
+
+
+class FedAlign(ClientModule):
+    """Local loss CE + μ (CE/ℓ) ℓ; ℓ compares the Lipschitz bounds of the last block and its narrow copy.
+
+    Args:
+        mu: μ >= 0; 0 is FedAvg.
+        width: share of the last block's channels in the narrow copy, in (0, 1].
+        base: of `ClientModule`; needs a `net` with `stages` (ResNet, CIFARResNet).
+    """
+
+    needs = frozenset({"logits"})
+    neutral = {"mu": 0}
+    stackable = True
+
+    def __init__(self, mu: float = 0.45, width: float = 0.25, **base: Any) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", mu=mu)
+        if not 0 < width <= 1:
+            raise ValueError(f"width must lie in (0, 1], got {width}; the paper takes 0.25")
+        self.mu, self.width = mu, width
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if self.mu:
+            check_block(self.stages().last)
+
+    def stages(self) -> Stages:
+        """The net, cut around its last block."""
+        assert self.net is not None
+        return self.net.stages()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        assert self.net is not None
+        x, y = batch
+        before, last, after = self.stages()
+        with self.forward_context():
+            inner = before(x)
+            outer = last(inner)
+            logits = self.net.head(after(outer))
+            inner = inner.detach()
+            narrow = functional_call(last, narrowed(last, self.width, inner.shape[1]), (inner,))
+        ce = cross_entropy(logits, y)
+        norms = [spectral_norm(transmission(inner, out)) for out in (narrow, outer.detach())]
+        term = aligned(ce, norms[0], norms[1], self.mu)
+        self.log_dict({"train/ce": ce, "train/aligned": F.mse_loss(norms[0], norms[1])})
+        return ce + term

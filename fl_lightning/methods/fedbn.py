@@ -1,0 +1,26 @@
+"""FedBN: the layers that normalise stay with the client, everything else is averaged.
+
+Source: Li et al., ICLR 2021, arXiv:2102.07623, Algorithm 1. Server: FedAvg.
+Note: the layers are found by type, not by name: no BatchNorm layer of torchvision's MobileNetV2 has "bn" in its name.
+"""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fl_lightning.client import ClientModule
+
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""Batch and instance norms of every dimension, lazy ones too, and those without statistics."""
+
+
+class FedBN(ClientModule):
+    """Local loss as it is; parameters and buffers of every norm layer never travel.
+
+    A client begins with those of the initial model. Their mean over the participants serves the evaluation of the
+    global model only.
+    """
+
+    stackable = True
+
+    def is_personal(self, name: str, owner: nn.Module) -> bool:
+        return isinstance(owner, NORMS)

@@ -1,0 +1,168 @@
+"""FedCurv: pull each parameter towards the other clients' weights, as strongly as their Fisher information says.
+
+Source: Shoham et al. 2019, arXiv:1910.07796, Eqs. 3-5. The mean of the clients is FedAvg's.
+The server keeps only U = Σ u_j and V = Σ v_j, u_j the diagonal of the Fisher information at the trained weights θ_j and
+v_j = u_j θ_j: a client subtracts its own pair, and uploads how it has changed. `scope: last_round` is the paper's sum.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.func import grad
+from torch.optim import Optimizer
+
+from fl_lightning.aggregation import ServerModule, StateBuffers
+from fl_lightning.client import ClientModule
+from fl_lightning.functional import state as S
+from fl_lightning.functional.importance import first_length, importance, samples_at_once
+from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
+from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_sgd
+
+
+def batch_fisher(
+    loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
+) -> State:
+    """Mean over batches of the squared gradient of the batch's mean loss.
+
+    Args:
+        loss: `(params, batch) -> ()`, the mean loss of a batch.
+        params: where it is taken, by name.
+        batches: at least one.
+        max_samples: the batch that passes this number is the last; None: all batches count.
+
+    >>> import torch
+    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [2.0, 1.0]])
+    >>> batch_fisher(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
+    {'w': tensor([2.5000, 0.6250])}
+    """
+    params, total, seen = S.clone(params), S.StateSum(), 0
+    for batch in batches:
+        total.add({name: gradient.square() for name, gradient in grad(loss)(params, batch).items()})
+        seen += first_length(batch)
+        if max_samples is not None and seen > max_samples:
+            break
+    return S.mean_of(total)
+
+
+def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
+    """Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
+
+    With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
+    """
+    squares = {name: S.raised(value).square() for name, value in params.items()}
+    return S.inner(curvature, squares) - 2 * S.inner(pull, params)
+
+
+class FedCurvServer(ServerModule):
+    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u, self.v = StateBuffers({}), StateBuffers({})
+
+    @property
+    def client(self) -> "FedCurv":
+        """Fitted client, which holds the method's settings."""
+        return self.client_of(FedCurv)
+
+    def setup(self) -> None:
+        names = () if self.client.is_neutral else self.server.trainable
+        self.u, self.v = self.server_state(names), self.server_state(names)
+
+    def check_server_optimizer(self, optimizer: Optimizer) -> None:
+        if not self.client.is_neutral and not is_plain_sgd(optimizer):
+            raise ValueError(
+                f"FedCurv's Fisher information is of the weights that the clients sent, and the global weights must "
+                f"stay among these: model.server_optimizer must be torch.optim.SGD without momentum and weight decay, "
+                f"got {type(optimizer).__name__}; set that, or leave it unset"
+            )
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        return self.sends(exchange) if self.client.is_neutral else self.sends(exchange, u=self.u, v=self.v)
+
+    def add(self, update: ClientUpdate) -> None:
+        if "u" in update.extras:
+            self.sum("u", update.extras["u"])
+            self.sum("v", update.extras["v"])
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        for name, kept in (("u", self.u), ("v", self.v)):
+            for entry, change in self.summed(name).items():
+                kept[entry].mul_(self.client.scope == "seen").add_(change)
+        return aggregate
+
+
+class FedCurv(ClientModule):
+    """Local loss L + λ Σ_{j≠i} (θ − θ_j)ᵀ diag(F_j) (θ − θ_j) over the shared trainable parameters, less a constant.
+
+    Args:
+        lam: λ >= 0; 0 is FedAvg, and nothing is estimated or sent. With SGD lr · λ · max(U) must stay well below 1.
+        fisher: F_j as mean of squared gradients: of every `sample`, or of every `batch` (up to the batch size times
+            smaller, so that λ means something else), the batches being those of the first local epoch.
+        fisher_samples: with `fisher: batch`, the batch that passes this number of samples is the last.
+        scope: the clients j: all `seen` so far, each with its latest F_j, or those of the `last_round`.
+        base: of `ClientModule`.
+    """
+
+    server_class = FedCurvServer
+    neutral = {"lam": 0}
+    stackable = True
+
+    def __init__(
+        self,
+        lam: float = 1.0,
+        fisher: Literal["sample", "batch"] = "sample",
+        fisher_samples: int = 500,
+        scope: Literal["seen", "last_round"] = "seen",
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", lam=lam)
+        check_choice(("sample", "batch"), fisher=fisher)
+        check_at_least(1, fisher_samples=fisher_samples)
+        check_choice(("seen", "last_round"), scope=scope)
+        self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
+
+    def own(self, name: str, like: State, round_idx: int) -> State:
+        """The client's pair (`u` or `v`) as far as it is in the server's sum; zeros where it is not."""
+        counts = self.scope == "seen" or self.memory.get("round") == round_idx - 1
+        return (self.memory.get(name) if counts else None) or S.zeros_like(like)
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        for name in ("u", "v"):
+            total = broadcast.extras[name]
+            self.round_buffer(f"own_{name}", self.own(name, total, broadcast.round_idx))
+            self.round_buffer(name, S.sub(total, self.own(name, total, broadcast.round_idx)))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.local_loss(batch, batch_idx)
+        penalty = curvature_penalty(self.params(), self.round["u"], self.round["v"])
+        self.log("train/penalty", penalty)
+        return loss + self.lam * penalty
+
+    def nonfinite_hint(self) -> str:
+        return f"FedCurv needs lr · lam · max(U) well below 1: lower lam ({self.lam}); else {super().nonfinite_hint()}"
+
+    def information(self, params: State, local: ClientData) -> State:
+        """Estimate F_i with the model as it is, in eval mode."""
+        samples = self.fisher == "sample"
+        batches = local.batches(batch_size=samples_at_once(params)) if samples else local.batches(epoch=0)
+        with self.evaluation_mode():
+            given = map(self.transferred, batches)
+            if samples:
+                return importance(self.loss_at, params, given, "square")
+            return batch_fisher(self.loss_at, params, given, self.fisher_samples)
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
+        params = S.clone(self.params())
+        if self.is_neutral or not params:
+            return {}
+        own = {name: self.round[f"own_{name}"] for name in ("u", "v")}
+        if not self.num_steps:  # no data: the pair stays
+            none = S.zeros_like(params)
+            return {"u": none, "v": none}
+        u = self.information(params, local)
+        pair = {"u": u, "v": {name: value * params[name] for name, value in u.items()}}
+        self.memory.update(pair, round=local.round_idx)
+        return {name: S.sub(new, own[name]) if self.scope == "seen" else new for name, new in pair.items()}

@@ -1,0 +1,165 @@
+"""FedDF: the server distils the clients' mean prediction on unlabelled data into the mean of their weights.
+
+Source: Lin et al., NeurIPS 2020, arXiv:2006.07242, Algorithm 1; Adam with a cosine schedule as in its experiments.
+Clients and rule: any that share all their weights; set as `model.server_module`. The unlabelled data are the server's
+proxy split; its labels are not read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import kl_divergence
+from fl_lightning.functional.state import raised
+from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.settings import check_above, check_at_least, check_choice
+
+ROWS_AT_ONCE = 1000
+"""Samples per forward pass where nothing is trained."""
+
+
+class FedDFServer(ServerModule):
+    """Minimises T² KL(softmax(mean_i z_i / T) ‖ softmax(z / T)) over the student's trainable weights, from the mean.
+
+    Teachers are the clients with data, with equal weight. Teachers and student are in eval mode throughout: each
+    teacher has its own running statistics, the student keeps the mean's.
+
+    Args:
+        temperature: T > 0.
+        distill_lr: of Adam, which is built anew every round.
+        distill_schedule: of the learning rate: `cosine`, to 0 at the last step, or `constant`.
+        distill_batch: proxy samples per step, `full` for all.
+        distill_steps: steps of a round at most; 0 is the rule's aggregate alone.
+        patience: steps without a gain in accuracy on the server's validation split (`data.val_fraction`) after which
+            a round's distillation stops; without such a split all steps are taken.
+        eval_every: steps from one look at the validation split to the next.
+    """
+
+    needs = frozenset({"logits", "proxy"})
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        distill_lr: float = 1e-3,
+        distill_schedule: Literal["cosine", "constant"] = "cosine",
+        distill_batch: int | Literal["full"] = 128,
+        distill_steps: int = 10_000,
+        patience: int = 1000,
+        eval_every: int = 100,
+    ) -> None:
+        super().__init__()
+        check_above(0, temperature=temperature, distill_lr=distill_lr)
+        check_choice(("cosine", "constant"), distill_schedule=distill_schedule)
+        check_at_least(0, "0 distils nothing", distill_steps=distill_steps)
+        check_at_least(1, patience=patience, eval_every=eval_every)
+        if distill_batch != "full":
+            check_at_least(1, "'full' is the whole split", distill_batch=distill_batch)
+        self.temperature, self.distill_lr, self.distill_schedule = temperature, distill_lr, distill_schedule
+        self.distill_batch, self.distill_steps = distill_batch, distill_steps
+        self.patience, self.eval_every = patience, eval_every
+        self.validation: Any = None
+        self.steps_taken = 0
+        """Steps of the last distillation."""
+
+    @property
+    def client(self) -> ClientModule:
+        """Client whose net this is; its own weights are not touched."""
+        client: Any = self.server.module
+        return client  # type: ignore[no-any-return]
+
+    def setup(self) -> None:
+        if not len(self.server.data("proxy")):
+            raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
+        own = [name for name, _ in self.client.named_parameters() if name not in self.server.weights]
+        if own:
+            raise ValueError(
+                f"FedDF distils into a whole net, but {own[0]!r} stays with each client; leave model.personal unset"
+            )
+        try:
+            self.validation = self.server.data("val")
+        except ValueError:  # there is none
+            self.validation = None
+
+    def add(self, update: ClientUpdate) -> None:
+        if update.weights is not None:
+            self.gather(replace(update, extras={}))
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        teachers = [row.weights for _, row in sorted(self.rows.items()) if bool(row.num_samples) and row.weights]
+        if aggregate is None or not teachers or not self.distill_steps:
+            return aggregate
+        with self.client.evaluation_mode():
+            return self.distilled(aggregate, self.ensemble(teachers))
+
+    def ensemble(self, teachers: Sequence[State]) -> Tensor:
+        """Mean logits of the teachers on the proxy split, (n, C)."""
+        proxy = self.server.data("proxy")
+        first, *others = (self.logits(teacher, proxy)[0] for teacher in teachers)
+        return sum(others, first) / len(teachers)
+
+    def distilled(self, student: State, target: Tensor) -> State:
+        """Distil logits (n, C) on the proxy split into the student."""
+        trained = {name: student[name].detach().clone().requires_grad_() for name in self.server.trainable}
+        student, proxy = {**student, **trained}, self.server.data("proxy")
+        optimizer = torch.optim.Adam(trained.values(), lr=self.distill_lr)
+        best, gained, order = self.accuracy(student), 0, self.order(len(proxy))
+        for step in range(self.distill_steps):
+            optimizer.param_groups[0]["lr"] = self.lr_at(step)
+            rows = next(order)
+            ((x, _),) = map(self.client.transferred, proxy.batches([rows], None))
+            with torch.enable_grad():
+                logits = self.predict(student, x)
+                loss = kl_divergence(logits, target[rows.to(target.device)], self.temperature)
+                gradients = torch.autograd.grad(loss, [*trained.values()])
+            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            self.steps_taken = step + 1
+            if self.validation is not None and self.steps_taken % self.eval_every == 0:
+                accuracy = self.accuracy(student)
+                if accuracy > best:
+                    best, gained = accuracy, self.steps_taken
+                elif self.steps_taken - gained >= self.patience:
+                    break
+        return {name: value.detach() for name, value in student.items()}
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step, from 0."""
+        if self.distill_schedule == "constant":
+            return self.distill_lr
+        return self.distill_lr * (1 + math.cos(math.pi * step / self.distill_steps)) / 2
+
+    def order(self, n: int) -> Iterator[Tensor]:
+        """Draw the proxy samples of each step, (B,) int64, pass after pass in a new order."""
+        generator = self.server.generator("distillation")
+        size = n if self.distill_batch == "full" else self.distill_batch
+        while True:
+            yield from torch.split(torch.randperm(n, generator=generator), size)
+
+    def predict(self, state: State, x: Tensor) -> Tensor:
+        """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
+        assert self.client.net is not None
+        entries = {name.removeprefix("net."): value for name, value in state.items()}
+        with self.client.forward_context():
+            return raised(functional_call(self.client.net, entries, (x,)))
+
+    @torch.no_grad()
+    def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
+        """Logits (n, C) of all samples of a split, and their labels (n,)."""
+        rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
+        found = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
+        return torch.cat([logits for logits, _ in found]), torch.cat([y for _, y in found])
+
+    def accuracy(self, state: State) -> float:
+        """Accuracy on the validation split; NaN without one."""
+        if self.validation is None:
+            return math.nan
+        logits, y = self.logits(state, self.validation)
+        return float((logits.argmax(1) == y).double().mean())

@@ -1,0 +1,183 @@
+"""FedFOMO: a client moves towards those models of others that do better than its own on its validation samples.
+
+Source: Zhang et al., ICLR 2021, arXiv:2012.08565, Eqs. 3-4 and Algorithm 1; 5 candidates, ε = 0.3 less 0.05 a round as
+in the authors' code. Server: no model of its own but for evaluation, the mean of the cohort's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.aggregation import ServerModule, StateBuffers
+from fl_lightning.client import OwnModelClient, check_loss_returned
+from fl_lightning.functional.state import State, StateLike, clone, inner, sub
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase
+from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_below
+
+
+def helpfulness(own_loss: Tensor, losses: Tensor, distances: Tensor, floor: float = 1e-5) -> Tensor:
+    """(L(θ_i) − L(θ_n)) / (‖θ_n − θ_i‖ + floor) (Eq. 4): (), (M,), (M,) -> (M,)."""
+    return (own_loss - losses) / (distances + floor)
+
+
+def candidate_weights(raw: Tensor) -> Tensor:
+    """Positive part over its sum, all zero where no candidate helps: (M,) -> (M,).
+
+    >>> candidate_weights(torch.tensor([1.0, -2.0, 3.0])), candidate_weights(torch.tensor([-1.0]))
+    (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
+    """
+    helpful = raw.clamp(min=0)
+    total = helpful.sum()
+    return torch.where(total == 0, 0.0, helpful / total)
+
+
+def moved_towards(own: StateLike, candidates: Sequence[StateLike], weights: Tensor) -> State:
+    """θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3) in float64 and back; integers are rounded half to even."""
+    new = {}
+    for name, value in own.items():
+        state = value.double()
+        for candidate, weight in zip(candidates, weights.double(), strict=True):
+            state = state + weight * (candidate[name].double() - value.double())
+        new[name] = (state if value.is_floating_point() else state.round()).to(value.dtype)
+    return new
+
+
+class FedFOMOServer(ServerModule):
+    """Keeps every client's latest model and the affinity of each pair; sends a client the most promising models.
+
+    Its state grows with the number of clients: N models.
+
+    Attributes:
+        affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal.
+        models: each client's latest model, every entry (N, ...).
+        trained: whether a client has a model, (N,) bool.
+        initial: the initial model, that of a client until then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.affinity = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))
+        self.trained = nn.Buffer(torch.empty(0, dtype=torch.bool))
+        self.models, self.initial = StateBuffers({}), StateBuffers({})
+
+    def setup(self) -> None:
+        self.client_of(FedFOMO)
+        self.check_shares()
+        weights, n = self.server.weights, self.server.num_clients
+        like = next(iter(weights.values()))
+        self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
+        self.trained = nn.Buffer(torch.zeros(n, dtype=torch.bool, device=like.device))
+        self.models = StateBuffers({name: value.new_zeros(n, *value.shape) for name, value in weights.items()})
+        self.initial = StateBuffers(clone(weights))
+
+    def candidates(self, client_id: int) -> list[int]:
+        """Choose the clients whose models this one is sent, ascending."""
+        client = self.client_of(FedFOMO)
+        has_data = self.server.size(client_id) > 0
+        others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
+        if client.num_candidates == "all":
+            return others
+        explored = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)
+        if explored is not None:
+            return sorted(explored[: client.num_candidates])
+        affinity = self.affinity[client_id].tolist()
+        return sorted(sorted(others, key=lambda n: (-affinity[n], n))[: client.num_candidates])
+
+    def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
+        """Draw an order of the candidates, with probability epsilon, else None; a study may override it."""
+        generator = self.server.generator(f"candidates/{client_id}")
+        if float(torch.rand((), generator=generator, dtype=torch.float64)) >= epsilon:
+            return None
+        return [others[k] for k in torch.randperm(len(others), generator=generator)]
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        chosen = self.candidates(client_id)
+        models = {n: {name: stack[n] for name, stack in self.models.items()} for n in chosen}
+        weights = None if bool(self.trained[client_id]) else dict(self.initial)
+        return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
+
+    def add(self, update: ClientUpdate) -> None:
+        self.gather(update)
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        for client_id, row in self.rows.items():
+            self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
+            if row.num_steps and bool(row.included) and row.weights is not None:
+                self.trained[client_id] = True
+                for name, stack in self.models.items():
+                    stack[client_id].copy_(row.weights[name])
+        return aggregate
+
+
+class FedFOMO(OwnModelClient):
+    """Local loss as it is, from the client's last model moved towards the candidates that help it.
+
+    Args:
+        num_candidates: M, models that a client is sent, >= 1, or `all`.
+        epsilon: probability, in round 0, that all of a client's candidates are drawn at random, in [0, 1].
+        epsilon_decay: by which it falls each round, not below 0, >= 0.
+        val_share: of the client's samples, the same in every round, that judge the candidates, in (0, 1); at least
+            one. A client with one sample trains and judges by it.
+        base: of `ClientModule`.
+    """
+
+    server_class = FedFOMOServer
+
+    def __init__(
+        self,
+        num_candidates: int | Literal["all"] = 5,
+        epsilon: float = 0.3,
+        epsilon_decay: float = 0.05,
+        val_share: float = 0.2,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_loss_returned(self)
+        if num_candidates != "all":
+            check_at_least(1, "'all' sends every model", num_candidates=num_candidates)
+        check_at_least(0, epsilon=epsilon, epsilon_decay=epsilon_decay)
+        check_at_most(1, epsilon=epsilon)
+        check_above(0, val_share=val_share)
+        check_below(1, val_share=val_share)
+        self.num_candidates, self.epsilon, self.epsilon_decay = num_candidates, epsilon, epsilon_decay
+        self.val_share = val_share
+
+    def parts(self, local: ClientData) -> tuple[Tensor, Tensor]:
+        """Split the client's samples into those it trains on and those that validate, positions int64."""
+        n = local.size()
+        order = torch.randperm(n, generator=local.generator("validation", per_round=False))
+        held = max(1, int(self.val_share * n + 1e-9))
+        return (order, order) if n == 1 else (order[held:].sort().values, order[:held].sort().values)
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        models = broadcast.extras["candidates"]
+        self.load_model(self.own_model() or {})
+        raw = torch.zeros(local.num_clients, dtype=torch.float64)
+        if local.size():
+            trained, held = self.parts(local)
+            self.round["trained"] = trained
+            if models:
+                raw[list(models)] = self.move(list(models.values()), local.restricted("train", held))
+        self.round_buffer("helpfulness", raw)
+
+    @torch.no_grad()
+    def move(self, candidates: Sequence[Mapping[str, Tensor]], held: ClientData) -> Tensor:
+        """Move the module towards the candidates by their loss on `held`; returns their helpfulness, (M,) float64."""
+        start, names, losses, squares = clone(self.entries()), list(self.params()), [], []
+        for model in ({}, *candidates):
+            self.load_model(model)
+            losses.append(self.mean_over(held, lambda batch: self.local_loss(batch, 0)))
+            away = sub({name: model.get(name, start[name]).double() for name in names}, start)
+            squares.append(inner(away, away))
+        raw = helpfulness(losses[0], torch.stack(losses[1:]), torch.stack(squares[1:]).sqrt())
+        shared = {name: start[name] for name in candidates[0]}
+        self.load_model(start | moved_towards(shared, candidates, candidate_weights(raw)))
+        return raw.cpu()
+
+    def phases(self, exchange: str) -> tuple[Phase, ...]:
+        return (Phase(indices=self.round.get("trained")),)
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        return {**super().reply(exchange, local), "helpfulness": self.round["helpfulness"]}

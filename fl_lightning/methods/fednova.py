@@ -1,0 +1,93 @@
+"""FedNova: a rule that divides every client's update by the length of its local training, so that all count alike.
+
+Source: Wang et al., NeurIPS 2020, arXiv:2007.07481, Eq. 5. Clients: any with SGD; FedProx's term is in their length.
+The length is the exposure E_i: how far the local optimizer would have moved a scalar whose gradient is always 1 (the
+paper's ‖a_i‖₁ times the learning rate). A client that took no step is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import nn
+
+from fl_lightning.aggregation import Aggregator
+from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.functional import state as S
+from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.settings import check_choice
+
+LARGEST_WEIGHT = 5.0
+"""Weight τ_eff p_i / E_i of a single update above which the rule warns."""
+
+
+def effective_length(lengths: Sequence[float], sizes: Sequence[int]) -> float:
+    """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
+
+    >>> effective_length([1.0, 4.0], sizes=[2, 1])
+    2.0
+    """
+    return sum(n * length for n, length in zip(sizes, lengths, strict=True)) / sum(sizes)
+
+
+class FedNovaAggregator(Aggregator):
+    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights; the rest takes the mean.
+
+    Args:
+        tau_eff: `exposure`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as the
+            authors' code has with a proximal term; it needs one local learning rate η.
+    """
+
+    needs = frozenset({"exposure"})
+
+    def __init__(self, tau_eff: Literal["exposure", "steps"] = "exposure") -> None:
+        super().__init__()
+        check_choice(("exposure", "steps"), tau_eff=tau_eff)
+        self.counts_steps = tau_eff == "steps"
+        self.tau_eff = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        """τ_eff of the last round: a length, with `steps` a number of steps."""
+
+    def setup(self) -> None:
+        client: Any = self.server.module
+        if self.counts_steps and parse_optimizers(client.configure_optimizers(), type(client).__name__)[1]:
+            raise ValueError(
+                "tau_eff=steps needs one local learning rate in a round, but the local optimizer has a scheduler; set "
+                "tau_eff to exposure, which follows it"
+            )
+
+    def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
+        if update.weights is None:
+            return {}
+        if not (self.counts_steps and update.num_steps):
+            return {"length": update.exposure}
+        client: Any = self.server.module  # it still has its optimizer
+        return {"length": update.exposure / client.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]}
+
+    def add(self, update: ClientUpdate) -> None:
+        super().add(update)
+        if update.weights is None or not update.num_steps:
+            return
+        length, start = update.extras["length"], self.server.weights
+        moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
+        self.sum("moved", moved, self.weight(update))
+        self.gather(replace(update, extras={"length": length}), weights=False)
+
+    def finish(self) -> State | None:
+        mean, start = super().finish(), self.server.weights
+        rows = [row for _, row in sorted(self.rows.items()) if bool(row.num_samples)]
+        if mean is None or not rows:
+            return mean
+        sizes, lengths = [int(self.weight(row)) for row in rows], [row.extras["length"] for row in rows]
+        tau_eff = effective_length([row.num_steps for row in rows] if self.counts_steps else lengths, sizes)
+        self.tau_eff.fill_(tau_eff)
+        shares = [tau_eff * n / (sum(sizes) * length) for n, length in zip(sizes, lengths, strict=True)]
+        if max(shares) > LARGEST_WEIGHT:
+            rank_zero_warn(
+                f"FedNova weighs the update of client {rows[shares.index(max(shares))].client_id} by {max(shares):.1f} "
+                f"in round {self.server.round_idx}, because it trained far less than the others; give clients work of "
+                f"like length"
+            )
+        step = S.scale(self.summed("moved"), tau_eff / sum(sizes))
+        return self.moved(mean, {name: start[name].double() + value for name, value in step.items()})

@@ -1,0 +1,181 @@
+"""FedPAC: features that agree on the classes' prototypes, and for each client a head combined of all clients'.
+
+Source: Xu et al., ICLR 2023, arXiv:2306.11867, Algorithm 1 and Eqs. 6-11. Server: FedAvg of the body.
+Note: a class without a prototype yet is aligned to the client's own mean, one that nobody has in a round keeps its
+prototype; a client without data keeps its head and is no candidate.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.client import PersonalHeadClient
+from fl_lightning.functional.losses import cross_entropy, true_class
+from fl_lightning.functional.simplex import semidefinite, simplex_minimum
+from fl_lightning.functional.state import raised, weighted_mean
+from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
+from fl_lightning.utils.settings import check_above, check_at_least
+
+
+class Statistics(NamedTuple):
+    """Class means μ_c (C, d), h = p_c μ_c (C, d), and v (), the variance of a head's risk, of one client."""
+
+    means: Tensor
+    h: Tensor
+    v: Tensor
+
+
+def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
+    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64; 0 for an absent class."""
+    x, own = features.double(), true_class(labels, num_classes).T.double()
+    n = max(len(x), 1)
+    h = own @ x / n
+    v = (x.square().sum() / n - h.square().sum()) / n
+    return Statistics(own @ x / own.sum(1, keepdim=True).clamp(min=1), h, v)
+
+
+def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
+    """P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
+    away = (h[i] - h).flatten(1)
+    return v.diag() + away @ away.T
+
+
+def head_weights(matrix: Tensor) -> Tensor | None:
+    """Minimise αᵀ P α over the simplex (Eq. 11); weights below 0.001 become 0: (m, m) -> (m,), None: no solution."""
+    weights = simplex_minimum(semidefinite(matrix, 0.01))
+    if weights is None:
+        return None
+    kept = torch.where(weights < 1e-3, 0.0, weights)
+    return kept / kept.sum()
+
+
+def combinations(h: Tensor, v: Tensor) -> Tensor:
+    """Weights of all heads in that of each client, its own where there is no solution: (m, C, d), (m,) -> (m, m)."""
+    found = [head_weights(discrepancies(h, v, i)) for i in range(len(h))]
+    return torch.stack([own if row is None else row for row, own in zip(found, torch.eye(len(h)).to(h), strict=True)])
+
+
+class FedPACServer(ServerModule):
+    """Averages prototypes by class counts, and combines a head for each participant.
+
+    Attributes:
+        prototypes: of the classes, (C, d) float64.
+        seen: classes that have one, (C,) bool.
+        combined: weights of the last round's heads by client, each (m,) float64 over the participants with data.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prototypes = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))
+        self.seen = nn.Buffer(torch.empty(0, dtype=torch.bool))
+        self.combined: dict[int, Tensor] = {}
+        self._heads: dict[int, State] = {}
+
+    def setup(self) -> None:
+        weight = self.client_of(FedPAC).head.weight
+        self.prototypes = nn.Buffer(torch.zeros_like(weight, dtype=torch.float64))
+        self.seen = nn.Buffer(torch.zeros(len(weight), dtype=torch.bool, device=weight.device))
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        if exchange == "heads":
+            head = {"head": self._heads[client_id]} if client_id in self._heads else {}  # nonfinite: skip left it out
+            return Broadcast(self.server.round_idx, exchange, None, head, uploads=False)
+        known = {"prototypes": self.prototypes, "seen": self.seen} if self.server.round_idx else {}
+        return self.sends(exchange, **known)
+
+    def add(self, update: ClientUpdate) -> None:
+        if "h" in update.extras:
+            counts, means = update.extras["counts"].double(), update.extras["prototypes"].double()
+            self.sum("classes", {"total": counts[:, None] * means, "counts": counts}, 1.0 * update.included)
+            self.gather(update, weights=False)
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        if exchange == "train":
+            classes = self.summed("classes")
+            counts = classes["counts"][:, None]
+            means = classes["total"] / counts.clamp(min=1)
+            self.prototypes.copy_(torch.where(counts > 0, means, self.prototypes))
+            self.seen.logical_or_(counts[:, 0] > 0)
+            self._combine()
+        return aggregate
+
+    def _combine(self) -> None:
+        """Combine the heads of the participants with data for each of them; the others keep their own."""
+        self._heads = {client_id: row.extras["head"] for client_id, row in self.rows.items() if bool(row.included)}
+        found, self.combined = {c: row.extras for c, row in self.rows.items() if bool(row.num_samples)}, {}
+        if found:
+            h, v = (torch.stack([extras[name].double() for extras in found.values()]) for name in ("h", "v"))
+            self.combined = dict(zip(found, combinations(h, v), strict=True))
+            heads = [extras["head"] for extras in found.values()]
+            self._heads |= {c: weighted_mean(heads, weights.tolist()) for c, weights in self.combined.items()}
+
+
+class FedPAC(PersonalHeadClient):
+    """Trains the head alone, then the body alone with cross-entropy + lam · mean squared distance to the prototypes.
+
+    The prototypes serve from round 1 on.
+
+    Args:
+        lam: λ, weight of the alignment, >= 0; 0 leaves it out.
+        head_epochs: passes that train the head, >= 0; the body takes the loop's `local_epochs`.
+        head_lr: their learning rate before the loop's `lr_decay`, > 0; the body's is the optimizer's.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    server_class = FedPACServer
+    exchanges = ("train", "heads")
+
+    def __init__(self, lam: float = 1.0, head_epochs: int = 1, head_lr: float = 0.1, **base: Any) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 leaves its part out", lam=lam, head_epochs=head_epochs)
+        check_above(0, head_lr=head_lr)
+        self.lam, self.head_epochs, self.head_lr = lam, head_epochs, head_lr
+
+    @torch.no_grad()
+    def statistics(self, local: ClientData) -> Statistics:
+        """Compute the statistics of the client's samples under the body as it is, in eval mode."""
+        d, device = self.head.in_features, self.head.weight.device
+        found = self.over(local, lambda batch: (raised(self.features(batch[0])), batch[1]))
+        found.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
+        features, labels = map(torch.cat, zip(*found, strict=True))
+        return feature_statistics(features, labels, self.head.out_features)
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if broadcast.exchange == "heads":
+            self.head.load_state_dict(broadcast.extras.get("head", self.head.state_dict()))
+            return
+        own = self.statistics(local)
+        self.round_buffer("own", own._asdict())
+        if "prototypes" in broadcast.extras and self.lam:
+            seen = broadcast.extras["seen"][:, None]
+            self.round_buffer("targets", torch.where(seen, broadcast.extras["prototypes"], own.means))
+
+    def phases(self, exchange: str) -> Iterator[Phase]:
+        if exchange == "train":
+            yield Phase(epochs=self.head_epochs, trains=self.head_names(), lr=self.head_lr)
+            self.round["in_body"] = True
+            yield Phase(trains=self.body_names())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        features = self.features(x)
+        with self.forward_context():
+            loss = cross_entropy(self.head(features), y)
+        self.log("train/ce", loss)
+        if "targets" not in self.round or "in_body" not in self.round:
+            return loss
+        distance = F.mse_loss(raised(features), self.round["targets"][y])
+        self.log("train/alignment", distance)
+        return loss + self.lam * distance
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        if exchange == "heads":
+            return {}
+        own, after = self.round["own"], self.statistics(local).means
+        sent = {"h": own["h"], "v": own["v"], "prototypes": after.to(own["h"].dtype)}
+        head = {name: value.clone() for name, value in self.head.state_dict().items()}
+        return {**sent, "counts": local.label_counts.to(after.device), "head": head}

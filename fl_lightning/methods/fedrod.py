@@ -1,0 +1,88 @@
+"""FedRoD: a shared net trained as if its client's classes were balanced, and a personal head for those it has.
+
+Source: Chen and Chao, ICLR 2022, arXiv:2107.00778, Eqs. 9-11, the linear personal head. Server: FedAvg.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client import ClientModule, check_head
+from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_at_least
+
+
+def log_counts(counts: Tensor, gamma: float) -> Tensor:
+    """γ log n_c, −∞ for a class without samples, and 0 for all where γ = 0: (C,) -> (C,) float64."""
+    return gamma * counts.double().log() if gamma else torch.zeros_like(counts, dtype=torch.float64)
+
+
+def balanced_softmax(logits: Tensor, target: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
+    """Cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
+    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(raised(logits).dtype))
+
+
+def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of both heads' logits together, the generic ones constant: (B, C), (B, C), (B,) -> ()."""
+    return cross_entropy(generic.detach() + personal, target)
+
+
+class FedRoD(ClientModule):
+    """Local loss: balanced softmax of the generic head + cross-entropy of both, which trains the personal one only.
+
+    The personal head never travels; it begins as a copy of the generic head that the client received first.
+
+    Args:
+        gamma: γ, power of the class counts in the balanced softmax, >= 0; 0 is cross-entropy.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+    stackable = True
+
+    def __init__(self, gamma: float = 1.0, **base: Any) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is cross-entropy", gamma=gamma)
+        self.gamma = gamma
+
+    def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
+        super().build(num_classes, input_shape)
+        check_head(self, needs_body=False)
+        if self.net is not None and not hasattr(self, "personal_head"):
+            self.personal_head = copy.deepcopy(self.net.head)
+
+    def is_personal(self, name: str, owner: nn.Module) -> bool:
+        return name.startswith("personal_head.")
+
+    @torch.no_grad()
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        assert self.net is not None
+        self.round_buffer("log_counts", log_counts(local.label_counts, self.gamma))
+        if local.size() and not self.memory.get("has_head"):
+            self.personal_head.load_state_dict(self.net.head.state_dict())
+            self.memory["has_head"] = True
+
+    def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logits of the generic and of the personal head, (B, C) each; the body learns by the former."""
+        assert self.net is not None
+        features = self.features(x)
+        with self.forward_context():
+            return self.net.head(features), self.personal_head(features.detach())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        generic, personal = self.both_heads(x)
+        balanced = calibrated_cross_entropy(generic, y, self.round["log_counts"])
+        own = personal_loss(generic, personal, y)
+        self.log("train/balanced", balanced)
+        self.log("train/personal", own)
+        return balanced + own
+
+    def deployed(self) -> Callable[[Tensor], Tensor]:
+        """Predict with the sum of both heads; with the generic one before the client has its own."""
+        return (lambda x: sum(self.both_heads(x))) if self.memory.get("has_head") else self  # type: ignore[return-value]

@@ -1,0 +1,63 @@
+"""FedRS: scale down the logits of the classes that a client lacks, so that it does not push them away.
+
+Source: Li and Zhan, KDD 2021 (FedRS: Federated Learning with Restricted Softmax). Server: FedAvg. The paper's
+classifier has no bias; here the whole logit is scaled, bias included. `form: soft` is the scaling of the authors' code.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_choice
+
+Form = Literal["hard", "soft"]
+
+
+def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
+    """Scale of each logit: 1 where n_c > 0, else α; `soft`: α + (1 − α) n_c / max n: (C,) -> (C,) float64.
+
+    >>> import torch
+    >>> scaling(torch.tensor([4, 0, 1]), alpha=0.5), scaling(torch.tensor([4, 0, 1]), alpha=0.5, form="soft")
+    (tensor([1.0000, 0.5000, 1.0000], dtype=torch.float64), tensor([1.0000, 0.5000, 0.6250], dtype=torch.float64))
+    """
+    share = counts.double() / counts.max().clamp(min=1) if form == "soft" else (counts > 0).double()
+    return alpha + (1 - alpha) * share
+
+
+def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
+    """Cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> (); a class of scale 0 keeps e⁰ in the denominator."""
+    return cross_entropy(raised(logits) * scale, target)
+
+
+class FedRS(ClientModule):
+    """Local loss: cross-entropy of scaled logits; evaluation uses the plain ones.
+
+    Args:
+        alpha: scale of a class without samples, in [0, 1]; 1 is FedAvg.
+        form: `hard`: all other classes have scale 1; `soft`: α + (1 − α) n_c / max n.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+    neutral = {"alpha": 1}
+    stackable = True
+
+    def __init__(self, alpha: float = 0.5, form: Form = "hard", **base: Any) -> None:
+        super().__init__(**base)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is FedAvg")
+        check_choice(("hard", "soft"), form=form)
+        self.alpha, self.form = alpha, form
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        self.round_buffer("scale", scaling(local.label_counts, self.alpha, self.form))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = restricted_cross_entropy(self(x), y, self.round["scale"])
+        self.log("train/ce", loss)
+        return loss

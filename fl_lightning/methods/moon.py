@@ -1,0 +1,90 @@
+"""MOON: pull the features towards the received model's and push them away from the client's own previous ones.
+
+Source: Li et al., CVPR 2021, arXiv:2103.16257, Eq. 3 and Algorithm 1. Server: FedAvg. The representation is what the
+net's head reads: features, or with the net `Projected` the output of the projection head, with which every method of a
+comparison must be trained then.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional import state as S
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import raised
+from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_above, check_at_least
+
+
+def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor], temperature: float = 0.5) -> Tensor:
+    """Mean of −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
+
+    Args:
+        local: features of the model in training, (B, D).
+        received: of the received model, (B, D); taken as constants.
+        previous: of the client's previous models, each (B, D); constants; of none the result is 0.
+        temperature: τ > 0.
+
+    Returns:
+        (), ≥ 0; log 2 with zero gradient where the only previous model is the received one.
+    """
+    given = (local, received.detach(), *(one.detach() for one in previous))
+    z, *others = (F.normalize(raised(one), dim=1, eps=1e-8) for one in given)
+    similarity = torch.stack([(z * other).sum(1) for other in others], 1) / temperature
+    return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+class MOON(ClientModule):
+    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model; 0 at a client's first participation.
+
+    Args:
+        mu: μ, weight of the contrast, >= 0; 0 is FedAvg.
+        temperature: τ > 0.
+        previous_models: how many of its own trained models a client keeps, the last ones, >= 1.
+        base: of `ClientModule`; needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+    neutral = {"mu": 0}
+    stackable = False  # every client has teachers of its own
+
+    def __init__(self, mu: float = 1.0, temperature: float = 0.5, previous_models: int = 1, **base: Any) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", mu=mu)
+        check_above(0, temperature=temperature)
+        check_at_least(1, "the paper keeps one", previous_models=previous_models)
+        self.mu, self.temperature, self.previous_models = mu, temperature, previous_models
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        kept = self.memory.get("previous", [])
+        if kept:
+            self.load_teacher("global")
+        for k, state in enumerate(kept):
+            self.load_teacher(f"previous/{k}", state)
+
+    def contrast(self, x: Tensor, features: Tensor) -> Tensor:
+        """The term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
+        previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.memory["previous"]))]
+        return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        assert self.net is not None
+        if not self.memory.get("previous"):
+            return self.local_loss(batch, batch_idx)
+        x, y = batch
+        with self.forward_context():
+            features = self.net.features(x)
+            logits = self.net.head(features)
+        loss, contrast = cross_entropy(logits, y), self.contrast(x, features)
+        self.log_dict({"train/ce": loss, "train/contrast": contrast})
+        return loss + self.mu * contrast
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        if self.mu and self.num_steps:
+            own = S.clone(self.state_dict())
+            self.memory["previous"] = [*self.memory.get("previous", []), own][-self.previous_models :]
+        return {}

@@ -1,0 +1,150 @@
+"""SCAFFOLD: cancel the drift of local training by one control variate per client and one on the server.
+
+Source: Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1. The paper weighs clients equally
+(`model.weighting: uniform`); its server lr η_g is that of `model.server_optimizer: torch.optim.SGD`, 1 where unset.
+Note: the paper divides by K · lr. The exposure (K · lr for plain SGD) is right under momentum and lr schedules, too.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fl_lightning.aggregation import ServerModule, StateBuffers
+from fl_lightning.client import ClientModule
+from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.functional import state as S
+from fl_lightning.functional.importance import first_length
+from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
+from fl_lightning.utils.settings import check_choice, is_plain_sgd
+
+
+def control_change(received: State, trained: State, control: State, exposure: float | Tensor) -> State:
+    """c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
+    return {name: (value - trained[name]) / exposure - control[name] for name, value in received.items()}
+
+
+def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
+    """c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+
+    Args:
+        loss: `(params, batch) -> ()`, the mean loss of a batch.
+        params: where it is taken, by name.
+        batches: at least one sample in all.
+
+    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [1.0, 1.0]])
+    >>> mean_gradient(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
+    {'w': tensor([1., 0.])}
+    """
+    params, total = S.clone(params), S.StateSum()
+    for batch in batches:
+        total.add(grad(loss)(params, batch), first_length(batch))
+    return S.mean_of(total)
+
+
+class SCAFFOLDServer(ServerModule):
+    """SCAFFOLD's server: c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), N counting all clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.control = StateBuffers({})
+
+    def setup(self) -> None:
+        self.control = self.server_state(self.server.trainable)
+
+    def check_server_optimizer(self, optimizer: Optimizer) -> None:
+        if not is_plain_sgd(optimizer):
+            raise ValueError(
+                f"SCAFFOLD's server step is x + lr · (mean − x), which keeps the clients near the weights that their "
+                f"control variates are of: model.server_optimizer must be torch.optim.SGD without momentum and weight "
+                f"decay, got {type(optimizer).__name__}; set that, or leave it unset"
+            )
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        return self.sends(exchange, control=self.control)
+
+    def add(self, update: ClientUpdate) -> None:
+        self.sum("control", update.extras["control_change"])
+
+    def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        for name, change in self.summed("control").items():
+            self.control[name].add_(change, alpha=1 / self.server.num_clients)
+        return aggregate
+
+
+class SCAFFOLD(ClientModule):
+    """Local loss L + ⟨c − c_i, θ⟩, whose gradient is line 10's g − c_i + c, over the shared trainable parameters.
+
+    Args:
+        option: c_i⁺ is `II`: (x − y_i) / E_i − c + c_i, with the exposure E_i; `I`: the gradient of the mean loss over
+            all the client's samples at the received model, in eval mode (a further pass over the data).
+        where: the correction is added to the gradient (`grad`), inside momentum and with E_i = lr · ‖a_i‖₁; or after
+            each step to the parameters (`param`), outside momentum and with E_i = Σ lr, as some codes do: biased where
+            there is momentum.
+        base: of `ClientModule`; needs one SGD with one learning rate.
+    """
+
+    server_class = SCAFFOLDServer
+    needs = frozenset({"exposure"})
+    stackable = False  # where: param corrects in a hook of the optimizer
+
+    def __init__(
+        self, option: Literal["I", "II"] = "II", where: Literal["grad", "param"] = "grad", **base: Any
+    ) -> None:
+        super().__init__(**base)
+        check_choice(("I", "II"), option=option)
+        check_choice(("grad", "param"), where=where)
+        self.option, self.where = option, where
+        self._after_step: RemovableHandle | None = None
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        control = broadcast.extras["control"]
+        self.round_buffer("c", control)
+        self.round_buffer("c_i", self.memory.get("control") or S.zeros_like(control))
+        self.round_buffer("correction", S.sub(self.round["c"], self.round["c_i"]))
+        self.round["travelled"] = 0.0
+        if self.option == "I" and local.size():
+            with self.evaluation_mode():
+                batches = map(self.transferred, local.batches())
+                self.round_buffer("gradient", mean_gradient(self.loss_at, self.received, batches))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.local_loss(batch, batch_idx)
+        return loss if self.where == "param" else loss + S.inner(self.round["correction"], self.params())
+
+    def configure_optimizers(self) -> Any:
+        configured = super().configure_optimizers()
+        if self.where == "param":
+            if self._after_step is not None:
+                self._after_step.remove()  # a module may hand out the same optimizer again
+            owner = type(self if self.module is None else self.module).__name__
+            self._after_step = parse_optimizers(configured, owner)[0][0].register_step_post_hook(self._correct)
+        return configured
+
+    @torch.no_grad()
+    def _correct(self, optimizer: Optimizer, *_: Any) -> None:
+        """θ ← θ − lr (c − c_i), after a step."""
+        lr = float(optimizer.param_groups[0]["lr"])
+        S.add_(self.params(), self.round["correction"], -lr)
+        self.round["travelled"] += lr
+
+    @property
+    def travelled(self) -> float:
+        """E_i of option II so far."""
+        after: float = self.round["travelled"]
+        return self.exposure if self.where == "grad" else after
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
+        control, own = self.round["c"], self.round["c_i"]
+        if not self.num_steps:  # no data: c_i stays
+            return {"control_change": S.zeros_like(own)}
+        if self.option == "I":
+            change = S.sub(self.round["gradient"], own)
+        else:
+            change = control_change(self.received, S.clone(self.params()), control, self.travelled)
+        self.memory["control"] = S.add(own, change)
+        return {"control_change": change}

@@ -1,0 +1,181 @@
+"""Attacks: what malicious clients send, that nobody else is touched, and which rules withstand them."""
+
+import copy
+import csv
+import pickle
+from functools import partial
+
+import pytest
+import torch
+
+from fl_lightning import Aggregator, FederatedDataModule
+from fl_lightning.aggregation import (
+    GeometricMedianAggregator,
+    KrumAggregator,
+    MedianAggregator,
+    TrimmedMeanAggregator,
+)
+from fl_lightning.attacks import label_flip, noise, sign_flip
+from fl_lightning.attacks.labels import FlippedData, flipped
+from fl_lightning.data import Digits
+from fl_lightning.methods import SAM, FedAvg, FedED, FedKA, FedProx, Local
+from fl_lightning.nets import Perceptron
+from tests.commands import CONFIGS, say
+from tests.hooks.toy import SCAFFOLD, Updates
+from tests.methods.test_fedavg import Regression
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+Small = partial(Perceptron, hidden=(6,))
+ATTACKS = [sign_flip, noise, label_flip]
+
+
+def updates(client, rounds=1, data=None, **settings):
+    watch = Updates()
+    loop = fit(client, rounds, data, callbacks=[watch], **settings)
+    return loop, watch
+
+
+@pytest.mark.parametrize("client", [FedAvg, partial(FedProx, mu=0.3), SCAFFOLD, partial(FedProx, mu=0.0)])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_only_the_attackers_updates_differ(attack, client):
+    """In the first round."""
+    make = partial(client, net=BatchNormNet, optimizer=sgd())
+    (loop, honest), (_, poisoned) = updates(make()), updates(attack(make(), attackers=[1, 3]))
+    for client_id, update in honest.rounds[0].items():
+        found = poisoned.rounds[0][client_id]
+        same = [torch.equal(found.weights[name], update.weights[name]) for name in loop.server.trainable]
+        assert all(same) == (client_id not in (1, 3))
+        assert (found.num_samples, found.num_steps) == (update.num_samples, update.num_steps)
+
+
+def test_a_flipped_sign_goes_the_other_way_times_the_factor():
+    (loop, honest), (_, poisoned) = (
+        updates(client, precision="64-true", data=toy_data(dtype=torch.float64))
+        for client in (FedAvg(net=Small), sign_flip(FedAvg(net=Small), [2], factor=3.0))
+    )
+    start = fit(FedAvg(net=Small), 0, precision="64-true", data=toy_data(dtype=torch.float64)).client.state_dict()
+    for name in loop.server.trainable:
+        moved = honest.rounds[0][2].weights[name] - start[name]
+        torch.testing.assert_close(poisoned.rounds[0][2].weights[name], start[name] - 3 * moved)
+
+
+def test_noise_has_the_given_size_is_drawn_every_round_and_is_the_same_in_every_run():
+    client = partial(FedAvg, net=partial(Perceptron, hidden=(400,)), optimizer=sgd(lr=1e-9))
+    (_, first), (_, again) = (updates(noise(client(), [0], std=0.5), 2) for _ in range(2))
+    assert equal(first.rounds[1][0].weights, again.rounds[1][0].weights)
+    name = "net.head.weight"
+    drawn = [first.rounds[r][0].weights[name] - first.rounds[r][1].weights[name] for r in range(2)]
+    assert drawn[0].std().item() == pytest.approx(0.5, rel=0.1)
+    assert not torch.equal(*drawn)
+
+
+def test_labels_are_flipped_wherever_a_method_sees_them():
+    data = toy_data()
+    data.setup()
+    local = data.view(1, 0)
+    seen = FlippedData(local, 3)
+    assert torch.equal(seen.label_counts, local.label_counts.flip(0))
+    for (x, y), (same, other) in zip(local.batches(epoch=0), seen.batches(epoch=0), strict=True):
+        assert torch.equal(x, same)
+        assert torch.equal(y, 2 - other)
+    (_, y), _ = flipped((local.all(), torch.arange(12)), 3)
+    assert torch.equal(y, 2 - local.all()[1])
+    assert torch.equal(seen.restricted("train", torch.tensor([3])).all()[1], 2 - local.all()[1][3:4])
+    assert torch.equal(seen.all("test")[1], local.all("test")[1])
+    assert seen.size() == 12
+
+
+def test_a_client_with_flipped_labels_is_an_honest_one_with_flipped_data():
+    """Also where the method counts classes, where it makes its own passes, and with an optimizer that asks twice."""
+    for client in (FedED, partial(FedKA, gamma=0.4, beta=0.2), FedAvg):
+        for optimizer in (sgd(0.05), partial(SAM, base=sgd(0.05))):
+            make = partial(client, net=Small, optimizer=optimizer)
+            _, poisoned = updates(label_flip(make(), [0, 1, 2, 3, 4]))
+            assert all(value.isfinite().all() for value in poisoned.rounds[0][1].weights.values())
+    other = toy_data()
+    other.setup()
+    train = other.split("train")
+    train.y, train.labels = 2 - train.y, 2 - train.y
+    for client in (FedED, FedAvg):
+        _, honest = updates(client(net=Small, optimizer=sgd(0.05)), data=other)
+        _, poisoned = updates(label_flip(client(net=Small, optimizer=sgd(0.05)), [0, 1, 2, 3, 4]))
+        for client_id, update in honest.rounds[0].items():
+            assert equal(update.weights, poisoned.rounds[0][client_id].weights)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_it_can_be_copied_and_sent_to_another_process(attack):
+    client = attack(FedProx(mu=0.2, net=Small, optimizer=sgd()), attackers=[1])
+    whole = weights_of(fit(copy.deepcopy(client), 2))
+    for again in (copy.deepcopy(client), pickle.loads(pickle.dumps(client))):
+        assert type(again) is type(client)
+        assert again.attackers == {1}
+        assert again.mu == 0.2
+        assert equal(weights_of(fit(again, 2)), whole)
+
+
+def test_a_module_of_one_s_own_can_attack():
+    assert type(sign_flip(Regression(), [0])).__name__ == "SignFlipClientModule"
+    _, poisoned = updates(sign_flip(Regression(), [0]))
+    assert all(value.isfinite().all() for value in poisoned.rounds[0][0].weights.values())
+
+
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [
+        (lambda: sign_flip(FedAvg(net=Small), []), r"attackers must be the ids of one or more clients, got \[\]"),
+        (lambda: noise(FedAvg(net=Small), [-1]), r"attackers must be the ids of one or more clients, got \[-1\]"),
+        (lambda: noise(FedAvg(net=Small), [5]), r"attackers must lie in \[0, 5\), got \[5\]"),
+        (lambda: sign_flip(FedAvg(net=Small), [0], factor=0.0), "factor must be above 0, got 0.0"),
+        (lambda: noise(FedAvg(net=Small), [0], std=-1.0), "std must be above 0, got -1.0"),
+        (lambda: noise(sign_flip(FedAvg(net=Small), [0]), [1]), "takes one attack, and SignFlipFedAvg has one"),
+        (lambda: label_flip(FedAvg(module=Regression()), [0]), "label_flip needs a client built with net="),
+        (lambda: sign_flip(Local(net=Small), [0]), "those of SignFlipLocal share none; take label_flip"),
+    ],
+)
+def test_what_cannot_be_is_refused(client, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fit(client(), 1)
+
+
+def test_the_command_line_takes_an_attack_around_a_client(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = say(f"fit -c {CONFIGS}/experiment/digits_krum.yaml --trainer.max_epochs 1 --model.local_epochs 1")
+    assert said.code == 0, said.err
+    with next(tmp_path.glob("runs/*/0/metrics.csv")).open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 1
+
+
+# --- which rules withstand them
+
+MARGIN = 0.05
+"""Accuracy that a robust rule may lose to two attackers of ten clients, against its own run without them."""
+RULES = {
+    "median": MedianAggregator,
+    "trimmed_mean": TrimmedMeanAggregator,
+    "krum": partial(KrumAggregator, 2),
+    "multi_krum": partial(KrumAggregator, 2, 6),
+    "geometric_median": GeometricMedianAggregator,
+}
+
+
+def accuracy(rule, attack=None):
+    """After ten rounds on IID digits."""
+    client = FedAvg(net=partial(Perceptron, hidden=(32,)), optimizer=sgd(0.05))
+    client = client if attack is None else attack(client, [2, 7])
+    loop = fit(client, 10, FederatedDataModule(Digits(), num_clients=10), aggregator=rule(), local_epochs=2, seed=0)
+    return loop.round_metrics["global/acc"]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_robust_rule_keeps_its_accuracy_with_a_fifth_of_the_clients_malicious(rule):
+    clean = accuracy(rule)
+    assert clean > 0.75
+    for attack in (sign_flip, noise):
+        assert accuracy(rule, attack) > clean - MARGIN, attack
+
+
+def test_the_mean_does_not():
+    clean = accuracy(Aggregator)
+    for attack in (sign_flip, noise):
+        assert accuracy(Aggregator, attack) < clean - 3 * MARGIN, attack

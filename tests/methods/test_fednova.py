@@ -1,0 +1,146 @@
+"""FedNova: its step, which lengths count, what it leaves alone and what it refuses."""
+
+from functools import partial
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import SAM, FedAvg, FedNovaAggregator, FedProx
+from fl_lightning.nets import Perceptron
+from fl_lightning.types import ClientUpdate
+from tests.hooks.toy import Updates
+from tests.methods.test_fedavg import Regression
+from tests.toys import BatchNormNet, fit, sgd, toy_data, weights_of
+
+Small = partial(Perceptron, hidden=(6,))
+UNEQUAL = [1, 4, 2, 3, 1]
+
+
+def nova(client=None, rounds=2, data=None, precision="64-true", weighting="samples", epochs=2, **settings):
+    """A run's rule, updates and weights, in float64."""
+    watch, rule = Updates(), FedNovaAggregator(**settings)
+    client = client or FedAvg(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, rule, weighting=weighting, seed=3, local_epochs=epochs)
+    fit(None, rounds, data or toy_data(dtype=torch.float64), loop=loop, callbacks=[watch], precision=precision)
+    return loop, watch
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+def test_the_step_is_that_of_a_loop(tau_eff, weighting):
+    """Clients of unequal work with momentum, one without data, one whose work is done before its first step."""
+    client = FedProx(mu=0.2, net=BatchNormNet, optimizer=sgd(0.05))
+    data = toy_data((7, 0, 12, 5, 9), dtype=torch.float64)
+    loop, watch = nova(client, 2, data, tau_eff=tau_eff, weighting=weighting, epochs=[1, 2, 4, 0, 3])
+    updates, before, after = watch.rounds[1], watch.after[0], watch.after[1]
+    assert [update.num_steps > 0 for update in updates.values()] == [True, False, True, False, True]
+    n = {c: update.num_samples if weighting == "samples" else 1 for c, update in updates.items() if update.num_steps}
+    E = {c: updates[c].exposure for c in n}
+    total = sum(n.values())
+    tau = sum(n[c] * (0.05 * updates[c].num_steps if tau_eff == "steps" else E[c]) for c in n) / total
+    for name in loop.server.trainable:
+        step = sum(n[c] * (updates[c].weights[name] - before[name]) / E[c] for c in n) / total
+        torch.testing.assert_close(after[name], before[name] + tau * step, rtol=0, atol=1e-12)
+    torch.testing.assert_close(float(loop.aggregator.tau_eff) * (0.05 if tau_eff == "steps" else 1), tau)
+
+
+def test_clients_that_train_alike_give_fedavg():
+    """With momentum, FedProx's term and partial participation; what is not trained is the mean in any case."""
+    data = partial(toy_data, (10, 10, 10, 10), dtype=torch.float64, participation=0.5)
+    client = partial(FedProx, mu=0.3, net=BatchNormNet, optimizer=sgd())
+    plain = fit(client(), 3, data(), precision="64-true", local_epochs=2)
+    rule, _ = nova(client(), 3, data())
+    for name, value in rule.client.state_dict().items():
+        torch.testing.assert_close(value, plain.client.state_dict()[name], rtol=0, atol=1e-12)
+
+
+def test_without_momentum_and_terms_both_lengths_agree():
+    """A schedule too: E is η K for plain SGD."""
+    found = [
+        weights_of(nova(FedAvg(net=Small, optimizer=sgd(0.1, 0.0)), tau_eff=kind, epochs=UNEQUAL)[0])
+        for kind in ("exposure", "steps")
+    ]
+    for name, value in found[0].items():
+        if name.startswith("client."):
+            torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-12)
+
+
+def test_running_statistics_take_the_mean_and_stay_positive():
+    loop, watch = nova(epochs=[1, 40, 1, 1, 1], rounds=1)
+    updates, n = watch.rounds[0].values(), sum(update.num_samples for update in watch.rounds[0].values())
+    name = "net.body.1.running_var"
+    mean = sum(update.num_samples * update.weights[name] for update in updates) / n
+    torch.testing.assert_close(watch.after[0][name], mean)
+    assert loop.client.state_dict()["net.body.1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_each_client_sends_one_number_more():
+    plain = fit(FedAvg(net=Small, optimizer=sgd()), 1, toy_data((7, 0, 5))).round_metrics
+    row = nova(FedAvg(net=Small, optimizer=sgd()), 1, toy_data((7, 0, 5)), precision="32-true")[0].round_metrics
+    assert row["comm/bytes_up"] == plain["comm/bytes_up"] + 3 * 4
+    assert row["comm/bytes_down"] == plain["comm/bytes_down"]
+
+
+def test_a_client_that_is_skipped_is_left_out():
+    class Broken(FedAvg):
+        def reply(self, exchange, local):
+            if local.client_id == 1:
+                with torch.no_grad():
+                    next(self.parameters()).fill_(torch.nan)
+            return {}
+
+    loops = []
+    for kind, schedule in ((Broken, [[0, 1, 2]]), (FedAvg, [[0, 2]])):
+        loop = FederatedLoop(kind(net=Small, optimizer=sgd()), FedNovaAggregator(), seed=3, nonfinite="skip")
+        loops.append(fit(None, 1, toy_data(schedule=schedule), loop=loop))
+    for name, value in loops[0].client.state_dict().items():
+        torch.testing.assert_close(value, loops[1].client.state_dict()[name])
+
+
+def test_no_valid_update_changes_nothing():
+    rule = FedNovaAggregator()
+    rule.attach(type("Server", (), {"weights": {}, "trainable": ()})())
+    assert rule.finish() is None
+    rule.gather(ClientUpdate(0, 0, 0, 0.0, None))
+    assert rule.finish() is None
+
+
+def test_one_dominating_update_is_warned_of():
+    with pytest.warns(UserWarning, match=r"weighs the update of client \d by \d+\.\d in round 0"):
+        nova(rounds=1, epochs=[60, 1, 60, 60, 60])
+
+
+def test_around_a_module():
+    loop, _ = nova(FedProx(module=Regression(), mu=0.1), epochs=UNEQUAL, precision="32-true", data=toy_data())
+    assert all(value.isfinite().all() for value in loop.client.state_dict().values())
+
+
+class Scheduled(Regression):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+@pytest.mark.parametrize(
+    ("client", "settings", "sentence"),
+    [
+        (lambda: FedAvg(net=Small, optimizer=torch.optim.Adam), {}, "FedNovaAggregator needs to know how far .* Adam"),
+        (lambda: FedAvg(net=Small, optimizer=partial(SAM, base=sgd())), {}, "one torch.optim.SGD .* got SAM"),
+        (lambda: FedAvg(module=Scheduled()), {"tau_eff": "steps"}, "has a scheduler; set tau_eff to exposure"),
+    ],
+)
+def test_other_local_optimizers_are_refused_before_anyone_trains(client, settings, sentence):
+    class NeverTrained(pl.Callback):
+        def on_client_start(self, trainer, loop, client_id):
+            raise AssertionError
+
+    loop = FederatedLoop(client(), FedNovaAggregator(**settings))
+    with pytest.raises(ValueError, match=sentence):
+        fit(None, 1, loop=loop, callbacks=[NeverTrained()])
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="tau_eff must be one of exposure, steps, got 'code'"):
+        FedNovaAggregator(tau_eff="code")
