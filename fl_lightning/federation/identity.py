@@ -36,6 +36,9 @@ PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir
 EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
+MAIN = ("__main__.", "__mp_main__.")
+"""Beginnings of the names of what the main script defines."""
+
 LONGEST = 200
 """Characters of a value that are kept; of a longer one the beginning and its digest."""
 
@@ -210,9 +213,16 @@ def differences(was: Settings, now: Settings) -> list[Difference]:
     """Compare what both know; below an object of another class nothing more is named."""
     found: list[Difference] = []
     for name in sorted(was.keys() & now.keys()):
-        if was[name] != now[name] and not any(below(name, one.name) for one in found):
+        if not same(was[name], now[name]) and not any(below(name, one.name) for one in found):
             found.append(Difference(name, was[name], now[name]))
     return found
+
+
+def same(was: Any, now: Any) -> bool:
+    """Compare two values; a class of the main script is known by its name, since its module has another one there."""
+    if any(isinstance(value, str) and value.startswith(MAIN) for value in (was, now)):
+        return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]
+    return bool(was == now)
 
 
 def joined(parts: Iterable[Settings]) -> Settings:

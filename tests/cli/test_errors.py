@@ -99,7 +99,7 @@ OPTIONS = [
     ("-c nosuch.yaml", "config: File does not exist: "),
     (
         "--model.client torch.nn.Linear",
-        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes FedAvg, ",
+        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, ",
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
