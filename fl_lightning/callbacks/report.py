@@ -34,14 +34,27 @@ class ClasswiseReport(Callback):
         check_at_least(1, max_rows=max_rows)
         self.dirpath, self.max_rows = dirpath, max_rows
         self._file: Path | None = None
-        self._begun = False
+        self._begun, self._prefix = False, "global"
 
     # --- during fit -------------------------------------------------------------------------------
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
         self._begun = False  # the rows of an earlier run stay until there is one to take their place
+        if isinstance(pl_module, FederatedLoop):
+            self._prefix = "val" if pl_module.data.evaluated == "val" else "global"
+
+    def rows_on_disk(self) -> dict[int, dict[str, float]]:
+        """Rows of the csv file by round, by log key."""
+        if self._file is None or not self._file.is_file():
+            return {}
+        with self._file.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        return {
+            int(row.pop("round")): {f"{self._prefix}{BY_CLASS}{name}": float(a) for name, a in row.items() if a}
+            for row in rows
+        }
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._begun and isinstance(pl_module, FederatedLoop):
@@ -100,8 +113,7 @@ class ClasswiseReport(Callback):
             return
         peak = loop.recorder.peak if split == trained_on else None
         title = "Class-wise accuracy of the global model"
-        if evaluated := loop.recorder.history.columns(BY_CLASS)[0]:
-            rounds = evaluated[-1] + 1
+        if rounds := loop.recorder.evaluated_rounds:
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
         print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)

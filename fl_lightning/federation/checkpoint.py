@@ -1,10 +1,11 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
@@ -105,6 +106,18 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"(save_weights_only); to start from its weights set model.initial_weights"
         )
     return found
+
+
+def rows_kept(parts: Iterable[Any]) -> dict[int, dict[str, float]]:
+    """Rows by round that loggers or callbacks with `rows_on_disk` have kept; says if there are none."""
+    rows: dict[int, dict[str, float]] = {}
+    for part in parts:
+        if hasattr(type(part), "rows_on_disk"):  # of the class: Lightning's DummyLogger has every attribute
+            for earlier, row in part.rows_on_disk().items():
+                rows.setdefault(earlier, {}).update(row)
+    if not rows:
+        rank_zero_info("no csv file has the rows of the rounds before: pictures and tables of rounds begin anew")
+    return rows
 
 
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,10 +90,3 @@ class History:
         there = (~values.isnan()).any(1)
         rounds = [r for r, known in zip(self.rounds, there.tolist(), strict=True) if known]
         return rounds, [self.names[k].partition(part)[2] for k in chosen], values[there]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"names": self.names, "rounds": list(self.rounds), "table": self.table.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._names = {name: k for k, name in enumerate(state["names"])}
-        self._rounds, self._table, self._new = list(state["rounds"]), state["table"], []

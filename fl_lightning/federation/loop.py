@@ -270,6 +270,9 @@ class FederatedLoop(Forwarding):
 
     def on_fit_start(self) -> None:
         self._describe()
+        if self.trainer.ckpt_path is not None:
+            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+            self.recorder.restore(C.rows_kept([*callbacks, *self.loggers]))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
@@ -425,7 +428,7 @@ class FederatedLoop(Forwarding):
                 values["local/alma"] = alma
             self.log_dict(values)
             return
-        forgetting = self.recorder.forgetting()
+        forgetting = self.recorder.forgetting(self.current_epoch)
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)
         self._publish()

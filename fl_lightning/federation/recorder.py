@@ -26,7 +26,8 @@ class Recorder:
         pending_round: the round whose row no logger has yet, or None.
         class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None.
         peak: each class's best accuracy over the rounds so far, (C,), or None.
-        history: the rows of all rounds.
+        evaluated_rounds: rounds up to and with the one that was evaluated last.
+        history: the rows of all rounds; of a run that is continued those that its metrics.csv has.
         logged: values of the round under way.
     """
 
@@ -35,6 +36,7 @@ class Recorder:
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
+        self.evaluated_rounds = 0
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
 
@@ -70,26 +72,34 @@ class Recorder:
         """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
         self.class_accuracy = class_accuracy
 
-    def forgetting(self) -> float | None:
-        """Update the peaks and compute FedNTD's F: mean over classes of peak − present accuracy; None without classes.
+    def forgetting(self, round_idx: int) -> float | None:
+        """Update the peaks after a round's evaluation and compute FedNTD's F: the mean over classes of peak − accuracy.
+
+        None without classes.
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
-        now = self.class_accuracy
+        now, self.evaluated_rounds = self.class_accuracy, round_idx + 1
         if now is None:
             return None
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
         return float(forgetting(torch.stack([self.peak, now])))
 
+    def restore(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        """Take the rows of rounds that were run before, by round."""
+        for round_idx in sorted(rows):
+            self.history.record(round_idx, rows[round_idx])
+
     def go_back(self, round_idx: int) -> None:
         """Forget the rows from a round on, but for one that is only to be written (resumed at the end of its round).
 
-        Without a row left no class has a best accuracy.
+        Before round 0 no class has a best accuracy.
         """
         self.history.drop(round_idx)
         if self.pending_round is not None and self.pending_round <= round_idx:
             self.keep_round(self.pending_round)
-        self.peak = self.peak if self.history.rounds else None
+        if round_idx == 0:
+            self.peak, self.evaluated_rounds = None, 0
 
     def keep_round(self, round_idx: int) -> None:
         """Add the row, as it is now, to the history; again where it has grown."""
@@ -107,13 +117,13 @@ class Recorder:
             "round_metrics": dict(self.round_metrics),
             "pending_round": self.pending_round,
             "peak": self.peak,
-            "history": self.history.state_dict(),
+            "evaluated_rounds": self.evaluated_rounds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.round_metrics, self.pending_round = dict(state["round_metrics"]), state["pending_round"]
-        self.peak = state["peak"]
-        self.history.load_state_dict(state["history"])
+        self.peak, self.evaluated_rounds = state["peak"], state["evaluated_rounds"]
+        self.history = History()
 
 
 def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:

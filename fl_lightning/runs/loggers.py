@@ -65,6 +65,13 @@ class RoundCSVLogger(Logger):
         else:
             self._write(self._file, round_idx, values)
 
+    def rows_on_disk(self) -> dict[int, dict[str, float]]:
+        """Values on disk by round."""
+        return {
+            round_idx: {key: float(value) for key, value in row.items() if key != "round" and value != ""}
+            for round_idx, row in self._rows().items()
+        }
+
     @rank_zero_only
     def finalize(self, status: str) -> None:
         if self._file is not None:

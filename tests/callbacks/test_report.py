@@ -90,8 +90,18 @@ def test_checkpoint_from_within_the_end_of_a_round(tmp_path):
     trainer([ClasswiseReport(), At(1, lambda t: t.save_checkpoint(path))]).fit(loop(), datamodule=data())
     resumed = loop()
     trainer([ClasswiseReport(tmp_path)], rounds=4).fit(resumed, datamodule=data(), ckpt_path=path)
-    assert accuracies(resumed)[0] == [0, 1, 2, 3]
-    assert [line[0] for line in rows(tmp_path)[1:]] == ["0", "1", "2", "3"]
+    assert accuracies(resumed)[0] == [1, 2, 3]  # no csv had the first row
+    assert [line[0] for line in rows(tmp_path)[1:]] == ["1", "2", "3"]
+
+
+def test_without_metrics_csv_the_report_reads_its_own(tmp_path):
+    runner = trainer([ClasswiseReport(tmp_path), At(1, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))])
+    runner.fit(loop(), datamodule=data())
+    before, resumed = rows(tmp_path), loop()
+    again = trainer([ClasswiseReport(tmp_path)])
+    again.fit(resumed, datamodule=data(), ckpt_path=tmp_path / "at.ckpt")
+    assert accuracies(resumed)[0] == [0, 1, 2]
+    assert rows(tmp_path) == before
 
 
 def test_second_fit_from_scratch_starts_a_new_history(tmp_path):

@@ -7,13 +7,13 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.optim import SGD
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import DirichletPartition, TensorSource
 from fl_lightning.methods import FedAvg
+from fl_lightning.runs.loggers import RoundCSVLogger
 
 NAMES = ("cat, tame", "dog/wolf", "owl")
 CLASSES = ["cat, tame", "dog-wolf", "owl"]
@@ -60,7 +60,7 @@ def trainer(callbacks: list[pl.Callback], folder: Path | None = None, rounds: in
     bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
     if folder is not None:
         callbacks = [*callbacks, ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_epochs=1)]
-        settings.setdefault("logger", CSVLogger(folder, name="", version=""))
+        settings.setdefault("logger", RoundCSVLogger(folder))
     settings = {"logger": False, "max_epochs": rounds, "enable_checkpointing": folder is not None} | settings
     return pl.Trainer(
         accelerator="cpu",
