@@ -11,7 +11,7 @@ from typing import NoReturn
 
 PROG = "fl-lightning"
 HELP = """\
-usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
+usage: fl-lightning {fit,validate,test,predict,check} [-c CONFIG ...] [--OPTION VALUE ...]
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
 
@@ -20,6 +20,7 @@ commands:
   validate   evaluate a checkpoint as it is evaluated every round (--ckpt_path best)
   test       evaluate a checkpoint on the test split
   predict    write the outputs of a checkpoint's model to predictions.pt
+  check      say whether checkpoints, or all of a folder, are as they were written: check PATH ...
 
 options of every command:
   -c CONFIG             a YAML file; several are merged, the later one wins
@@ -62,6 +63,10 @@ def main(args: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
     handler = signal.getsignal(signal.SIGINT)
     try:
+        if argv[0] == "check":
+            from fl_lightning.cli.check import check  # noqa: PLC0415
+
+            sys.exit(min(check(argv[1:]), 1))
         from fl_lightning.cli import FederatedCLI  # noqa: PLC0415 - slow to import
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
 

@@ -4,9 +4,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -34,6 +36,9 @@ CHANGES = "CHANGES"
 """Name of the file that lists settings that changed in the course of a run."""
 
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
+
+
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
 
 
 class SaveConfig(SaveConfigCallback):
@@ -115,14 +120,14 @@ class FederatedCLI(LightningCLI):
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint)
 
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
-        config = self.config[self.subcommand]
-        self.model.identity.configure(config.as_dict())
-        self.model.identity.allow(config.allow_changes)
-
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        settings = self.config_init[self.subcommand].trainer
+        settings, config = self.config_init[self.subcommand].trainer, self.config[self.subcommand]
+        identity = self.model.identity
+        identity.configure(config.as_dict())
+        identity.allow(config.allow_changes)
+        if config.ckpt_path:  # before anything is written; the loop compares the objects as well
+            was = runs.settings_in(Path(config.ckpt_path)) or {}
+            identity.compare({"config": was, "objects": {}}, evaluates=self.subcommand != "fit")
         if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks)

@@ -3,6 +3,7 @@
 import csv
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -201,6 +202,33 @@ def test_a_users_own_module_lies_where_one_works(here):
         "client.ckpt",
         "last.ckpt",
     ]
+
+
+def test_check_tells_whole_checkpoints_from_damaged_ones(in_finished, tmp_path):
+    shutil.copytree(in_finished, tmp_path / "run")
+    said = say(f"check {tmp_path / 'run'}")
+    assert said.code == 0
+    assert [line.partition(": ")[2] for line in said.out.splitlines()] == [
+        "whole, 2 rounds",
+        "whole",
+        "whole, 2 rounds",
+    ]
+    path = tmp_path / "run" / LAST
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    torch.save({"state_dict": {}}, tmp_path / "other.pt")
+    said = say(f"check {tmp_path / 'run'} {tmp_path / 'other.pt'} {tmp_path / 'missing.ckpt'}")
+    assert said.code == 1
+    best, _, last, other, missing = said.out.splitlines()
+    assert best.endswith("whole, 2 rounds")
+    assert "BROKEN: " in last
+    assert "is damaged: its content is not what was written" in last
+    assert other.endswith("readable, without a digest")
+    assert "No such file" in missing
+    assert say(f"test {TINY} --ckpt_path {path}").err.count("is damaged") == 1
+    empty = say(f"check {tmp_path / 'run' / 'nothing'}{tmp_path}")
+    assert empty.code == 1
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

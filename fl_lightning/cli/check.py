@@ -1,0 +1,56 @@
+"""`fl-lightning check`: whether checkpoints, and the clients' files that they name, are as they were written."""
+
+from pathlib import Path
+
+from fl_lightning.client.records import files_of
+from fl_lightning.client.store import hash_of
+from fl_lightning.utils.files import DIGEST, read_saved
+
+
+def check(paths: list[str]) -> int:
+    """Print one line for each checkpoint.
+
+    Args:
+        paths: of checkpoints, or of folders with checkpoints in them or below.
+
+    Returns:
+        How many are damaged or cannot be read.
+    """
+    files = []
+    for path in map(Path, paths):
+        files += sorted(path.rglob("*.ckpt")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"check needs checkpoints, and there is none in {', '.join(paths)}")
+    broken = 0
+    for file in files:
+        try:
+            said = examined(file)
+        except (ValueError, OSError) as error:
+            broken += 1
+            said = f"BROKEN: {error}"
+        print(f"{file}: {said}")
+    return broken
+
+
+def examined(path: Path) -> str:
+    """Say what a checkpoint is.
+
+    Raises:
+        ValueError: it, or a client's file that it names, is damaged or missing.
+        OSError: it cannot be read.
+    """
+    content = read_saved(path, mmap=True)
+    state = "whole" if DIGEST in content else "readable, without a digest"
+    if "federated" not in content:
+        return state
+    files, folder = files_of(content["federated"]["store"]), path.resolve().parents[1] / "clients"
+    for file in files.values() if folder.is_dir() else ():
+        there = folder / file.name
+        if not there.is_file():
+            raise ValueError(f"the file {file.name} of client {file.client_id} is not in {folder}")
+        if hash_of(there.read_bytes()) != file.hash:
+            raise ValueError(f"the file {there} of client {file.client_id} was altered")
+    rounds = int(content["global_step"])
+    where = "whole" if folder.is_dir() else "not beside it, so not checked"
+    clients = f", {len(files)} files of clients {where}" if files else ""
+    return f"{state}, {rounds} round{'s' * (rounds != 1)}{clients}"

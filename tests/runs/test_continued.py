@@ -1,0 +1,239 @@
+"""A run is continued with the settings that it was begun with; damaged checkpoints load nowhere."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import Digits, DirichletPartition, IIDPartition
+from fl_lightning.methods import FedAvg, FedNTD, FedProx
+from fl_lightning.nets import Perceptron
+from tests.commands import TINY, refusal, run_in, say
+from tests.toys import BatchNormNet, sgd, toy_data, trainer
+
+FIT = f"fit {TINY} --trainer.max_epochs"
+CHANGES = {
+    "--model.client FedAvg": "model.client",
+    "--model.client.beta 0.5": "model.client.beta",
+    "--model.client.net.hidden [8]": "model.client.net.hidden",
+    "--model.client.optimizer.lr 0.01": "model.client.optimizer.lr",
+    "--data.num_clients 5": "data.num_clients",
+    "--data.partition.alpha 0.7": "data.partition.alpha",
+    "--data.partition fl_lightning.data.IIDPartition": "data.partition",
+    "--data.seed 3": "data.seed",
+    "--data.val_fraction 0.1": "data.val_fraction",
+    "--data.batch_size 7": "data.batch_size",
+    "--data.participation 1.0": "data.participation",
+    "--seed_everything 3": "seed_everything",
+    "--trainer.precision 64-true": "trainer.precision",
+    "--model.local_epochs 2": "model.local_epochs",
+    "--model.lr_decay 0.9": "model.lr_decay",
+    "--model.personal *head*": "model.personal",
+    "--model.nonfinite skip": "model.nonfinite",
+    "--model.server_optimizer SGD --model.server_optimizer.lr 1.0": "model.server_optimizer",
+    "--model.aggregator fl_lightning.methods.FedEXPAggregator": "model.aggregator",
+}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A working directory with one round. Only to be read."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert say(f"{FIT} 1").code == 0
+    return folder
+
+
+@pytest.fixture
+def here(begun, tmp_path, monkeypatch):
+    shutil.copytree(begun, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES.items())
+def test_a_change_of_what_the_rounds_mean_is_refused_by_name(begun, monkeypatch, change, name):
+    monkeypatch.chdir(begun)
+    before = content(begun)
+    said = refusal(f"{FIT} 2 --ckpt_path last {change}", 1)
+    assert f"{name} was " in said
+    assert "--allow_changes" in said
+    assert content(begun) == before
+
+
+def test_every_difference_is_named(begun, monkeypatch):
+    monkeypatch.chdir(begun)
+    said = refusal(f"{FIT} 2 --ckpt_path last --model.client.beta 0.5 --model.lr_decay 0.9 --data.num_clients 5", 1)
+    for words in (
+        "model.client.beta was 1.0, is 0.5",
+        "model.lr_decay was 1.0, is 0.9",
+        "data.num_clients was 4, is 5",
+    ):
+        assert words in said
+
+
+def test_free_settings_may_change(here):
+    free = "--model.threads 1 --model.alma_every 2 --trainer.enable_progress_bar false --trainer.callbacks Timer"
+    said = say(f"{FIT} 2 --ckpt_path last {free} --model.store.memory_budget_mb 0")
+    assert said.code == 0, said.err
+    assert not (run_in(here) / "CHANGES").exists()
+
+
+def test_an_allowed_change_is_recorded(here):
+    change = "--model.client.optimizer.lr 0.01 --allow_changes [model.client.optimizer.lr]"
+    said = say(f"{FIT} 2 --ckpt_path last {change}")
+    assert said.code == 0, said.err
+    run = run_in(here)
+    assert (run / "CHANGES").read_text() == "round 1: model.client.optimizer.lr was 0.05, is 0.01\n"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["client"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.01
+    assert config["allow_changes"] == ["model.client.optimizer.lr"]
+
+
+def test_an_evaluation_compares_data_and_net_only(begun, monkeypatch):
+    monkeypatch.chdir(begun)
+    assert say(f"test {TINY} --ckpt_path last --model.local_epochs 9 --model.client.beta 0.1").code == 0
+    assert "model.client.net.hidden was" in refusal(f"test {TINY} --ckpt_path last --model.client.net.hidden [3]", 1)
+    other = "--data.source fl_lightning.data.FashionMNIST"
+    assert "data.source was" in refusal(f"test {TINY} --ckpt_path last {other}", 1)
+
+
+def loop(client=FedNTD, lr=0.1, hidden=8, **settings):
+    optimizer = partial(torch.optim.SGD, lr=lr)
+    return FederatedLoop(client(net=partial(Perceptron, hidden=[hidden]), optimizer=optimizer), seed=1, **settings)
+
+
+def data(alpha=1.0, num_clients=3, **settings):
+    return FederatedDataModule(Digits(), num_clients, DirichletPartition(alpha), **settings)
+
+
+FROM_PYTHON = {
+    "model.client was": (partial(loop, FedProx), data),
+    "model.client.optimizer.lr was 0.1, is 0.2": (partial(loop, lr=0.2), data),
+    "model.lr_decay was 1.0, is 0.5": (partial(loop, lr_decay=0.5), data),
+    "model.personal was": (partial(loop, personal="*head*"), data),
+    "model.server_optimizer was None, is": (partial(loop, server_optimizer=partial(torch.optim.SGD, lr=1.0)), data),
+    "data.partition.alpha was 1.0, is 2.0": (loop, partial(data, 2.0)),
+    "data.partition was": (loop, lambda: FederatedDataModule(Digits(), 3, IIDPartition())),
+    "data.num_clients was 3, is 4": (loop, partial(data, num_clients=4)),
+    "data.participation was 1.0, is": (loop, partial(data, participation=0.4)),
+    "data.batch_size was 32, is 5": (loop, partial(data, batch_size=5)),
+    "data.seed was 0, is 5": (loop, partial(data, seed=5)),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "at.ckpt"
+    run = trainer(1, limit_val_batches=0)
+    run.fit(loop(), datamodule=data())
+    run.save_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize(("words", "made"), FROM_PYTHON.items())
+def test_from_python_objects_are_compared(saved, words, made):
+    with pytest.raises(ValueError, match=words):
+        trainer(2, limit_val_batches=0).fit(made[0](), datamodule=made[1](), ckpt_path=saved)
+
+
+def test_from_python_a_change_is_let_through_by_name(saved):
+    changed = loop(lr=0.2)
+    changed.identity.allow(["model.client.optimizer.lr"])
+    trainer(2, limit_val_batches=0).fit(changed, datamodule=data(), ckpt_path=saved)
+    assert [str(one) for one in changed.identity.changed] == ["model.client.optimizer.lr was 0.1, is 0.2"]
+
+
+# --- damaged checkpoints
+
+
+def damaged(path: Path, to: Path, at: float) -> Path:
+    raw = bytearray(path.read_bytes())
+    raw[int(at * len(raw))] ^= 4
+    to.write_bytes(raw)
+    return to
+
+
+def toy_loop(**settings):
+    return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=2, **settings)
+
+
+LOADS = {
+    "fit": lambda path: trainer(2).fit(toy_loop(), toy_data(), ckpt_path=path),
+    "validate": lambda path: trainer(1).validate(toy_loop(), toy_data(), ckpt_path=path),
+    "test": lambda path: trainer(1).test(toy_loop(), toy_data(), ckpt_path=path),
+    "predict": lambda path: trainer(1).predict(toy_loop(), toy_data(), ckpt_path=path),
+    "load": lambda path: FederatedLoop.load_from_checkpoint(path, client=FedAvg(net=BatchNormNet, optimizer=sgd())),
+    "initial_weights": lambda path: trainer(1).fit(toy_loop(initial_weights=path), toy_data()),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "at.ckpt"
+    run = trainer(1)
+    run.fit(toy_loop(), toy_data())
+    run.save_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_damaged_checkpoint_loads_nowhere(whole, tmp_path, load):
+    LOADS[load](whole)
+    for at in (0.1, 0.4, 0.6, 0.9):
+        with pytest.raises(ValueError, match="is damaged: its content is not what was written"):
+            LOADS[load](damaged(whole, tmp_path / "bad.ckpt", at))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_checkpoint_that_another_program_wrote_anew_is_refused_with_what_to_do(whole, tmp_path, load):
+    content = torch.load(whole, weights_only=True)
+    torch.save(content, tmp_path / "again.ckpt")
+    with pytest.raises(ValueError, match="remove its entry 'digest' if the change was yours"):
+        LOADS[load](tmp_path / "again.ckpt")
+    del content["digest"]
+    torch.save(content, tmp_path / "mine.ckpt")
+    LOADS[load](tmp_path / "mine.ckpt")
+
+
+def test_a_file_without_a_digest_says_so(whole, tmp_path, caplog):
+    content = torch.load(whole, weights_only=True)
+    torch.save(content["state_dict"], tmp_path / "weights.pt")
+    with caplog.at_level("INFO"):
+        LOADS["initial_weights"](tmp_path / "weights.pt")
+    assert f"{tmp_path / 'weights.pt'} has no digest" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["loops", "optimizer_states"])
+def test_a_checkpoint_of_weights_only_is_not_continued(whole, tmp_path, key):
+    content = torch.load(whole, weights_only=True)
+    del content["digest"], content[key]
+    torch.save(content, tmp_path / "part.ckpt")
+    with pytest.raises(ValueError, match=rf"has no '{key}' \(save_weights_only\); to start from its weights set"):
+        LOADS["fit"](tmp_path / "part.ckpt")
+
+
+@pytest.mark.parametrize("key", ["store", "recorder", "settings"])
+def test_a_checkpoint_of_another_version_is_refused(whole, tmp_path, key):
+    content = torch.load(whole, weights_only=True)
+    del content["digest"], content["federated"][key]
+    torch.save(content, tmp_path / "old.ckpt")
+    with pytest.raises(ValueError, match=rf"was written by another version \(it has no '{key}'\)"):
+        LOADS["fit"](tmp_path / "old.ckpt")
+
+
+def test_our_methods_check_what_they_load(begun, tmp_path):
+    path = next(begun.rglob("client.ckpt"))
+    net = partial(Perceptron, hidden=[64])
+    assert FedNTD.load_from_checkpoint(path, net=net).beta == 1.0
+    with pytest.raises(ValueError, match="is damaged"):
+        FedNTD.load_from_checkpoint(damaged(path, tmp_path / "client.ckpt", 0.5), net=net)
