@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke bench gpu clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # uv, unlike pip, leaves compiling to the first import, which a shell with PYTHONDONTWRITEBYTECODE repeats every time.
 export UV_COMPILE_BYTECODE ?= 1
 # The tests' nets are tiny: a second thread only waits, and on a busy machine for long.
-test test-all test-oldest smoke: export OMP_NUM_THREADS ?= 1
+test test-all test-oldest smoke soak: export OMP_NUM_THREADS ?= 1
 # A PYTHONHOME or an environment activated in the caller's shell must not leak into ours.
 unexport PYTHONHOME VIRTUAL_ENV
 
@@ -91,6 +91,9 @@ format: env  ## rewrite the files as ruff wants them
 
 smoke: env  ## two rounds of every method's experiment on digits, through the command line
 	@'$(RUN)' tests/smoke/smoke_configs.py
+
+soak: env  ## 200 runs killed at random moments and continued: equal to the last bit (half an hour)
+	@'$(RUN)' -m tests.soak.kills
 
 bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
 	@'$(RUN)' -m bench
