@@ -94,6 +94,7 @@ smoke: env  ## two rounds of every method's experiment on digits, through the co
 
 soak: env  ## 200 runs killed at random moments and continued: equal to the last bit (half an hour)
 	@'$(RUN)' -m tests.soak.kills
+	@'$(RUN)' -m tests.soak.damage
 
 bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
 	@'$(RUN)' -m bench

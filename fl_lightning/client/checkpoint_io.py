@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +41,7 @@ class FederatedCheckpointIO(CheckpointIO):
         self._latest: Names = frozenset()  # of the checkpoint saved last: all that are in use are among them
         self._needed: dict[str, Names] = {}  # files that a checkpoint needs, by its path
         self._registered: list[str] = []
+        self._kept: Names = frozenset()  # that a checkpoint may need which a damaged registry named
 
     def track(self, folder: Path, in_use: Iterable[str], ckpt_path: Any, anywhere: bool) -> None:
         """Keep the files of a client store that a checkpoint needs, and delete the others.
@@ -51,7 +53,8 @@ class FederatedCheckpointIO(CheckpointIO):
             anywhere: whether the folder is found from every checkpoint; else those outside the run hold the records.
         """
         self._folder, self._anywhere, self._latest = folder, anywhere, frozenset(in_use)
-        self._registered = read_registry(folder / REGISTRY)
+        found = read_registry(folder / REGISTRY)
+        self._registered, self._kept = found or [], file_names(folder) if found is None else frozenset()
         self._needed = self._recall(ckpt_path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -100,10 +103,11 @@ class FederatedCheckpointIO(CheckpointIO):
         self._needed = {p: names for p, names in before.items() if p != path and (is_url(p) or os.path.exists(p))}
         if files:
             self._needed[path] = files
-        delete(folder, frozenset().union(*before.values()) - self._latest.union(*self._needed.values()))
+        needed = self._latest.union(self._kept, *self._needed.values())
+        delete(folder, frozenset().union(*before.values()) - needed)
         relative = [p if is_url(p) else os.path.relpath(p, folder) for p in self._needed]
         if relative != self._registered:
-            write_atomically(folder / REGISTRY, lambda part: part.write_text(json.dumps(relative)))
+            write_atomically(folder / REGISTRY, lambda part: part.write_text(registry_of(relative)))
             self._registered = relative
 
     def _recall(self, ckpt_path: Any) -> dict[str, Names]:
@@ -136,8 +140,8 @@ def collect_orphans(folder: Path, checkpoints: Iterable[Path]) -> None:
     To be called while no other process writes to the folder.
     """
     found = read_registry(folder / REGISTRY)
-    registered = [Path(full_path(folder / name)) for name in found if not is_url(name)]
-    if all(is_below(path, folder.parent) for path in registered):
+    registered = [Path(full_path(folder / name)) for name in found or () if not is_url(name)]
+    if found is not None and all(is_below(path, folder.parent) for path in registered):
         paths = [*checkpoints, *registered]
         delete(folder, file_names(folder).difference(*(read_names(path, folder) for path in paths)))
 
@@ -170,13 +174,21 @@ def say_if_unchecked(path: Any, found: Mapping[str, Any]) -> None:
         rank_zero_info(f"{path} has no digest: it is read, but whether it is as it was written cannot be told")
 
 
-def read_registry(path: Path) -> list[str]:
-    """Names in a registry of checkpoints; none where it is missing or damaged."""
+def registry_of(names: list[str]) -> str:
+    """Text of a registry: the names of checkpoints, and a digest of them."""
+    return json.dumps({"checkpoints": names, "sha256": sha256(json.dumps(names).encode()).hexdigest()})
+
+
+def read_registry(path: Path) -> list[str] | None:
+    """Names in a registry of checkpoints; none where there is no registry, None where it is damaged."""
+    if not path.exists():
+        return []
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        names: list[str] = found["checkpoints"]
+        return names if path.read_text(encoding="utf-8") == registry_of(names) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def names_needed(checkpoint: Mapping[str, Any]) -> Names:

@@ -11,6 +11,7 @@ from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
+from fl_lightning.federation.recorder import Recorder
 from fl_lightning.utils.files import read_saved
 
 DATA_SHAPE = "data_shape"
@@ -108,13 +109,19 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
     return found
 
 
-def rows_kept(parts: Iterable[Any]) -> dict[int, dict[str, float]]:
-    """Rows by round that loggers or callbacks with `rows_on_disk` have kept; says if there are none."""
-    rows: dict[int, dict[str, float]] = {}
-    for part in parts:
-        if hasattr(type(part), "rows_on_disk"):  # of the class: Lightning's DummyLogger has every attribute
-            for earlier, row in part.rows_on_disk().items():
-                rows.setdefault(earlier, {}).update(row)
+def rows_kept(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[Any]) -> dict[int, dict[str, float]]:
+    """Rows of the rounds before that a logger with `rows_on_disk` has kept, else callbacks; says if there are none."""
+    for logger in loggers:
+        if hasattr(type(logger), "rows_on_disk"):  # of the class: Lightning's DummyLogger has every attribute
+            rows: dict[int, dict[str, float]] = logger.rows_on_disk()
+            if recorder.wrote(rows):
+                return rows
+            rank_zero_info("metrics.csv has not the rows that this run has written: its values are not used any more")
+    rows = {}
+    for callback in callbacks:
+        if hasattr(type(callback), "rows_on_disk"):
+            for round_idx, row in callback.rows_on_disk().items():
+                rows.setdefault(round_idx, {}).update(row)
     if not rows:
         rank_zero_info("no csv file has the rows of the rounds before: pictures and tables of rounds begin anew")
     return rows

@@ -272,7 +272,7 @@ class FederatedLoop(Forwarding):
         self._describe()
         if self.trainer.ckpt_path is not None:
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-            self.recorder.restore(C.rows_kept([*callbacks, *self.loggers]))
+            self.recorder.restore(C.rows_kept(self.recorder, self.loggers, callbacks))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):

@@ -1,6 +1,8 @@
 """The recorder: owns the logged values of a run, and counts the bytes of its messages."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ class Recorder:
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
         self.evaluated_rounds = 0
+        self._chain, self._chained = b"", 0  # digest of the rows of so many rounds
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
 
@@ -61,7 +64,10 @@ class Recorder:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
-        """Begin the row of a round with the values of its training."""
+        """Begin the row of a round with the values of its training; the one before is complete."""
+        if round_idx > self._chained:
+            self._chain = chained(self._chain, self.round_metrics)
+            self._chained = round_idx
         self.round_metrics, self.pending_round = values, round_idx
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -85,6 +91,13 @@ class Recorder:
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
         return float(forgetting(torch.stack([self.peak, now])))
 
+    def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
+        """True where these rows are those of the complete rounds before, as they were logged."""
+        chain = b""
+        for round_idx in range(self._chained):
+            chain = chained(chain, rows.get(round_idx, {}))
+        return chain == self._chain
+
     def restore(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Take the rows of rounds that were run before, by round."""
         for round_idx in sorted(rows):
@@ -100,6 +113,7 @@ class Recorder:
             self.keep_round(self.pending_round)
         if round_idx == 0:
             self.peak, self.evaluated_rounds = None, 0
+            self._chain, self._chained = b"", 0
 
     def keep_round(self, round_idx: int) -> None:
         """Add the row, as it is now, to the history; again where it has grown."""
@@ -118,12 +132,20 @@ class Recorder:
             "pending_round": self.pending_round,
             "peak": self.peak,
             "evaluated_rounds": self.evaluated_rounds,
+            "rows": [self._chained, self._chain.hex()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.round_metrics, self.pending_round = dict(state["round_metrics"]), state["pending_round"]
         self.peak, self.evaluated_rounds = state["peak"], state["evaluated_rounds"]
+        self._chained, self._chain = state["rows"][0], bytes.fromhex(state["rows"][1])
         self.history = History()
+
+
+def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
+    """Digest of the rows before, whose digest is given, and of one more."""
+    known = {key: float(value) for key, value in row.items() if not math.isnan(value)}
+    return sha256(digest + repr(sorted(known.items())).encode()).digest()
 
 
 def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:

@@ -66,7 +66,11 @@ class RoundCSVLogger(Logger):
             self._write(self._file, round_idx, values)
 
     def rows_on_disk(self) -> dict[int, dict[str, float]]:
-        """Values on disk by round."""
+        """Values on disk by round.
+
+        Raises:
+            ValueError: if the file is no table of rounds.
+        """
         return {
             round_idx: {key: float(value) for key, value in row.items() if key != "round" and value != ""}
             for round_idx, row in self._rows().items()
@@ -89,12 +93,24 @@ class RoundCSVLogger(Logger):
         file.truncate()  # writes what is buffered, too
 
     def _rows(self) -> dict[int, dict[str, Any]]:
-        """Read the rows on disk, by round; one that was cut in the middle is left out."""
+        """Read the rows on disk, by round; one that was cut in the middle is left out.
+
+        Raises:
+            ValueError: if the file is no table of rounds.
+        """
         if not self.path.is_file():
             return {}
-        with self.path.open(newline="", encoding="utf-8") as file:
-            whole = [row for row in csv.DictReader(file) if None not in row.values()]
-        return {int(row["round"]): {**row, "round": int(row["round"])} for row in whole}
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                whole = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+            for row in whole:
+                list(map(float, filter(None, row.values())))
+            return {int(row["round"]): {**row, "round": int(row["round"])} for row in whole}
+        except (ValueError, KeyError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} must be a table of numbers with a row for each round, and cannot be read as one "
+                f"({type(error).__name__}); move it away"
+            ) from None
 
     def _rewrite(self, rows: dict[int, dict[str, Any]], round_idx: int, values: dict[str, float]) -> None:
         """Replace the table by `rows` with further values, in one move: a reader finds the old one or the new one."""

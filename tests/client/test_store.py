@@ -1,6 +1,5 @@
 """The client store: the same run whether records lie in memory or in files, and no file that nobody needs."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
-from fl_lightning.client.checkpoint_io import REGISTRY, names_needed
+from fl_lightning.client.checkpoint_io import REGISTRY, names_needed, read_registry, registry_of
 from fl_lightning.client.records import files_of
 from fl_lightning.client.store import ClientStore, hash_of
 from fl_lightning.methods import FedAvg
@@ -200,18 +199,20 @@ def test_a_registry_deletes_and_reads_nothing_outside_its_run(tmp_path, forged):
     run(tmp_path / "run", 2, callbacks=checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / "run" / "clients" / REGISTRY).write_text(json.dumps([forged, 7, None]))
+    (tmp_path / "run" / "clients" / REGISTRY).write_text(registry_of([forged]))
     run(tmp_path / "run", 4, saved / "last.ckpt", checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("broken", [b"", b"{", b"\xff\xfe", b"[1, {}]", b'{"a": 1}'])
+@pytest.mark.parametrize(
+    "broken", [b"", b"{", b"\xff\xfe", b"[1, {}]", b'{"a": 1}', b'{"checkpoints": ["../x"], "sha256": ""}']
+)
 def test_a_broken_registry_is_begun_anew(tmp_path, broken):
     saved = tmp_path / "checkpoints"
     run(tmp_path, 2, callbacks=checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
     (tmp_path / "clients" / REGISTRY).write_bytes(broken)
     run(tmp_path, 4, saved / "last.ckpt", checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
-    assert json.loads((tmp_path / "clients" / REGISTRY).read_text()) == ["../checkpoints/last.ckpt"]
+    assert read_registry(tmp_path / "clients" / REGISTRY) == ["../checkpoints/last.ckpt"]
 
 
 @pytest.mark.parametrize("rounds", [2, 4])

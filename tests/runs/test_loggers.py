@@ -74,3 +74,17 @@ def test_what_lightning_logs_joins_the_row_of_its_round(tmp_path):
     logger.log_metrics({"lr-SGD": 0.5, "epoch": 0}, step=0)  # as LearningRateMonitor does
     logger.log_metrics({"a": 1}, step=0)
     assert rows(tmp_path) == [{"round": "0", "lr-SGD": "0.5", "a": "1.0"}]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"a,b\n1,2\n", b"round,a\nx,1\n", b"round,a\n0,x\n", b"round,a\n0,\x00\n\x89PNG"]
+)
+def test_a_file_that_is_no_table_of_rounds_is_refused(tmp_path, content):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics.csv must be a table of numbers with a row for each round"):
+        RoundCSVLogger(tmp_path).rows_on_disk()
+
+
+def test_rows_with_too_many_or_too_few_values_are_left_out(tmp_path):
+    (tmp_path / "metrics.csv").write_text("round,a\n0,1\n1,2,3\n2\n3,4\n")
+    assert RoundCSVLogger(tmp_path).rows_on_disk() == {0: {"a": 1.0}, 3: {"a": 4.0}}
