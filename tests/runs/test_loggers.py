@@ -2,6 +2,8 @@
 
 import csv
 
+import pytest
+
 from fl_lightning.runs.loggers import RoundCSVLogger
 
 

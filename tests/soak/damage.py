@@ -26,13 +26,8 @@ from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.commands import CONFIGS, TINY, run_in, say
 from tests.soak.kills import hash_of
 
-RUBBISH = (
-    b"",
-    b"\x89PNG\r\n\x1a\n" + bytes(500),
-    b"round,global/acc\n0,0.5\n",
-    b"trainer: {}\n",
-    b"\xff\xfe\x00rubbish",
-)
+PNG = b"\x89PNG\r\n\x1a\n"
+RUBBISH = (b"", PNG + bytes(500), b"round,global/acc\n0,0.5\n", b"trainer: {}\n", b"\xff\xfe\x00rubbish")
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
