@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,46 @@ OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 
 ForwardContext = Callable[[], AbstractContextManager[Any]]
 """Makes the context of a forward pass (the Trainer's precision)."""
+
+
+# --- a user's own classes, recognised by what they can do: they may come from `lightning.pytorch`
+
+
+@runtime_checkable
+class TrainableModule(Protocol):
+    """A LightningModule of `pytorch_lightning` or of its twin package; an `nn.Module` besides."""
+
+    def configure_optimizers(self) -> Any:
+        """Make optimizers and lr schedulers, in any form that Lightning allows."""
+
+    def configure_callbacks(self) -> Any:
+        """Make callbacks of the module's own."""
+
+    def on_train_start(self) -> Any:
+        """Begin a fit."""
+
+    def lr_schedulers(self) -> Any:
+        """Give the lr schedulers."""
+
+
+@runtime_checkable
+class DataModule(Protocol):
+    """A LightningDataModule of `pytorch_lightning` or of its twin package."""
+
+    def prepare_data(self) -> Any:
+        """Fetch the data, on one process."""
+
+    def train_dataloader(self) -> Any:
+        """Make the loader of the training samples."""
+
+    def val_dataloader(self) -> Any:
+        """Make the loader of the validation samples."""
+
+    def test_dataloader(self) -> Any:
+        """Make the loader of the test samples."""
+
+    def on_exception(self, exception: Any, /) -> Any:
+        """Clean up after an error; a LightningModule, which may have the loaders too, has no such hook."""
 
 
 # --- messages

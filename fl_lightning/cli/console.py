@@ -37,7 +37,8 @@ def worth_showing(record: logging.LogRecord) -> bool:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Suppress the warnings in `WARNINGS` and the notes in `INFOS` within the block."""
-    packages, places = ("pytorch_lightning", "lightning_fabric"), ("", ".utilities.rank_zero", ".utilities.seed")
+    packages = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    places = ("", ".utilities.rank_zero", ".utilities.seed")  # whichever package was imported last has the notes
     loggers = [logging.getLogger(package + place) for package in packages for place in places]
     with warnings.catch_warnings():
         for message in WARNINGS:

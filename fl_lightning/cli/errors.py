@@ -12,6 +12,7 @@ from pytorch_lightning.cli import LightningCLI
 from torch import optim
 
 from fl_lightning import aggregation, callbacks, data, methods, nets
+from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 
 PROG = "fl-lightning"
@@ -144,10 +145,10 @@ def no_class(given: str, base: type, error: object) -> str:
         found = resolve_name(given) if "." in given else None
     if not isinstance(found, type):
         return f"there is no class {given!r}{nearest(given.rpartition('.')[2], class_names(base)) or choice(base)}"
-    if issubclass(found, base):
+    if issubclass(found, base) or (base is pl.LightningModule and issubclass(found, TrainableModule)):
         return ""
     twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
-    origin = "; it comes from the twin package `lightning`: import LightningModule from pytorch_lightning"
+    origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
     return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
 
 

@@ -5,26 +5,26 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
+
+from fl_lightning.types import TrainableModule
+from fl_lightning.utils.packages import lightning_base
 
 
 def check_module(module: object) -> None:
     """Refuse a module that cannot be a client.
 
     Raises:
-        TypeError: if `module` is no `pytorch_lightning.LightningModule`, has no `training_step` of its own or one
-            that draws its own batches, or a `state_dict` that cannot be called for a part of another module.
+        TypeError: if `module` is no LightningModule, of either package, has no `training_step` of its own or one that
+            draws its own batches, or a `state_dict` that cannot be called for a part of another module.
     """
     kind: Any = type(module)
-    if not isinstance(module, LightningModule):
-        twin = any(base.__module__.startswith("lightning.") for base in kind.__mro__)
-        remedy = (
-            "it comes from the twin package `lightning`: import LightningModule from pytorch_lightning"
-            if twin
-            else "derive it from pytorch_lightning.LightningModule"
+    if not (isinstance(module, nn.Module) and isinstance(module, TrainableModule)):
+        raise TypeError(
+            f"a client must be a LightningModule, of pytorch_lightning or lightning.pytorch, got {kind.__name__}; "
+            f"derive it from pytorch_lightning.LightningModule"
         )
-        raise TypeError(f"a client must be a pytorch_lightning.LightningModule, got {kind.__name__}; {remedy}")
-    if kind.training_step is LightningModule.training_step:
+    if getattr(kind, "training_step", None) is getattr(lightning_base(kind), "training_step", None):
         raise TypeError(
             f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "
             f"returning the loss"

@@ -6,6 +6,8 @@ from typing import Any
 from pytorch_lightning import LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 
+from fl_lightning.utils.packages import lightning_base
+
 FORWARDED = frozenset({
     "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
@@ -32,10 +34,12 @@ INSTEAD = {
 }
 
 
-def overridden(module: LightningModule, name: str, base: type = LightningModule) -> bool:
-    """True where the module, or its class, has a `name` other than that of `base`."""
+def overridden(module: LightningModule, name: str, base: type | None = None) -> bool:
+    """True where the module, or its class, has a `name` other than that of `base`, or else of Lightning's own class."""
     own = getattr(module, name, None)
-    return own is not None and getattr(own, "__func__", own) is not getattr(base, name, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(
+        base or lightning_base(type(module)), name, None
+    )
 
 
 def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., Any]]:

@@ -28,7 +28,16 @@ from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
-from fl_lightning.types import Batch, Broadcast, ClientData, ForwardContext, OptimizerFactory, Phase, State
+from fl_lightning.types import (
+    Batch,
+    Broadcast,
+    ClientData,
+    ForwardContext,
+    OptimizerFactory,
+    Phase,
+    State,
+    TrainableModule,
+)
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 
 ONE_PHASE = (Phase(),)
@@ -57,7 +66,7 @@ class ClientModule(CheckedLoading):
 
     Raises:
         ValueError: if `module` is given together with `net` or `optimizer`.
-        TypeError: if `module` is no `pytorch_lightning.LightningModule` or has no `training_step`.
+        TypeError: if `module` is no LightningModule or has no `training_step`.
     """
 
     server_class: ClassVar[type[ServerModule]] = ServerModule
@@ -69,7 +78,7 @@ class ClientModule(CheckedLoading):
     def __init__(
         self,
         net: Callable[[int, tuple[int, ...]], Backbone] | None = None,
-        module: LightningModule | None = None,
+        module: LightningModule | TrainableModule | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
@@ -77,8 +86,8 @@ class ClientModule(CheckedLoading):
         super().__init__()
         self.may_be_neutral = can_be_neutral(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
-        check_client_arguments(self, module, net=net, optimizer=optimizer)
-        self.module = module
+        self.module = cast(LightningModule | None, module)
+        check_client_arguments(self, self.module, net=net, optimizer=optimizer)
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
@@ -92,9 +101,9 @@ class ClientModule(CheckedLoading):
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
         self._personal: frozenset[str] = frozenset()
         self._num_arguments = 2
-        if module is not None:
-            self.automatic_optimization = module.automatic_optimization
-            self._num_arguments = num_arguments(module.training_step)
+        if self.module is not None:
+            self.automatic_optimization = self.module.automatic_optimization
+            self._num_arguments = num_arguments(self.module.training_step)
         elif num_classes is not None and input_shape is not None:
             self.build(self.num_classes, self.input_shape)
 
@@ -326,6 +335,17 @@ class ClientModule(CheckedLoading):
         return [self] if self.module is None else [self, self.module]
 
     # --- Lightning ---------------------------------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer that the module is attached to."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
+        if self.module is not None:
+            self.module.trainer = trainer  # Lightning hands it on to modules of its own package only
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inner: Any = self.net if self.module is None else self.module

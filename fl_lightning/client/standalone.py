@@ -13,6 +13,7 @@ from fl_lightning.client.context import ClientContext
 from fl_lightning.client.services import TRAINER_SERVICES, BatchTransfer, attach_services
 from fl_lightning.data import DatasetSource, FederatedDataModule
 from fl_lightning.types import Broadcast, ClientData, Phase
+from fl_lightning.utils.packages import lightning_base
 
 NOT_HOOKS = ("training_step", "configure_optimizers", "configure_model", "forward")
 
@@ -109,7 +110,7 @@ def refuse_alone(client: Any) -> None:
         return
     inner = type(client.module)
     own = [hook for hook in dir(inner) if hook.startswith(("on_", "optimizer_", "lr_scheduler_", "configure_"))]
-    lost = [h for h in own if h not in NOT_HOOKS and getattr(inner, h) is not getattr(LightningModule, h, None)]
+    lost = [h for h in own if h not in NOT_HOOKS and getattr(inner, h) is not getattr(lightning_base(inner), h, None)]
     if lost:
         raise ValueError(
             f"{inner.__name__} overrides {lost[0]}, which is not called inside {name} under a plain Trainer; fit "

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from torch.utils.data import (
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Split, TensorSplit
-from fl_lightning.types import Batch
+from fl_lightning.types import Batch, DataModule
+from fl_lightning.utils.packages import lightning_base
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
@@ -241,12 +242,13 @@ class DataModuleSource(Source):
         datamodule: the data module; it need not know of federations.
     """
 
-    def __init__(self, datamodule: LightningDataModule) -> None:
-        if not isinstance(datamodule, LightningDataModule):
+    def __init__(self, datamodule: DataModule) -> None:
+        if isinstance(datamodule, type) or not isinstance(datamodule, DataModule):
             raise TypeError(
-                f"a data module must be a pytorch_lightning.LightningDataModule, got {type(datamodule).__name__}"
+                f"a data module must be a LightningDataModule, of pytorch_lightning or lightning.pytorch, got "
+                f"{type(datamodule).__name__}; derive it from pytorch_lightning.LightningDataModule"
             )
-        self.datamodule = datamodule
+        self.datamodule = cast(LightningDataModule, datamodule)
         self.validates = self._has("val_dataloader")
 
     def attach(self, trainer: Trainer | None) -> None:
@@ -284,7 +286,7 @@ class DataModuleSource(Source):
 
     def _has(self, name: str) -> bool:
         own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
-        return own or getattr(type(self.datamodule), name) is not getattr(LightningDataModule, name)
+        return own or getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
 
     def _loader(self, name: str) -> DataLoader[Any] | None:
         """Get the one DataLoader that the method of this name returns, or None."""

@@ -18,6 +18,7 @@ from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, P
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
+from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.renamed import refuses_renamed
 from fl_lightning.utils.settings import check_at_least
@@ -64,7 +65,7 @@ class FederatedDataModule(LightningDataModule):
     @refuses_renamed
     def __init__(
         self,
-        source: Source | LightningDataModule,
+        source: Source | LightningDataModule | DataModule,
         num_clients: int = 10,
         partition: Partition | None = None,
         participation: float = 1.0,
@@ -89,7 +90,7 @@ class FederatedDataModule(LightningDataModule):
         check_at_least(0, shared_per_class=shared_per_class)
         if batch_size != "full":
             check_at_least(1, "'full' is the whole split", batch_size=batch_size)
-        self.source = DataModuleSource(source) if isinstance(source, LightningDataModule) else source
+        self.source = DataModuleSource(source) if isinstance(source, DataModule) else source
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
         self.cohort = Cohorts(num_clients, participation, schedule, seed if sampling_seed is None else sampling_seed)
@@ -108,7 +109,7 @@ class FederatedDataModule(LightningDataModule):
         self._pool = np.arange(0)
 
     @classmethod
-    def from_datamodule(cls, datamodule: LightningDataModule, **settings: Any) -> Self:
+    def from_datamodule(cls, datamodule: DataModule, **settings: Any) -> Self:
         """Federate a data module that knows nothing of federations.
 
         Args:
@@ -116,7 +117,7 @@ class FederatedDataModule(LightningDataModule):
                 round, its `test_dataloader` by `test`.
             settings: of this class, all but `source`.
         """
-        return cls(datamodule, **settings)
+        return cls(DataModuleSource(datamodule), **settings)
 
     @classmethod
     def from_datasets(  # type: ignore[override]

@@ -14,6 +14,7 @@ from fl_lightning.client.optimizers import Exposure, needs_closure
 from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
+from fl_lightning.utils.packages import is_of_kind
 
 SWA = (
     "StochasticWeightAveraging averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which "
@@ -79,9 +80,9 @@ def check_callback(callback: Callback) -> None:
     Raises:
         ValueError: naming what to set instead.
     """
-    if isinstance(callback, StochasticWeightAveraging):
+    if is_of_kind(callback, StochasticWeightAveraging):
         raise ValueError(SWA)
-    if not isinstance(callback, ModelCheckpoint):
+    if not is_of_kind(callback, ModelCheckpoint):
         return
     if "'train_time_interval': None" not in callback.state_key:
         raise ValueError(

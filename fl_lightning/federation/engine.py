@@ -51,6 +51,8 @@ class SequentialEngine:
         self.weights = weights or GlobalWeights(client)
         self.modules = list(client.lightning_modules())
         device, precision = device or torch.device("cpu"), precision or Precision()
+        for module in self.modules[1:]:  # Lightning tells the device and type to modules of its own package only
+            precision.convert_module(module).to(device)
         transfer = BatchTransfer(self.modules, device, precision, datamodule)
         client.connect(forward_context(precision), transfer)
         self.services = services or ClientServices()

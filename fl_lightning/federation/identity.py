@@ -9,12 +9,12 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.state import raised
+from fl_lightning.types import TrainableModule
 
 FREE_OF_TRAINER = (
     *("accelerator", "strategy", "devices", "num_nodes", "plugins", "default_root_dir", "model_registry"),
@@ -154,7 +154,7 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
         return {name: class_of(value.func), **described_items(name, value.keywords, depth)}
     if inspect.isclass(value) or inspect.isroutine(value):
         return {name: class_of(value)}
-    arguments: Mapping[str, Any] = value.hparams if isinstance(value, LightningModule) else {}
+    arguments: Mapping[str, Any] = getattr(value, "hparams", {}) if isinstance(value, TrainableModule) else {}
     if not arguments:
         inits = [vars(kind)["__init__"] for kind in type(value).__mro__ if "__init__" in vars(kind)]
         names = {name for init in inits if inspect.isfunction(init) for name in inspect.signature(init).parameters}

@@ -32,7 +32,7 @@ from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
-from fl_lightning.types import State
+from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import as_list, check_at_least
 
@@ -76,7 +76,7 @@ class FederatedLoop(Forwarding):
 
     def __init__(
         self,
-        client: LightningModule,
+        client: LightningModule | TrainableModule,
         aggregator: Aggregator | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from pytorch_lightning import LightningDataModule, LightningModule
 from fl_lightning.data import TensorSource
-from lightning.pytorch import LightningModule as Twin
+from lightning.pytorch import Callback as Twin
 
 class NoStep(LightningModule):
     def configure_optimizers(self):
@@ -56,18 +56,13 @@ class ElevenLabels(TensorSource):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty working directory with modules of a user's own, one of them on top of a twin package."""
+    """An empty working directory with classes of a user's own, one of them on top of the twin package."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
-    (tmp_path / "lightning").mkdir()
-    (tmp_path / "lightning/__init__.py").touch()
-    (tmp_path / "lightning/pytorch.py").write_text(
-        "import torch\n\nclass LightningModule(torch.nn.Module):\n    pass\n"
-    )
     before = set(sys.modules)
     yield tmp_path
-    for name in {"own", "broken", "lightning", "lightning.pytorch"} - before:
+    for name in {"own", "broken"} - before:
         sys.modules.pop(name, None)
 
 
@@ -104,8 +99,8 @@ OPTIONS = [
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
     (
-        "--model.client own.OfTheTwin",
-        "it comes from the twin package `lightning`: import LightningModule from pytorch_",
+        "--trainer.callbacks own.OfTheTwin",
+        "it comes from the twin package `lightning`: take the Callback of pytorch_lightning",
     ),
     ("--model.client own.Mine --model.client.widht 3", "unknown option 'widht'; the nearest is 'width'"),
     ("--data.source own.Folders --data.source.widht 3", "data.source: unknown option 'widht'; the nearest is 'width'"),
