@@ -15,6 +15,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
+from fl_lightning.federation.buffers import KEPT
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 
@@ -55,7 +56,8 @@ class SequentialEngine:
             precision.convert_module(module).to(device)
         transfer = BatchTransfer(self.modules, device, precision, datamodule)
         client.connect(forward_context(precision), transfer)
-        self.services = services or ClientServices()
+        self.services, self.transient = services or ClientServices(), self.weights.transient
+        self.transient.place()
         self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
         self._receives = overridden(client, "receive", ClientModule)
         self._entry_names = {*self.weights.entries, *self.weights.tied}
@@ -75,6 +77,7 @@ class SequentialEngine:
             raise
         finally:
             self._last_start = None
+            self.transient.load({})
             self.local.restore_modes()
             self.client.zero_grad()
 
@@ -109,6 +112,8 @@ class SequentialEngine:
             weights.live(weights.shared) if job.broadcast.uploads and weights.shared else None,
             extras,
         )
+        if self.transient.kept:
+            context.memory[KEPT] = self.transient.snapshot()
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
         return ClientResult(update, context.memory, personal, logged)
 
@@ -122,6 +127,7 @@ class SequentialEngine:
         self.weights.load(start)
         if job.personal is not None:
             self.weights.load(job.personal)
+        self.transient.load(job.memory.get(KEPT, {}))
         context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context
@@ -133,6 +139,7 @@ class SequentialEngine:
             ValueError: naming the entry.
         """
         self._checked = True
+        self.transient.find_new()
         state = self.client.state_dict()
         new = [name for name, value in state.items() if isinstance(value, Tensor) and name not in self._entry_names]
         if new:

@@ -57,6 +57,7 @@ class Evaluation:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
         self.restore()
+        weights.transient.load({})
         self.data.to(self.communicator.device)
         self.recorder.evaluated(None)
         self.services.logged.clear()

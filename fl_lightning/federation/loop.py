@@ -59,6 +59,8 @@ class FederatedLoop(Forwarding):
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
         personal: `fnmatch` patterns of entries that stay with each client.
+        keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory; the others are
+            set back to their start for every client.
         nonfinite: on a client update with NaN or inf: `error`, or `skip` that client.
         transforms: of the updates between client and sum, in order, after the check for NaN and inf.
         alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:
@@ -95,6 +97,7 @@ class FederatedLoop(Forwarding):
         seed: int | None = None,
         store: ClientStore | None = None,
         server_module: ServerModule | None = None,
+        keep: str | list[str] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -109,11 +112,12 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.personal = tuple(as_list(personal))
+        self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
         self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), as_list(transforms)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
+        self._initial_buffers: State = {}  # of a checkpoint: those with persistent=False
         self.identity = RunIdentity()
         self._deferred_state: dict[str, Any] = {}  # saved entries of the parts that are not allocated yet
         self._loaded_transforms: list[dict[str, Any]] = []  # saved states of the transforms, until training starts
@@ -230,12 +234,15 @@ class FederatedLoop(Forwarding):
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         self.client.configure_model()
         self.client.build(data.num_classes, data.input_shape)
-        weights = GlobalWeights(self.client, self.personal)
+        weights = GlobalWeights(self.client, self.personal, self.keep)
         checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(self.client, self.server_module, self.aggregator)
         if self.initial_weights is not None:
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
-        current_communicator().broadcast_(list(weights.live(weights.entries).values()))
+        weights.transient.restore(self._initial_buffers)
+        first = {**weights.live(weights.entries), **weights.transient.tensors()}
+        current_communicator().broadcast_(list(first.values()))
+        weights.transient.load({})
         self.initial_personal = self.initial_personal or weights.snapshot(weights.personal)
         server = Server(weights, data, self.store)
         for part in (self.server_module, self.aggregator):
@@ -262,7 +269,8 @@ class FederatedLoop(Forwarding):
     def _describe(self) -> None:
         """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
         parts = {
-            name: getattr(self, name) for name in ("aggregator", "server_module", "transforms", "personal", "seed")
+            name: getattr(self, name)
+            for name in ("aggregator", "server_module", "transforms", "personal", "keep", "seed")
         }
         parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
         parts |= asdict(self.settings) | {"seed": self.seed, "skips": self.guard.skips}
@@ -480,6 +488,8 @@ class FederatedLoop(Forwarding):
             "settings": self.identity.state_dict(),
             C.DATA_SHAPE: C.data_shape(self.client),
         }
+        if self._server is not None and (buffers := self.weights.transient.tensors()):
+            checkpoint["federated"]["buffers"] = buffers
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         fits = self._trainer is not None and self.trainer.state.fn == "fit"
@@ -500,6 +510,9 @@ class FederatedLoop(Forwarding):
         processes = current_communicator()
         self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
+        self._initial_buffers = saved.get("buffers", {})
+        if not early:
+            self.weights.transient.restore(self._initial_buffers)
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])

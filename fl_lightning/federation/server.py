@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.buffers import TransientBuffers
 from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
@@ -25,12 +26,13 @@ class GlobalWeights:
         client: the module.
         personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`; with `!` in
             front, of entries that do travel all the same.
+        keep: patterns of buffers with `persistent=False` that a client keeps in its memory.
 
     Raises:
         ValueError: if a pattern matches no entry, or an entry cannot be averaged.
     """
 
-    def __init__(self, client: ClientModule, personal: tuple[str, ...] = ()) -> None:
+    def __init__(self, client: ClientModule, personal: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> None:
         modules = dict(client.named_modules(remove_duplicate=False))
         self.entries: dict[str, tuple[nn.Module, str]] = {}
         self.tied: dict[str, str] = {}
@@ -63,7 +65,7 @@ class GlobalWeights:
         """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.trainable = tuple(name for name, *_ in client.fix_trainable(kept) if name not in kept)
         """The shared trainable entries."""
-        self.client = client
+        self.client, self.transient = client, TransientBuffers(client, keep)
         if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "

@@ -1,0 +1,96 @@
+"""The client's buffers with `persistent=False`, which no state dict has and nobody averages."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.types import State
+
+KEPT = "kept_buffers"
+"""Key of the buffers that a client keeps, in its memory."""
+
+
+class TransientBuffers:
+    """Sets the buffers that are in no state dict back for every client, so that it begins as a fresh copy would.
+
+    Args:
+        client: the module, before any training.
+        keep: `fnmatch` patterns of those that a client keeps in its memory.
+
+    Attributes:
+        start: values before any training, by name; None for a buffer that was not allocated then.
+
+    Raises:
+        ValueError: if a pattern matches none.
+    """
+
+    def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
+        self.client = client
+        self.start: dict[str, Tensor | None] = {}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        found = self._find()
+        copies = {id(value): value.detach().clone() for value in found.values()}  # one for all names of a buffer
+        self.start.update({name: copies[id(value)] for name, value in found.items()})
+        first: dict[int, str] = {}
+        self._first = {name: first.setdefault(id(value), name) for name, value in found.items()}  # of several names
+        matched = (name for name in found if any(fnmatchcase(name, pattern) for pattern in keep))
+        self.kept = list(dict.fromkeys(self._first[name] for name in matched))
+        for pattern in keep:
+            if not any(fnmatchcase(name, pattern) for name in found):
+                raise ValueError(
+                    f"keep: a pattern must match a buffer with persistent=False, {pattern!r} matches none of "
+                    f"{list(found)[:8]}; entries of the state dict stay with a client by model.personal"
+                )
+
+    def _find(self) -> State:
+        """Find the buffers that are not known yet."""
+        saved, named = self.client.state_dict(keep_vars=True), self.client.named_buffers(remove_duplicate=False)
+        found = {name: value for name, value in named if name not in saved and name not in self.start}
+        for name in found:
+            path, _, attribute = name.rpartition(".")
+            self._places[name] = (self.client.get_submodule(path), attribute)
+        return found
+
+    def find_new(self) -> None:
+        """Note the buffers that came to be in training."""
+        self.start.update(dict.fromkeys(self._find()))
+
+    def place(self) -> None:
+        """Put the values where the module lies, and in its type; it is as it was before any training."""
+        placed: dict[int, Tensor] = {}
+        for name, value in self.start.items():
+            live = getattr(*self._places[name])
+            if value is not None and live is not None:
+                self.start[name] = placed.setdefault(id(value), value.to(live))
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Take the values of a checkpoint in place of those with which the module was built, also in the module."""
+        for name, value in saved.items():
+            own = self.start.get(name)
+            if own is not None and own.shape == value.shape:
+                own.copy_(value)
+        self.load({})
+
+    def load(self, kept: State) -> None:
+        """Set all buffers back: to what the client has kept, else to their start; each is a tensor of its own.
+
+        The one before may be a part of the data by now, so that nothing is written into it.
+        """
+        fresh: dict[int, Tensor] = {}
+        for name, (owner, attribute) in self._places.items():
+            value = kept.get(self._first.get(name, name), self.start[name])
+            if value is not None and id(value) not in fresh:
+                fresh[id(value)] = value.clone()
+            setattr(owner, attribute, None if value is None else fresh[id(value)])
+
+    def snapshot(self) -> State:
+        """Copy the buffers that a client keeps."""
+        live = {name: getattr(*self._places[name]) for name in self.kept}
+        return {name: value.detach().clone() for name, value in live.items() if value is not None}
+
+    def tensors(self) -> State:
+        """Give the values before any training that are allocated."""
+        return {name: value for name, value in self.start.items() if value is not None}
