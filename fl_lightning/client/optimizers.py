@@ -174,6 +174,11 @@ class LocalOptimizer:
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """That of torch's optimizer, so that `isinstance` and torch's schedulers take one for the other."""
+        return type(vars(self).get("optimizer", self))
+
     def decay(self, factor: float) -> None:
         """Multiply the learning rates by `factor` while a step is taken, so that schedulers do not see the factor."""
         lrs: list[Any] = []

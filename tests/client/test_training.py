@@ -4,6 +4,7 @@ import copy
 from functools import partial
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
@@ -239,3 +240,39 @@ def test_a_failure_in_a_phase_s_own_code_is_that_failure(method):
 
     with pytest.raises(ZeroDivisionError):
         fit(Fails(), 1)
+
+
+@pytest.mark.filterwarnings("error:.*lr_scheduler.step")  # torch's, where it saw no step of the optimizer
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_what_optimizers_returns_passes_for_torchs_own(kind):
+    """As Lightning's does: schedulers of torch, and modules that look, take it."""
+
+    class Manual(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.automatic_optimization, self.rates = torch.nn.Linear(4, 3), False, []
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            assert isinstance(optimizer, kind)
+            if batch_idx == 0:
+                self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            self.rates.append(optimizer.param_groups[0]["lr"])
+
+            def closure():
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure)
+            self.scheduler.step()
+            copy.deepcopy(optimizer)
+
+        def configure_optimizers(self):
+            return kind(self.parameters(), lr=0.1)
+
+    module = Manual()
+    fit(module, rounds=1, data=toy_data((12, 5)))
+    assert module.rates == pytest.approx([0.1, 0.05, 0.025, 0.1])
