@@ -142,9 +142,11 @@ class LocalTrainer:
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
-                epochs, before = local_epochs if phase.epochs is None else phase.epochs, passed[phase.split]
+                epochs = local_epochs if phase.epochs is None else phase.epochs
+                before = passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
-                    passed[phase.split] += self._phase(phase, own, size, epochs, before, on_epoch_end)
+                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                passed[phase.split] += done if phase.counts else 0
 
     def _phase(
         self,
@@ -226,6 +228,8 @@ class LocalTrainer:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = last or (index + 1) % every == 0
+        if boundary and every > 1:
+            optimizers.exposure.accumulates((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
