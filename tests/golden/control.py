@@ -122,7 +122,7 @@ def of_feddyn(finished: Run, r: int) -> dict[str, Any]:
 def of_moon(finished: Run, r: int) -> dict[str, Any]:
     pairs = [*zip(finished.cohort(r), finished.states(r), strict=True)]
     first = [state.get("first", 0.0) if update.num_steps else None for update, state in pairs]
-    return {"contrastive_at_first_step": first, "previous_stored": ["previous" in state for _, state in pairs]}
+    return {"contrastive_at_first_step": first, "previous_stored": ["own_models" in state for _, state in pairs]}
 
 
 def of_fedcurv(finished: Run, r: int) -> dict[str, Any]:

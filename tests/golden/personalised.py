@@ -101,7 +101,7 @@ class CountingDitto(Ditto):
 
 
 def ditto_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
-    return {"K_personal": client.round.get("K", 0), "personal": client.own_model()}
+    return {"K_personal": client.round.get("K", 0), "personal": next(reversed(client.own_models()), None)}
 
 
 def fedrod_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
