@@ -209,9 +209,12 @@ class LocalTrainer:
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):
                 return
-            batch = self.transfer(item if cache is None else item[0])
+            positions: Any = item[1] if with_index else None
+            batch = self.transfer(item[0] if with_index else item)  # the user's hooks see it as it is, without these
             if cache is not None:
-                cache.begin_batch(batch[0], item[1])
+                cache.begin_batch(batch[0], positions)
+            elif with_index:
+                batch = batch, positions.to(self.device)
             self.services.begin_batch(batch)
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
                 return  # the client ends this epoch

@@ -137,6 +137,7 @@ class FedFOMO(InitialModelClient):
     """
 
     server_class = FedFOMOServer
+    stackable = False  # a client judges models one by one before it trains
 
     def __init__(
         self,
