@@ -197,8 +197,7 @@ def optimizer_step(inputs: Inputs) -> dict[str, Any]:
     else:
         state, *means = ({"w": torch.from_numpy(w)} for w in [inputs["w0"], *inputs["means"]])
     trainable = {name: state[name] for name in inputs.get("trainable", ["w"])}
-    server = ServerOptimizer(server_optimizer(inputs.get("kind", "avgm"), inputs, "lr"), trainable)
-    found = []
+    server, found = ServerOptimizer(server_optimizer(inputs.get("kind", "avgm"), inputs, "lr"), trainable), []
     for mean in means:
         state = server.step(state, mean, server.optimizer.step, None)
         found.append({"w": state["w"].clone(), **end_to_end.moments(server.optimizer, m="m", v="v")})
@@ -312,13 +311,13 @@ def fedala_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
     return {"A": mixing, "K_ala": seen["K"], "start": seen["start"], "ala_losses": seen["losses"] or None}
 
 
-class GivenFOMO(M.fedfomo.FedFOMOServer):
+class GivenSide(M.fedfomo.FedFOMOServer):
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
         case, r = self.server.module.case, self.server.round_idx
         return case["explored"][r][case["cfg"]["schedule"][r].index(client_id)] if "explored" in case else None
 
 
-class GivenFedFOMO(M.FedFOMO):
+class Given(M.FedFOMO):
     def parts(self, local: ClientData) -> list[Tensor]:
         return [torch.from_numpy(self.case[name][local.client_id]) for name in ("train_indices", "val_indices")]
 
@@ -407,9 +406,7 @@ E2E: dict[str, Adapter] = {
     "ditto": whole(CountingDitto, "lam personal_epochs", ditto_note),
     "fedrod": whole(M.FedRoD, "gamma", fedrod_note),
     "fedala": whole(GivenFedALA, MIXING, fedala_note),
-    "fedfomo": whole(
-        GivenFedFOMO, "epsilon num_candidates=M epsilon_decay", fomo_note, AFFINITY, server_module=GivenFOMO
-    ),
+    "fedfomo": whole(Given, "epsilon num_candidates=M epsilon_decay", fomo_note, AFFINITY, server_module=GivenSide),
     "fedpac": whole(M.FedPAC, "lam head_epochs head_lr", fedpac_note, fedpac_side),
     "fednova": plain(side=TAU_EFF, more=of_fednova, aggregator=M.FedNovaAggregator),
     "fedka+fednova": fedka_fednova,
