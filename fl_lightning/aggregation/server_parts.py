@@ -3,6 +3,7 @@
 Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -86,6 +87,10 @@ class ServerPart(nn.Module):
     def end_exchange(self) -> None:
         """Forget the exchange's sums and rows; the round calls it."""
         self.partial = PartialAggregate()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copy the state that is restored if a round fails; what is replaced and never edited need not be copied."""
+        return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
         """The weights that are evaluated in place of the global ones; not fed back."""

@@ -142,9 +142,11 @@ class LocalTrainer:
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
-                epochs, before = local_epochs if phase.epochs is None else phase.epochs, passed[phase.split]
+                epochs = local_epochs if phase.epochs is None else phase.epochs
+                before = passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
-                    passed[phase.split] += self._phase(phase, own, size, epochs, before, on_epoch_end)
+                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                passed[phase.split] += done if phase.counts else 0
 
     def _phase(
         self,
@@ -207,9 +209,12 @@ class LocalTrainer:
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):
                 return
-            batch = self.transfer(item if cache is None else item[0])
+            positions: Any = item[1] if with_index else None
+            batch = self.transfer(item[0] if with_index else item)  # the user's hooks see it as it is, without these
             if cache is not None:
-                cache.begin_batch(batch[0], item[1])
+                cache.begin_batch(batch[0], positions)
+            elif with_index:
+                batch = batch, positions.to(self.device)
             self.services.begin_batch(batch)
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
                 return  # the client ends this epoch
@@ -226,6 +231,8 @@ class LocalTrainer:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = last or (index + 1) % every == 0
+        if boundary and every > 1:
+            optimizers.exposure.accumulates((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:

@@ -58,7 +58,7 @@ class FederatedLoop(Forwarding):
         lr_decay: the local learning rate of round t is lr · lr_decay^t.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
-        personal: `fnmatch` patterns of entries that stay with each client.
+        personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.
         nonfinite: on a client update with NaN or inf: `error`, or `skip` that client.
         transforms: of the updates between client and sum, in order, after the check for NaN and inf.
         alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:

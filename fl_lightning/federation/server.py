@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.state import FlatState
@@ -205,11 +206,11 @@ class RoundStart:
     """
 
     def __init__(
-        self, weights: GlobalWeights, parts: Mapping[str, nn.Module], transforms: Sequence[UpdateTransform]
+        self, weights: GlobalWeights, parts: Mapping[str, ServerPart], transforms: Sequence[UpdateTransform]
     ) -> None:
         self._weights, self._parts, self._transforms = weights, parts, transforms
         self.entries = weights.snapshot(weights.entries)
-        self._part_states = {name: copy.deepcopy(dict(part.state_dict())) for name, part in parts.items()}
+        self._part_states = {name: part.snapshot() for name, part in parts.items()}
         self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
 
     def restore(self) -> None:

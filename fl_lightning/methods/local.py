@@ -22,6 +22,8 @@ class Local(ClientModule):
         base: of `ClientModule`.
     """
 
+    stackable = False  # clients may have different nets
+
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, finetune_epochs=finetune_epochs)
