@@ -99,7 +99,7 @@ OPTIONS = [
     ("-c nosuch.yaml", "config: File does not exist: "),
     (
         "--model.client torch.nn.Linear",
-        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes FedAvg, ",
+        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, FedALA, ",
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
@@ -190,7 +190,7 @@ def test_options_without_a_file(options, says):
 
 
 def test_a_wrong_command():
-    assert "must be fit or validate or test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
+    assert "must be fit or validate or test or predict or methods, got fti; the nearest is 'fit'" in refusal("fti", 2)
 
 
 @pytest.mark.parametrize(
