@@ -43,3 +43,9 @@ def refusal(line: str, code: int) -> str:
     assert said.err.startswith("fl-lightning: error: "), said.err
     assert said.err.count("\n") == 1, said.err
     return said.err.strip()
+
+
+def run_in(folder: Path, number: int = 0, stem: str = "digits_fedntd") -> Path:
+    """The folder of a run by its number; its overrides are part of its name."""
+    (found,) = (p for p in (folder / "runs" / stem).iterdir() if p.name.partition("-")[0] == str(number))
+    return found

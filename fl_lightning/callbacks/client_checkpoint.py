@@ -6,11 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.client import ClientModule
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.federation.identity import is_plain
+from fl_lightning.utils.files import DIGEST, save_with_digest
 
 
 class ClientCheckpoint(Callback):
@@ -45,18 +45,9 @@ class ClientCheckpoint(Callback):
             "pytorch-lightning_version": version("pytorch_lightning"),
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
+            DIGEST: "sha256",
         }
-        save(checkpoint, Path(self.dirpath or trainer.default_root_dir, self.filename))
-
-
-def save(content: Any, path: Path) -> None:
-    """Write with `torch.save`: through an open file, since the name of a path would stand in the content."""
-
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            torch.save(content, file)
-
-    write_atomically(path, write)
+        save_with_digest(checkpoint, Path(self.dirpath or trainer.default_root_dir, self.filename))
 
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:
@@ -68,10 +59,3 @@ def hyperparameters(module: LightningModule) -> dict[str, Any]:
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         found = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return {name: value for name, value in found.items() if is_plain(value)}
-
-
-def is_plain(value: Any) -> bool:
-    """True for a value that loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
-    if isinstance(value, Mapping | list | tuple):
-        return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
-    return value is None or isinstance(value, bool | int | float | str)

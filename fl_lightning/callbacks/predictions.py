@@ -10,8 +10,8 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from fl_lightning.callbacks.client_checkpoint import save
 from fl_lightning.distributed import current_communicator
+from fl_lightning.utils.files import save_with_digest
 
 
 class SavePredictions(BasePredictionWriter):
@@ -36,5 +36,5 @@ class SavePredictions(BasePredictionWriter):
         count = sum(map(len, parts))
         outputs = [parts[i % ranks.world][i // ranks.world] for i in range(count)]  # batches are dealt in turn
         tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
-        save(torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs, self.path)
+        save_with_digest(torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs, self.path)
         rank_zero_info(f"Predictions: {self.path}")

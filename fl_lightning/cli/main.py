@@ -1,5 +1,6 @@
 """LightningCLI for federations: `fl-lightning fit | validate | test | predict`."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs import folder as runs
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
+from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import as_list
 
 DEFAULTS = {
@@ -27,6 +29,9 @@ DEFAULTS = {
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
 TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+
+CHANGES = "CHANGES"
+"""Name of the file that lists settings that changed in the course of a run."""
 
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
 
@@ -41,8 +46,13 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             config = self.config.clone()
             config["ckpt_path"] = None
-            path = Path(trainer.default_root_dir) / self.config_filename
-            self.parser.save(config, path, skip_none=False, overwrite=True, multifile=False)
+            folder = Path(trainer.default_root_dir)
+            text = self.parser.dump(config, skip_none=False)
+            write_atomically(folder / self.config_filename, lambda part: part.write_text(text, encoding="utf-8"))
+            changed = pl_module.identity.changed if isinstance(pl_module, FederatedLoop) else []
+            if changed:
+                with (folder / CHANGES).open("a", encoding="utf-8") as file:
+                    file.writelines(f"round {trainer.current_epoch}: {change}\n" for change in changed)
 
 
 class FederatedCLI(LightningCLI):
@@ -61,6 +71,8 @@ class FederatedCLI(LightningCLI):
         self.parent = Path(runs.DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
+        self._argv = sys.argv[1:] if args is None else args
+        self._lock: int | None = None
         try:
             super().__init__(
                 FederatedLoop,
@@ -78,22 +90,36 @@ class FederatedCLI(LightningCLI):
             if self.folder is not None and self.first_round is None and not rounds:
                 runs.discard(self.folder)
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
-                command = sys.argv[1:] if args is None else args
-                raise KeyboardInterrupt(interrupted(rounds, command, self.folder)) from None
+                raise KeyboardInterrupt(interrupted(rounds, self._argv, self.folder)) from None
             raise
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults(DEFAULTS)
+        parser.add_argument(
+            "--allow_changes",
+            type=list[str],
+            default=[],
+            help="settings that may differ from those of the run that is continued, such as model.client.mu",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
         if config.ckpt_path:
-            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent)
+            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, config.as_dict())
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint)
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        config = self.config[self.subcommand]
+        self.model.identity.configure(config.as_dict())
+        self.model.identity.allow(config.allow_changes)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
@@ -107,7 +133,8 @@ class FederatedCLI(LightningCLI):
             if self.subcommand == "predict":
                 ours = [SavePredictions(found or self.parent)]
         else:
-            self.folder = self.folder or runs.new_run(self.parent)
+            self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
+            self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
             ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]

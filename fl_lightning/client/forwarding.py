@@ -5,6 +5,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 
+from fl_lightning.client.checkpoint_io import CheckedLoading
 from fl_lightning.client.hooks import hooks
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
@@ -20,7 +21,7 @@ def forwards(name: str) -> Callable[..., None]:
     return hook
 
 
-class Forwarding(LightningModule):
+class Forwarding(CheckedLoading):
     """A LightningModule that forwards its hooks to `client_modules`, with the services of `services_of` attached."""
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from fl_lightning.aggregation import ServerModule
+from fl_lightning.client.checkpoint_io import CheckedLoading
 from fl_lightning.client.checks import (
     can_be_neutral,
     check_client_arguments,
@@ -33,7 +34,7 @@ from fl_lightning.utils.renamed import refuse_renamed_hooks
 ONE_PHASE = (Phase(),)
 
 
-class ClientModule(LightningModule):
+class ClientModule(CheckedLoading):
     """A client of the federation; as it stands, FedAvg's.
 
     Built around a net (a classifier trained with cross-entropy) or around any LightningModule, whose own

@@ -1,8 +1,10 @@
 """Codec of the client store: a nest of plain values is copied, measured, written to bytes and read back."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -11,6 +13,55 @@ from torch import Tensor
 
 TREE = "tree"
 """Name of the tensor that holds the nest itself, as the bytes of its JSON text."""
+
+
+class FileRecord(NamedTuple):
+    """A client's record in a file, which never changes: its name says client, round and content.
+
+    Args:
+        client_id: 0 ... N-1.
+        round_idx: of the record.
+        hash: of the content, 32 hex digits.
+        bytes: of the content.
+    """
+
+    client_id: int
+    round_idx: int
+    hash: str
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return f"client_{self.client_id}_round_{self.round_idx}_{self.hash[:12]}.safetensors"
+
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """True for the name of such a file."""
+        return re.fullmatch(r"client_\d+_round_\d+_[0-9a-f]{12}\.safetensors", name) is not None
+
+
+def table_of(files: Iterable[FileRecord]) -> Tensor:
+    """Lay files out as a checkpoint holds them: a row (client, round, bytes, both halves of the hash), (n, 5) int64."""
+    rows = [[f.client_id, f.round_idx, f.bytes, *struct.unpack("<2q", bytes.fromhex(f.hash))] for f in files]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
+
+
+def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
+    """Files by client id that a client store's state names.
+
+    Raises:
+        ValueError: if a checkpoint holds something else there.
+    """
+    table = store.get("files", torch.empty(0, 5, dtype=torch.int64))
+    if not isinstance(table, Tensor) or table.dtype != torch.int64 or table.ndim != 2 or table.shape[1] != 5:
+        raise ValueError("the checkpoint's table of client files is none; take another checkpoint")
+    if bool((table[:, :3] < 0).any()):
+        raise ValueError("the checkpoint's table of client files has numbers below 0; take another checkpoint")
+    found = {}
+    for client_id, round_idx, size, *halves in table.tolist():
+        found[client_id] = FileRecord(client_id, round_idx, struct.pack("<2q", *halves).hex(), size)
+    return found
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:

@@ -1,7 +1,9 @@
 """Client store: memory and personal entries by client id, in host memory up to a budget, then in files."""
 
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import Trainer
 
-from fl_lightning.client.records import decode, encode, kept, num_bytes
-from fl_lightning.client.tracked_checkpoint_io import TrackedCheckpointIO, delete
+from fl_lightning.client.checkpoint_io import FederatedCheckpointIO, delete
+from fl_lightning.client.records import FileRecord, decode, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
@@ -20,31 +22,21 @@ CHECKED_AT_START = 2**30
 
 
 class HeldRecord(NamedTuple):
-    """A client's record in host memory: its `memory` and `personal` entries, where it has them."""
+    """A client's record in host memory: its `memory` and `personal` entries, where it has them; from which round."""
 
     content: dict[str, Any]
     size: int
-
-
-class FileRecord(NamedTuple):
-    """A client's record in a file, which never changes: its name says client, round and content."""
-
-    file: str
-    folder: str
-    hash: str
-    bytes: int
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder, self.file)
+    round_idx: int
 
 
 class ClientStore:
     """Keeps memory and personal entries of every client that has taken part.
 
-    While all records fit into the budget they lie in host memory and a checkpoint holds them. When they no longer do,
-    each record becomes a file of its own, named (client, round), and a checkpoint holds names and hashes only; what was
-    used last stays in memory too. A record is replaced, never edited, so a checkpoint taken at any time holds whole
+    While all records fit into the budget they lie in host memory; beyond it what was used last does. Where a run has a
+    folder (a logger or ModelCheckpoint), each record becomes a file of its own, named (client, round), as soon as a
+    checkpoint is saved or the budget is spent, and a checkpoint holds hashes only: what it writes depends on the
+    clients that took part since the one before. Without a folder, and in a checkpoint that is saved elsewhere, the
+    records lie in the checkpoint. A record is replaced, never edited, so a checkpoint taken at any time holds whole
     rounds only. Files that no checkpoint needs any more are deleted.
 
     Args:
@@ -68,10 +60,11 @@ class ClientStore:
         self.device = torch.device("cpu")
         self.clients: set[int] = set()
         self.owners: dict[int, int] = {}
-        self._unshared = False
+        self._unshared, self._in_files = False, False
         self._records: dict[int, HeldRecord] = {}  # in order of use: all records, or those used last
         self._bytes = 0  # of the records held
         self._files: dict[int, FileRecord] = {}
+        self._loaded: dict[int, FileRecord] = {}  # all processes' files that a checkpoint named, until the fit starts
         self._fresh: set[str] = set()  # names of files that were written here and are in no checkpoint yet
 
     # --- records -----------------------------------------------------------------------------------------------
@@ -101,16 +94,16 @@ class ClientStore:
             TypeError: if a memory holds something that a checkpoint cannot.
             OSError: if a file cannot be written.
         """
-        new = {client_id: held(client_id, memory, personal) for client_id, (memory, personal) in records.items()}
+        new = {c: held(c, round_idx, memory, personal) for c, (memory, personal) in records.items()}
         filled = {client_id: record for client_id, record in new.items() if record.content}
         change = sum(record.size for record in new.values())
         change -= sum(self._records[client_id].size for client_id in new if client_id in self._records)
         files: dict[int, FileRecord] = {}
-        if self._files or self._bytes + change > self.budget:
+        if self._bytes + change > self.budget or (self._files and not self._in_files):
             unwritten = {c: record for c, record in self._records.items() if c not in self._files and c not in new}
-            files = {c: self._write(c, round_idx, record) for c, record in (unwritten | filled).items()}
-        replaced = {self._files.pop(client_id).file for client_id in new if client_id in self._files}
-        replaced &= self._fresh - {file.file for file in files.values()}
+            files = {c: self._write(c, record) for c, record in (unwritten | filled).items()}
+        replaced = {self._files.pop(client_id).name for client_id in new if client_id in self._files}
+        replaced &= self._fresh - {file.name for file in files.values()}
         for client_id in new:
             self._records.pop(client_id, None)
         self._records |= filled
@@ -129,7 +122,7 @@ class ClientStore:
         record = self._records.pop(client_id, None)
         if record is None:
             content = decode(self._read(client_id))
-            record = HeldRecord(content, num_bytes(content))
+            record = HeldRecord(content, num_bytes(content), self._files[client_id].round_idx)
             self._bytes += record.size
         self._records[client_id] = record
         self._evict()
@@ -142,37 +135,37 @@ class ClientStore:
 
     # --- files -------------------------------------------------------------------------------------------------
 
-    def _write(self, client_id: int, round_idx: int, record: HeldRecord) -> FileRecord:
+    def _write(self, client_id: int, record: HeldRecord) -> FileRecord:
         if self._unshared:
             raise ValueError(self._not_shared())
         content = encode(record.content)
-        digest = hash_of(content)
-        name = f"client_{client_id}_round_{round_idx}_{digest[:12]}.safetensors"
-        file = FileRecord(name, str(self.folder), digest, len(content))
-        if not file.path.exists():  # else an earlier run wrote the same, and a checkpoint may need it
-            self._fresh.add(name)
+        file = FileRecord(client_id, record.round_idx, hash_of(content), len(content))
+        path = self.folder / file.name
+        if not path.exists():  # else an earlier run wrote the same, and a checkpoint may need it
+            self._fresh.add(file.name)
         try:
-            write_atomically(file.path, lambda part: part.write_bytes(content))
+            write_atomically(path, lambda part: part.write_bytes(content))
         except OSError as error:
             raise OSError(
-                f"the client store cannot write {file.path} ({error.strerror or error}); set model.store.folder to one "
+                f"the client store cannot write {path} ({error.strerror or error}); set model.store.folder to one "
                 f"with space, or raise model.store.memory_budget_mb"
             ) from error
         return file
 
     def _read(self, client_id: int) -> bytes:
         file = self._files[client_id]
+        path = self.folder / file.name
         try:
-            content = file.path.read_bytes()
+            content = path.read_bytes()
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"the checkpoint needs the file {file.file} of client {client_id}, found neither in {self.folder} nor "
-                f"in {file.folder}; restore it, or set model.store.folder to the folder that has it"
+                f"the checkpoint needs the file {file.name} of client {client_id}, found neither in {self.folder} nor "
+                f"beside the checkpoint; restore it, or set model.store.folder to the folder that has it"
             ) from None
         if hash_of(content) != file.hash:
             raise ValueError(
                 f"the file of client {client_id} in the client store must be as it was when the checkpoint was saved, "
-                f"and {file.path} was altered; restore it, or continue from another checkpoint"
+                f"and {path} was altered; restore it, or continue from another checkpoint"
             )
         return content
 
@@ -186,25 +179,36 @@ class ClientStore:
             ValueError: if a file was altered, or not all nodes see the folder.
         """
         self.device = device
-        self.folder = Path(self.given_folder or Path(trainer.log_dir or trainer.default_root_dir, "clients")).resolve()
+        run = Path(trainer.log_dir or trainer.default_root_dir)
+        self.folder = Path(self.given_folder or run / "clients").resolve()
         self._check_shared(trainer)
-        self._find_files(trainer.ckpt_path)
+        has_folder = bool(trainer.loggers or trainer.checkpoint_callbacks)
+        self._in_files = has_folder and self.budget != float("inf") and not self._unshared
         if trainer.is_global_zero:
-            strategy, in_use = trainer.strategy, [file.file for file in self._files.values()]
-            inner = strategy.checkpoint_io
-            inner = inner.inner if isinstance(inner, TrackedCheckpointIO) else inner
-            strategy.checkpoint_io = TrackedCheckpointIO(inner, self.folder, in_use, trainer.ckpt_path)
+            self._find_files(trainer.ckpt_path)
+        trainer.strategy.barrier("files of clients found")
+        self._check_files()
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if trainer.is_global_zero and isinstance(checkpoint_io, FederatedCheckpointIO):
+            in_use = [file.name for file in self._loaded.values()]
+            checkpoint_io.track(self.folder, in_use, trainer.ckpt_path, anywhere=self.given_folder is not None)
+        self._loaded = {}
 
     def _find_files(self, ckpt_path: Any) -> None:
-        """Look for each file in this run's folder, in the one it was written to, and beside the checkpoint."""
+        """Bring each file that a checkpoint names, of any process, from beside the checkpoint to this run's folder."""
         beside = [] if ckpt_path is None else [folder / "clients" for folder in list(Path(ckpt_path).parents)[:3]]
+        for file in self._loaded.values():
+            there = next((folder / file.name for folder in beside if (folder / file.name).is_file()), None)
+            if there is not None and not (self.folder / file.name).exists():
+                write_atomically(self.folder / file.name, partial(shutil.copyfile, there))
+
+    def _check_files(self) -> None:
+        """Read this process's files, up to so many bytes; of the others the size is compared."""
         checked = 0
         for client_id, file in self._files.items():
-            folders = (self.folder, Path(file.folder), *beside)
-            found = next((folder for folder in folders if (folder / file.file).is_file()), file.folder)
-            self._files[client_id] = here = file._replace(folder=str(found))
+            path = self.folder / file.name
             checked += file.bytes
-            if checked <= CHECKED_AT_START or not here.path.is_file() or here.path.stat().st_size != file.bytes:
+            if checked <= CHECKED_AT_START or not path.is_file() or path.stat().st_size != file.bytes:
                 self._read(client_id)
 
     def _check_shared(self, trainer: Trainer) -> None:
@@ -230,24 +234,28 @@ class ClientStore:
             f"not; set model.store.folder to a shared one, or model.store.memory_budget_mb to null"
         )
 
-    def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Each client's record, or the name, folder, hash and size of its file, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """The records that lie in memory only, and the files of the others, for a checkpoint."""
+        if self._in_files:
+            unwritten = {c: record for c, record in self._records.items() if c not in self._files}
+            self._files |= {c: self._write(c, record) for c, record in unwritten.items()}
         self._fresh.clear()
-        records = {client_id: record.content for client_id, record in self._records.items()}
-        files = {client_id: file._asdict() for client_id, file in self._files.items()}
-        return dict(sorted((records | files).items()))
+        records = {c: record.content for c, record in sorted(self._records.items()) if c not in self._files}
+        return {"records": records, "files": table_of(file for _, file in sorted(self._files.items()))}
 
-    def load_state_dict(self, state: Mapping[int, dict[str, Any]], rank: int = 0, world: int = 1) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank: int = 0, world: int = 1) -> None:
         """Restore what `state_dict` gave: a client's record goes to rank `client_id mod world`."""
-        self.owners = {client_id: client_id % world for client_id in state} if world > 1 else {}
-        own = {client_id: record for client_id, record in state.items() if client_id % world == rank}
-        self._files = {c: FileRecord(**record) for c, record in own.items() if "file" in record}
-        self._records = {c: HeldRecord(record, num_bytes(record)) for c, record in own.items() if c not in self._files}
+        self._loaded = files_of(state)
+        clients = sorted(self._loaded | state["records"])
+        self.owners = {client_id: client_id % world for client_id in clients} if world > 1 else {}
+        self.clients = {client_id for client_id in clients if client_id % world == rank}
+        self._files = {c: file for c, file in self._loaded.items() if c in self.clients}
+        own = {c: content for c, content in state["records"].items() if c in self.clients}
+        self._records = {c: HeldRecord(content, num_bytes(content), 0) for c, content in own.items()}
         self._bytes = sum(record.size for record in self._records.values())
-        self.clients = set(own)
 
 
-def held(client_id: int, memory: Mapping[str, Any], personal: State | None) -> HeldRecord:
+def held(client_id: int, round_idx: int, memory: Mapping[str, Any], personal: State | None) -> HeldRecord:
     """A client's record in host memory, without what is empty.
 
     Raises:
@@ -259,7 +267,7 @@ def held(client_id: int, memory: Mapping[str, Any], personal: State | None) -> H
         content["memory"] = kept(dict(memory), f"memory of client {client_id}", cpu)
     if personal is not None:
         content["personal"] = on_device(personal, cpu)
-    return HeldRecord(content, num_bytes(content))
+    return HeldRecord(content, num_bytes(content), round_idx)
 
 
 def on_device(state: State, device: torch.device) -> State:

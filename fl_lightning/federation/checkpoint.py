@@ -6,12 +6,20 @@ from typing import Any
 
 import torch
 
+from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
+from fl_lightning.utils.files import read_saved
 
 DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
+
+KEYS = ("store", "initial_personal", "recorder", "transforms", "client", "settings")
+"""What a federation adds to a checkpoint."""
+
+LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
+"""What a fit needs besides."""
 
 SERVER_PARTS = ("aggregator.", "server_module.")
 """What the entries of rule and server module begin with, in the loop's state dict."""
@@ -50,7 +58,7 @@ def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
         batches["is_last_batch"] = False
 
 
-def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[int, dict[str, Any]]:
+def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[str, Any]:
     """Gather the records of all processes on the root process.
 
     Raises:
@@ -63,50 +71,38 @@ def whole_store(store: ClientStore, communicator: Communicator, inside_round: bo
             f"a checkpoint cannot be saved inside a round of {communicator.world} processes, which are at different "
             f"clients; save it in on_train_batch_end or later"
         )
-    records: dict[int, dict[str, Any]] = {}
-    for part in communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu"))):
-        records |= part
-    return dict(sorted(records.items()))
+    parts = communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu")))
+    records = {client_id: content for part in parts for client_id, content in part["records"].items()}
+    files = torch.cat([part["files"] for part in parts]) if parts else torch.empty(0, 5, dtype=torch.int64)
+    return {"records": dict(sorted(records.items())), "files": files[files[:, 0].argsort()]}
 
 
-def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
-    """Read a file that `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
-
-    Args:
-        path: of the file.
-        mmap: whether tensors stay in the file until they are used.
-
-    Raises:
-        ValueError: if the file is damaged, or holds something else.
-    """
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # whatever pickle and zip say of a damaged file
-        found = type(error).__name__
-    if not isinstance(found, Mapping):
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({found if isinstance(found, str) else type(found).__name__}): it "
-            f"is damaged, or holds more than tensors and plain values; give another one, or a state dict"
-        )
-    return dict(found)
-
-
-def federated(checkpoint: Mapping[str, Any], name: str) -> Any:
+def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False) -> Any:
     """Give what a federation adds to Lightning's checkpoint.
 
+    Args:
+        checkpoint: as it was read.
+        name: of the file, for the error.
+        continues: whether a fit goes on from it, which needs the optimizers' states too.
+
     Raises:
-        ValueError: if it is the checkpoint of another LightningModule, or of version 0.1.
+        ValueError: if it is the checkpoint of another LightningModule or another version, or lacks something.
     """
     found = checkpoint.get("federated")
-    if found is None:
+    if not isinstance(found, Mapping):
         raise ValueError(
             f"a FederatedLoop continues its own checkpoints only, and {name} is of another LightningModule; to start "
             f"from its weights set model.initial_weights"
         )
-    if "recorder" not in found:
+    if missing := [key for key in KEYS if key not in found]:
         raise ValueError(
-            f"{name} was written by version 0.1, whose runs cannot be continued any more; to start from its weights "
-            f"set model.initial_weights"
+            f"{name} was written by another version (it has no {missing[0]!r}), whose runs cannot be continued; to "
+            f"start from its weights set model.initial_weights"
+        )
+    if continues and (missing := [key for key in LIGHTNING_KEYS if key not in checkpoint]):
+        raise ValueError(
+            f"a fit is continued from a checkpoint with everything in it, and {name} has no {missing[0]!r} "
+            f"(save_weights_only); to start from its weights set model.initial_weights"
         )
     return found
 
@@ -116,11 +112,12 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: without such a file.
-        ValueError: as `read_checkpoint` and `check_entries`.
+        ValueError: as `read_saved` and `check_entries`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
-    found = read_checkpoint(path)
+    found = read_saved(path)
+    say_if_unchecked(path, found)
     state = {
         name.removeprefix("client."): value
         for name, value in found.get("state_dict", found).items()

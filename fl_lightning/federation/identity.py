@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import PurePath
 from pkgutil import resolve_name
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.functional.state import raised
 
 FREE_OF_TRAINER = (
     *("accelerator", "strategy", "devices", "num_nodes", "plugins", "default_root_dir", "model_registry"),
@@ -34,6 +35,9 @@ PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir
 
 EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
+
+MAIN = ("__main__.", "__mp_main__.")
+"""Beginnings of the names of what the main script defines."""
 
 LONGEST = 200
 """Characters of a value that are kept; of a longer one the beginning and its digest."""
@@ -62,37 +66,48 @@ class RunIdentity:
         config: the parsed configuration, where there is one; it names what the objects do not tell.
         objects: what the objects of the run tell of themselves.
         allowed: settings that may change, by name, each with all below it.
+        changed: those of them that did, where the run was continued.
     """
 
     def __init__(self) -> None:
         self.config: Settings = {}
         self.objects: Settings = {}
         self.allowed: list[str] = []
+        self.changed: list[Difference] = []
 
-    def configure(self, config: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:
-        """Take a parsed configuration, and the names of settings that may change."""
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Take a parsed configuration."""
         self.config = flat(config)
-        self.allowed = [name.replace(".init_args", "").removesuffix(".class_path") for name in allowed]
 
-    def describe(self, model: Mapping[str, Any], data: FederatedDataModule, precision: str) -> None:
-        """Take the parts of the federation by their names in the configuration, its data and its precision."""
-        self.objects = {"trainer.precision": precision}
-        for name, value in model.items():
-            self.objects |= described(f"model.{name}", value)
-        self.objects |= described("data", data)
-        train, parts = data.split("train"), [data.client_indices("train", i) for i in range(data.num_clients)]
-        self.objects |= {
+    def allow(self, names: Iterable[str]) -> None:
+        """Let settings change, by name."""
+        self.allowed += [name.replace(".init_args", "").removesuffix(".class_path") for name in names]
+
+    def describe(self, client: ClientModule, parts: Mapping[str, Any], data: FederatedDataModule, trainer: Any) -> None:
+        """Take the client, the other parts of the federation by their names in the configuration, data and Trainer."""
+        found = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
+        if client.module is None:
+            found |= described_optimizer("model.client.optimizer", client.optimizer_factory)
+        for name, value in parts.items():
+            find = described_optimizer if name == "server_optimizer" else described
+            found |= find(f"model.{name}", value)
+        train = data.split("train")
+        found |= described("data", data)
+        found |= {
             "data.participation": data.cohort_size / data.num_clients,
             "data.sampling_seed": data.cohort.seed,
             "data.labels": digest_of([torch.tensor(len(train)) if train.labels is None else train.labels]),
-            "data.clients": digest_of(parts),
         }
+        if trainer.state.fn == "fit":
+            samples = [data.client_indices("train", client_id) for client_id in range(data.num_clients)]
+            found["data.clients"] = digest_of(samples)
+        self.objects = found
 
     def state_dict(self) -> dict[str, Settings]:
         return {"config": self.config, "objects": self.objects}
 
-    def changes(self, saved: Mapping[str, Settings], evaluates: bool) -> list[Difference]:
-        """Compare with the settings of a checkpoint; returns the differences that are allowed.
+    def compare(self, saved: Mapping[str, Settings], evaluates: bool) -> None:
+        """Compare with the settings of a checkpoint.
 
         Args:
             saved: what `state_dict` gave.
@@ -103,14 +118,14 @@ class RunIdentity:
         """
         found = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
         if evaluates:
-            found = [one for one in found if one.name.startswith(EVALUATED)]
+            found = [one for one in found if any(below(one.name, name) for name in EVALUATED)]
         refused = [one for one in found if not any(below(one.name, name) for name in self.allowed)]
         if refused:
             raise ValueError(
                 f"a run is continued with the settings it was begun with, but {'; '.join(map(str, refused))}; give it "
-                f"those, start a new run without --ckpt_path, or add --allow_changes {refused[0].name}"
+                f"those, start a new run, or let it change by --allow_changes {refused[0].name}"
             )
-        return found
+        self.changed = found
 
 
 def described(name: str, value: Any, depth: int = 0) -> Settings:
@@ -143,7 +158,8 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
     if not arguments:
         inits = [vars(kind)["__init__"] for kind in type(value).__mro__ if "__init__" in vars(kind)]
         names = {name for init in inits if inspect.isfunction(init) for name in inspect.signature(init).parameters}
-        kept = {**vars(value), **vars(value).get("_modules", {})}
+        kept: dict[str, Any] = getattr(value, "__dict__", {})
+        kept = {**kept, **kept.get("_modules", {})}
         arguments = {n: kept[n] for n in sorted(names & kept.keys())}
     return {name: class_of(type(value)), **described_items(name, arguments, depth)}
 
@@ -153,7 +169,7 @@ def described_items(name: str, values: Mapping[str, Any], depth: int) -> Setting
     return joined(described(f"{name}.{key}", item, depth + 1) for key, item in values.items() if key not in PATHS)
 
 
-def described_optimizer(name: str, factory: Callable[[Iterable[Any]], Optimizer] | None) -> Settings:
+def described_optimizer(name: str, factory: Any) -> Settings:
     """Describe a factory by the class and the param-group values of the optimizer that it makes."""
     if factory is None:
         return {name: None}
@@ -197,9 +213,16 @@ def differences(was: Settings, now: Settings) -> list[Difference]:
     """Compare what both know; below an object of another class nothing more is named."""
     found: list[Difference] = []
     for name in sorted(was.keys() & now.keys()):
-        if was[name] != now[name] and not any(below(name, one.name) for one in found):
+        if not same(was[name], now[name]) and not any(below(name, one.name) for one in found):
             found.append(Difference(name, was[name], now[name]))
     return found
+
+
+def same(was: Any, now: Any) -> bool:
+    """Compare two values; a class of the main script is known by its name, since its module has another one there."""
+    if any(isinstance(value, str) and value.startswith(MAIN) for value in (was, now)):
+        return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]
+    return bool(was == now)
 
 
 def joined(parts: Iterable[Settings]) -> Settings:
@@ -208,9 +231,9 @@ def joined(parts: Iterable[Settings]) -> Settings:
 
 
 def is_plain(value: Any) -> bool:
-    """True for a plain value, and for (nested) lists of them."""
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+    """True for what loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
@@ -227,7 +250,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(raised(tensor.detach()).cpu().numpy().tobytes())
     return f"sha256 {digest.hexdigest()[:12]}"
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.module import ClientModule
@@ -27,6 +28,7 @@ from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import NonFiniteUpdateError, Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
@@ -112,6 +114,7 @@ class FederatedLoop(Forwarding):
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder = ClientStore() if store is None else store, Recorder()
         self.initial_personal: State = {}
+        self.identity = RunIdentity()
         self._deferred_state: dict[str, Any] = {}  # saved entries of the parts that are not allocated yet
         self._loaded_transforms: list[dict[str, Any]] = []  # saved states of the transforms, until training starts
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
@@ -200,6 +203,7 @@ class FederatedLoop(Forwarding):
         return [callback for result in found for callback in as_list(result)]
 
     def setup(self, stage: str) -> None:
+        check_files_of(self.trainer.strategy)
         data = checks.check_data(self.trainer, self.settings.local_epochs)
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
@@ -255,7 +259,17 @@ class FederatedLoop(Forwarding):
             self.server_module.check_server_optimizer(optimizer)
         return optimizer if scheduler is None else ([optimizer], [scheduler])
 
+    def _describe(self) -> None:
+        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
+        parts = {
+            name: getattr(self, name) for name in ("aggregator", "server_module", "transforms", "personal", "seed")
+        }
+        parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
+        parts |= asdict(self.settings) | {"seed": self.seed, "skips": self.guard.skips}
+        self.identity.describe(self.client, parts, self.data, self.trainer)
+
     def on_fit_start(self) -> None:
+        self._describe()
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
@@ -460,12 +474,17 @@ class FederatedLoop(Forwarding):
             "recorder": self.recorder.state_dict(),
             "transforms": transforms if start is None else start.transform_states,
             "client": inner,
+            "settings": self.identity.state_dict(),
             C.DATA_SHAPE: C.data_shape(self.client),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = C.federated(checkpoint, "the checkpoint")
+        fits = self._trainer is not None and self.trainer.state.fn == "fit"
+        saved = C.federated(checkpoint, "the checkpoint", fits)
         entries, early = checkpoint["state_dict"], self._server is None
+        if not early:
+            self._describe()
+            self.identity.compare(saved["settings"], evaluates=not fits)
         if early:  # by load_from_checkpoint, before any data are known
             C.build(self.client, saved.get(C.DATA_SHAPE))
         own = self.state_dict()

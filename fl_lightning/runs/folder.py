@@ -3,17 +3,30 @@
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
-from fl_lightning.federation.checkpoint import federated, read_checkpoint
+from fl_lightning.client.checkpoint_io import collect_orphans
+from fl_lightning.federation.checkpoint import federated
+from fl_lightning.federation.identity import Settings, differences, flat, is_free
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.utils.files import lock_folder, read_saved, remove_parts
 
+NUMBERED = re.compile(r"(\d+)(-.*)?")
+"""Name of a run's folder: its number, seed and overrides."""
+
+LONGEST_NAME = 100
+"""Characters of what is added to the number."""
+
+CLIENT = "client.ckpt"
 DEFAULT_ROOT = "runs"
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
@@ -27,34 +40,63 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     'digits_fedntd'
     >>> stem_of(["configs/method/fedntd.yaml", "configs/data/cifar10.yaml"]), stem_of([])
     ('cifar10+fedntd', 'fit')
-    >>> stem_of(["runs/digits_fedntd/3/config.yaml"])
+    >>> stem_of(["runs/digits_fedntd/3-seed1/config.yaml"])
     'digits_fedntd'
     """
     paths = [Path(os.path.abspath(config)) for config in configs]
-    again = [path for path in paths if path.name == CONFIG and path.parent.name.isdecimal()]  # of an earlier run
+    again = [
+        path for path in paths if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name)
+    ]  # of an earlier run
     chosen = again or [path for path in paths if path.parent.name == "experiment"] or paths
     return "+".join(sorted({path.parent.parent.name if again else path.stem for path in chosen})) or "fit"
+
+
+def overrides_of(argv: Sequence[str]) -> str:
+    """What the command line sets besides the files, as part of a folder's name; settings that are free are left out.
+
+    >>> overrides_of("fit -c a.yaml --seed_everything 3 --model.client.mu=0.1 --trainer.max_epochs 9".split())
+    '-seed3-mu=0.1'
+    """
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    found = []
+    for option, value in pairwise([*words, ""]):
+        name = option.removeprefix("--")
+        if not option.startswith("--") or name in ("config", "help") or is_free(name):
+            continue
+        short = name.removesuffix(".class_path").rpartition(".")[2]
+        said = re.sub(r"[^\w.+]+", "_", value.rpartition(".")[2] if value.startswith("fl_lightning.") else value)
+        found.append(f"seed{said}" if name == "seed_everything" else f"{short}={said}")
+    found.sort(key=lambda part: not part.startswith("seed"))
+    return "".join(f"-{part}" for part in found)[:LONGEST_NAME].rstrip("-_=.")
 
 
 def runs(parent: Path) -> dict[int, Path]:
     """Find the numbered folders in `parent`, by number, lowest first."""
     found = parent.iterdir() if parent.is_dir() else ()
-    return dict(sorted((int(path.name), path) for path in found if re.fullmatch(r"\d+", path.name)))
+    numbers = {path: NUMBERED.fullmatch(path.name) for path in found}
+    return dict(sorted((int(match[1]), path) for path, match in numbers.items() if match))
 
 
-def new_run(parent: Path) -> Path:
+def new_run(parent: Path, suffix: str = "") -> Path:
     """Make the folder of the next number (two runs at a time get two).
 
     Of a run's processes only the first writes; the others get `parent`.
+
+    Args:
+        parent: of the runs.
+        suffix: of the folder's name.
     """
     if getattr(rank_zero_only, "rank", 0):
         return parent
-    number = max(runs(parent), default=-1) + 1
-    while True:
-        with suppress(FileExistsError):
-            (parent / str(number)).mkdir(parents=True)
-            return parent / str(number)
-        number += 1
+    parent.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(parent, wait=True)
+    try:
+        run = parent / f"{max(runs(parent), default=-1) + 1}{suffix}"
+        run.mkdir()
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return run
 
 
 def discard(run: Path) -> None:
@@ -62,12 +104,43 @@ def discard(run: Path) -> None:
     if getattr(rank_zero_only, "rank", 0):
         return
     shutil.rmtree(run, ignore_errors=True)
-    if run.parent.is_dir() and not any(run.parent.iterdir()):
+    with suppress(OSError):
         run.parent.rmdir()
 
 
-def find_checkpoint(asked: str, parent: Path) -> Path:
-    """Find the file that `--ckpt_path` means: a path, or `last` or `best` of the highest run that has one.
+def take(run: Path) -> int | None:
+    """Lock a run's folder for this process, and collect what a killed one has left in it.
+
+    Returns:
+        A descriptor, to be closed at the end.
+
+    Raises:
+        ValueError: another process writes there.
+    """
+    if getattr(rank_zero_only, "rank", 0):
+        return None
+    try:
+        descriptor = lock_folder(run)
+    except BlockingIOError:
+        raise ValueError(
+            f"a run folder has one writer, and {run} is in use by another process; wait for its end, or start a new "
+            f"run without --ckpt_path"
+        ) from None
+    remove_parts(run)
+    collect_orphans(run / "clients", sorted((run / CHECKPOINTS).glob("*.ckpt")))
+    return descriptor
+
+
+def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path:
+    """Find the file that `--ckpt_path` means: a path, or `last` or `best` of a run.
+
+    The run is the newest of those in `parent` that were begun with the same fixed settings, else the newest. A `last`
+    that cannot be read is replaced by the newest checkpoint of its run that can.
+
+    Args:
+        asked: `last`, `best` or a path.
+        parent: of the runs.
+        config: the parsed configuration.
 
     Raises:
         FileNotFoundError: naming what was looked for and where.
@@ -79,14 +152,50 @@ def find_checkpoint(asked: str, parent: Path) -> Path:
                 f"--ckpt_path must be last, best or a checkpoint file, got {asked}, which does not exist"
             )
         return path
-    for run in reversed(runs(parent).values()):
-        found = sorted((run / CHECKPOINTS).glob(f"{asked}*.ckpt"), key=lambda path: path.stat().st_mtime)
-        if found:
-            return found[-1]
-    raise FileNotFoundError(
-        f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
-        f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
-    )
+    settings = flat(config)
+    found = [newest_first(run, f"{asked}*.ckpt") for run in reversed(runs(parent).values())]
+    found = [paths for paths in found if paths]
+    if not found:
+        raise FileNotFoundError(
+            f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
+            f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
+        )
+    same = (paths for paths in found if (was := settings_in(paths[0])) is not None and not differences(was, settings))
+    path = next(same, found[0])[0]
+    return path if asked == "best" else readable(path)
+
+
+def newest_first(run: Path, pattern: str) -> list[Path]:
+    """Checkpoints of a run, the one written last first."""
+    return sorted((run / CHECKPOINTS).glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def settings_in(path: Path) -> Settings | None:
+    """Fixed settings that a checkpoint's run was begun with; None where it cannot be read."""
+    try:
+        found: Settings = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["federated"]["settings"]
+        return dict(found["config"])
+    except Exception:
+        return None
+
+
+def readable(path: Path) -> Path:
+    """A checkpoint, or where it cannot be read the newest of its run that can; says so.
+
+    Raises:
+        ValueError: none of them can be read.
+    """
+    others = [other for other in newest_first(path.parent.parent, "*.ckpt") if other.name != CLIENT and other != path]
+    for candidate in (path, *others):
+        try:
+            first_round(candidate)
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        else:
+            if candidate != path:
+                rank_zero_info(f"{path} cannot be read; the run continues from {candidate}")
+            return candidate
+    raise ValueError(f"no checkpoint in {path.parent} can be read: {problem}")
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -101,7 +210,7 @@ def first_round(path: Path) -> int:
     Raises:
         ValueError: the file is damaged, or no checkpoint of a federation.
     """
-    checkpoint = read_checkpoint(path, mmap=True)
+    checkpoint = read_saved(path, mmap=True)
     if "federated" not in checkpoint:
         raise ValueError(
             f"--ckpt_path must be a checkpoint of a federation, and {path} is another one; to start from its "

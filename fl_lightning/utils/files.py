@@ -2,17 +2,25 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 PART = ".part"
 """Ending of a file that is being written; one that is left over is of a process that was killed."""
 
 MARK = b"fl_lightning sha256 "
+DIGEST = "digest"
+"""Key in a checkpoint's content: its file must end with a digest."""
+
 END = MARK + bytes(64)
 """Comment at the end of a zip file: the mark, then the digest as 64 hex digits (here zeros)."""
 
@@ -69,6 +77,33 @@ def remove_parts(folder: Path) -> None:
     for part in folder.rglob(f"*{PART}"):
         with suppress(OSError):
             part.unlink()
+
+
+def lock_folder(folder: Path, wait: bool = False) -> int | None:
+    """Lock a folder for this process; the operating system unlocks it when the process ends, however it ends.
+
+    Args:
+        folder: to be locked.
+        wait: until another process unlocks it.
+
+    Returns:
+        A descriptor, to be closed to unlock the folder; None where folders cannot be locked (some network shares).
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class _Hashed:
@@ -131,3 +166,33 @@ def check_digest(path: str | Path) -> bool:
     if end[len(MARK) :] != digest.hexdigest().encode():
         raise ValueError(f"{path} is damaged: its content is not what was written; take another checkpoint or a copy")
     return True
+
+
+def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """Read a file that `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
+
+    Args:
+        path: of the file.
+        mmap: whether tensors stay in the file until they are used.
+
+    Raises:
+        ValueError: if the file is damaged, or holds something else than tensors and plain values.
+        OSError: it cannot be read.
+    """
+    checked = check_digest(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        found = type(content).__name__
+    except Exception as error:  # whatever pickle and zip say of a damaged file
+        content, found = None, type(error).__name__
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({found}): it is damaged, or holds more than tensors and plain "
+            f"values; give another one, or a state dict"
+        )
+    if DIGEST in content and not checked:
+        raise ValueError(
+            f"{path} is damaged or was written anew by another program: the digest at its end is gone; take another "
+            f"checkpoint, or remove its entry {DIGEST!r} if the change was yours"
+        )
+    return dict(content)

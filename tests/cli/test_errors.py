@@ -99,7 +99,7 @@ OPTIONS = [
     ("-c nosuch.yaml", "config: File does not exist: "),
     (
         "--model.client torch.nn.Linear",
-        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, FedALA, ",
+        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, ",
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
@@ -220,10 +220,12 @@ def test_a_checkpoint_of_another_net_loses_nothing(here):
     before = {path: path.read_bytes() for path in here.rglob("runs/**/*") if path.is_file()}
     another = "--ckpt_path last --model.client.net.hidden [5]"
     says = (
-        "the checkpoint must be of the same client and aggregator, but entry 'client.net.body.1.bias' has shape (64,)"
+        "begun with, but model.client.net.hidden was [64], is [5]; give it those, start a new run, or let it change by"
     )
     assert says in refusal(f"{FIT} {another} --trainer.max_epochs 2", 1)
     assert says in refusal(f"test {TINY} {another}", 1)
+    allowed = "--allow_changes [model.client.net.hidden]"
+    assert "entry 'client.net.body.1.bias' has shape (64,)" in refusal(f"test {TINY} {another} {allowed}", 1)
     assert {path: path.read_bytes() for path in before} == before
 
 

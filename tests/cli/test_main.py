@@ -16,9 +16,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fl_lightning.data import Digits
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
-from tests.commands import CONFIGS, EXPERIMENT, TINY, say
+from tests.commands import CONFIGS, EXPERIMENT, TINY, run_in, say
 
 LAST = "checkpoints/last.ckpt"
+NAME = "0-local_epochs=1-max_local_steps=1-num_clients=4-min_samples=1"
+"""Of the folder of the first `TINY` run."""
 OWN = """
 import os
 import signal
@@ -74,7 +76,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def in_finished(finished, monkeypatch):
     monkeypatch.chdir(finished[0])
-    return finished[0] / "runs/digits_fedntd/0"
+    return run_in(finished[0])
 
 
 def table(run, name="metrics.csv"):
@@ -158,7 +160,7 @@ def test_the_configuration_of_a_run_makes_the_run_again(in_finished, tmp_path, m
     config = in_finished / "config.yaml"
     assert yaml.safe_load(config.read_text())["model"]["client"]["init_args"]["beta"] == 1.0
     assert say(f"fit -c {config}").code == 0
-    again = tmp_path / "runs/digits_fedntd/0"
+    again = run_in(tmp_path)
     assert same(weights(again), weights(in_finished))
 
 
@@ -178,9 +180,9 @@ def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_fini
 
 def test_with_a_validation_split_the_best_is_not_chosen_on_the_test_split(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1 --data.val_fraction 0.1 --trainer.logger false").code == 0
-    found = {path.name for path in (here / "runs/digits_fedntd/0/checkpoints").iterdir()}
+    found = {path.name for path in (run_in(here) / "checkpoints").iterdir()}
     assert found == {"last.ckpt", "best.ckpt", "client.ckpt"}
-    assert not (here / "runs/digits_fedntd/0/metrics.csv").exists()  # logger: false
+    assert not (run_in(here) / "metrics.csv").exists()  # logger: false
 
 
 def test_a_dry_run_leaves_nothing(here):
@@ -194,8 +196,11 @@ def test_a_users_own_module_lies_where_one_works(here):
     said = say("fit --model.client own.Net --model.client.width 6 --trainer.max_epochs 1 --data.num_clients 2")
     assert said.code == 0, said.err
     assert "my/loss" in said.out
-    assert [float(row["my/loss"]) > 0 for row in table(here / "runs/fit/0")] == [True]
-    assert sorted(path.name for path in (here / "runs/fit/0/checkpoints").iterdir()) == ["client.ckpt", "last.ckpt"]
+    assert [float(row["my/loss"]) > 0 for row in table(run_in(here, stem="fit"))] == [True]
+    assert sorted(path.name for path in (run_in(here, stem="fit") / "checkpoints").iterdir()) == [
+        "client.ckpt",
+        "last.ckpt",
+    ]
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
@@ -210,14 +215,14 @@ def unbroken(tmp_path_factory):
         assert say(f"fit {TINY} --trainer.max_epochs 3").code == 0
     finally:
         os.chdir(before)
-    return folder / "runs/digits_fedntd/0"
+    return run_in(folder)
 
 
 def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
     for command in (f"fit {TINY} --trainer.max_epochs 1", f"fit {TINY} --trainer.max_epochs 3 --ckpt_path last"):
         assert say(command).code == 0
-    assert [path.name for path in (here / "runs/digits_fedntd").iterdir()] == ["0"]
-    run = here / "runs/digits_fedntd/0"
+    (run,) = (here / "runs/digits_fedntd").iterdir()
+    assert run.name == NAME
     assert same(weights(run), weights(unbroken))
     assert table(run) == table(unbroken)
     assert table(run, "classwise.csv") == table(unbroken, "classwise.csv")
@@ -230,7 +235,7 @@ def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
 def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
     stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
     said = say(f"fit {TINY} --trainer.max_epochs 3 {stop}")
-    run = here / "runs/digits_fedntd/0"
+    run = run_in(here)
     assert said.code == 130
     last = said.err.splitlines()[-1]
     assert last.startswith("fl-lightning: error: interrupted after 1 complete round; continue with fl-lightning fit ")
@@ -253,12 +258,12 @@ def test_ctrl_c_in_the_first_round_leaves_nothing(here):
 
 def test_a_checkpoint_file_continues_the_run_around_it_and_a_new_run_leaves_old_ones_alone(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
-    old = here / "runs/digits_fedntd/0"
+    old = run_in(here)
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
     assert {path: path.read_bytes() for path in old.rglob("*") if path.is_file()} == before
     assert say(f"fit {TINY} --trainer.max_epochs 2 --ckpt_path {old / LAST}").code == 0
-    assert [len(table(here / f"runs/digits_fedntd/{n}")) for n in (0, 1)] == [2, 1]
+    assert [len(table(run_in(here, n))) for n in (0, 1)] == [2, 1]
 
 
 # --- composition ------------------------------------------------------------------------------------------------------
@@ -336,8 +341,8 @@ def test_a_run_prints_nothing_that_nobody_can_act_on(tmp_path):
     said = python(f"for args in {commands}:\n    main(args)", tmp_path)
     assert said.returncode == 0, said.stderr
     assert said.stderr.replace(f"{tmp_path.resolve()}/", "").splitlines() == [
-        "Run folder: runs/digits_fedntd/0",
+        f"Run folder: runs/digits_fedntd/{NAME}",
         "`Trainer.fit` stopped: `max_epochs=1` reached.",
-        "Run folder: runs/digits_fedntd/0, continued from round 1",
+        f"Run folder: runs/digits_fedntd/{NAME}, continued from round 1",
         "`Trainer.fit` stopped: `max_epochs=2` reached.",
     ]

@@ -1,5 +1,6 @@
 """The client store: the same run whether records lie in memory or in files, and no file that nobody needs."""
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
-from fl_lightning.client.store import ClientStore
-from fl_lightning.client.tracked_checkpoint_io import REGISTRY
+from fl_lightning.client.checkpoint_io import REGISTRY, names_needed
+from fl_lightning.client.records import files_of
+from fl_lightning.client.store import ClientStore, hash_of
 from fl_lightning.methods import FedAvg
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 
@@ -67,8 +69,7 @@ def names(folder: Path) -> set[str]:
 
 
 def needed(*checkpoints: Path) -> set[str]:
-    found = [torch.load(path, weights_only=True)["federated"]["store"] for path in checkpoints]
-    return {record["file"] for store in found for record in store.values()}
+    return {name for path in checkpoints for name in names_needed(torch.load(path, weights_only=True))}
 
 
 def checkpoints(folder: Path, **best) -> list[ModelCheckpoint]:
@@ -92,7 +93,7 @@ def test_the_budget_changes_nothing_but_where_records_lie(uninterrupted, tmp_pat
     assert bool(files) == (budget in (0, 2 * KB))
     assert_same(loop, uninterrupted)
     if files:  # of every client the newest alone, since no checkpoint was saved
-        assert len(files) == len(loop.store.state_dict())
+        assert len(files) == len(loop.store.clients)
         assert loop.store._bytes <= max(budget * 2**20, 1000)
 
 
@@ -130,7 +131,7 @@ def test_files_that_no_checkpoint_needs_are_deleted(tmp_path):
     loop = run(tmp_path, callbacks=checkpoints(saved, save_top_k=2), memory_budget_mb=0)
     files = names(tmp_path / "clients")
     assert files == needed(*saved.glob("*.ckpt"))
-    assert len(files) > len(loop.store.state_dict())  # the best one's are older
+    assert len(files) > len(loop.store.clients)  # the best one's are older
     # a process that continues knows what the checkpoints of the one before need
     run(tmp_path, ROUNDS + 2, saved / "last.ckpt", checkpoints(saved, save_top_k=2), memory_budget_mb=0)
     assert names(tmp_path / "clients") == needed(*saved.glob("*.ckpt"))
@@ -151,12 +152,66 @@ def test_an_unreadable_checkpoint_keeps_every_file(tmp_path):
     assert before <= names(tmp_path / "clients")
 
 
-def test_a_checkpoint_holds_names_and_hashes_only(tmp_path):
+def test_a_checkpoint_holds_hashes_only(tmp_path):
     loop = run(tmp_path, 2, memory_budget_mb=0)
-    for client_id, entry in loop.store.state_dict().items():
-        assert entry.keys() == {"file", "folder", "hash", "bytes"}
-        assert entry["file"].startswith(f"client_{client_id}_round_")
-        assert (tmp_path / "clients" / entry["file"]).stat().st_size == entry["bytes"]
+    state = loop.store.state_dict()
+    assert state["records"] == {}
+    for client_id, file in files_of(state).items():
+        assert file.client_id == client_id
+        content = (tmp_path / "clients" / file.name).read_bytes()
+        assert (file.hash, file.bytes) == (hash_of(content), len(content))
+
+
+def test_what_a_checkpoint_writes_follows_the_cohort(tmp_path):
+    """With a run folder every record is written once, whatever the budget: a checkpoint names the others."""
+    store = ClientStore()
+    store.start(FakeTrainer(tmp_path, callbacks=True), CPU)
+    sizes = []
+    for round_idx in range(20):
+        store.put({client_id: record(round_idx) for client_id in range(3 * round_idx, 3 * round_idx + 3)}, round_idx)
+        before = names(tmp_path / "clients")
+        assert len(before) == 3 * round_idx  # nothing is written where no checkpoint is saved
+        state = store.state_dict()
+        assert len(names(tmp_path / "clients") - before) == 3
+        assert state["records"] == {}
+        sizes.append(state["files"].nbytes)
+    assert sizes == [3 * 40 * n for n in range(1, 21)]
+
+
+def test_a_checkpoint_outside_the_run_needs_no_files(uninterrupted, tmp_path):
+    class Copy(ModelCheckpoint):
+        def on_train_epoch_end(self, trainer, loop):
+            if trainer.current_epoch == 2:
+                trainer.save_checkpoint(tmp_path / "elsewhere" / "at.ckpt")
+
+    run(tmp_path / "run", 4, callbacks=[*checkpoints(tmp_path / "run" / "checkpoints", save_top_k=0)[:1], Copy()])
+    assert names(tmp_path / "run" / "clients") == needed(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert needed(tmp_path / "elsewhere" / "at.ckpt") == set()
+    shutil.rmtree(tmp_path / "run")
+    assert_same(run(tmp_path / "again", ckpt_path=tmp_path / "elsewhere" / "at.ckpt"), uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    ["../../victim", "/etc/victim", "client_1_round_1_0123456789ab.safetensors/../../../victim", "s3://victim"],
+)
+def test_a_registry_deletes_and_reads_nothing_outside_its_run(tmp_path, forged):
+    saved = tmp_path / "run" / "checkpoints"
+    run(tmp_path / "run", 2, callbacks=checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "run" / "clients" / REGISTRY).write_text(json.dumps([forged, 7, None]))
+    run(tmp_path / "run", 4, saved / "last.ckpt", checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"\xff\xfe", b"[1, {}]", b'{"a": 1}'])
+def test_a_broken_registry_is_begun_anew(tmp_path, broken):
+    saved = tmp_path / "checkpoints"
+    run(tmp_path, 2, callbacks=checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
+    (tmp_path / "clients" / REGISTRY).write_bytes(broken)
+    run(tmp_path, 4, saved / "last.ckpt", checkpoints(saved, save_top_k=0)[:1], memory_budget_mb=0)
+    assert json.loads((tmp_path / "clients" / REGISTRY).read_text()) == ["../checkpoints/last.ckpt"]
 
 
 @pytest.mark.parametrize("rounds", [2, 4])
@@ -185,7 +240,7 @@ def test_a_folder_that_cannot_be_written_names_the_setting_and_keeps_the_round_w
     loop = make_loop(memory_budget_mb=0, folder=tmp_path / "file" / "clients")
     with pytest.raises(OSError, match=r"the client store cannot write .*client_\d_round_0.* model.store.folder"):
         trainer(2).fit(loop, datamodule=make_data())
-    assert loop.store.state_dict() == {}
+    assert not loop.store.clients
 
 
 def record(value: float, entries: int = 256) -> tuple[dict, None]:
@@ -216,7 +271,7 @@ def test_a_copy_may_be_edited_and_a_record_may_become_empty(tmp_path):
         assert store.memory(1)["x"][0] == 1
         store.put({1: ({}, None)}, 1)
         assert store.memory(1) == {}
-        assert store.state_dict() == {}
+        assert not store.clients
         assert not names(tmp_path)
 
 
@@ -237,7 +292,7 @@ def test_the_cost_of_a_round_follows_its_cohort(tmp_path):
         cohort = {client_id: record(round_idx, 4) for client_id in range(3 * round_idx, 3 * round_idx + 3)}
         store.put(cohort, round_idx)
         assert written == list(cohort)
-    assert len(store.state_dict()) == 60
+    assert len(store.state_dict()["files"]) == 60
 
 
 def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):
@@ -245,17 +300,18 @@ def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):
     store.put({c: record(c) for c in range(5)}, 0)
     other = ClientStore(memory_budget_mb=0, folder=tmp_path)
     other.load_state_dict(store.state_dict(), rank=1, world=2)
-    assert sorted(other.state_dict()) == [1, 3]
+    assert other.clients == {1, 3}
     assert other.owners == {c: c % 2 for c in range(5)}
     assert other.memory(3)["x"][0] == 3
 
 
-class Node:
-    """One of two nodes, as the store sees a Trainer."""
+class FakeTrainer:
+    """One of several nodes, as the store sees a Trainer."""
 
-    def __init__(self, folder, is_global_zero):
-        self.num_nodes, self.is_global_zero = 2, is_global_zero
+    def __init__(self, folder, is_global_zero=True, num_nodes=1, callbacks=False):
+        self.num_nodes, self.is_global_zero = num_nodes, is_global_zero
         self.log_dir, self.ckpt_path = str(folder), None
+        self.loggers, self.checkpoint_callbacks = [], [None] * callbacks
         self.strategy = SimpleNamespace(barrier=self.barrier, checkpoint_io=None)
         self.barriers = 0
 
@@ -266,16 +322,16 @@ class Node:
 @pytest.mark.parametrize("settings", [{"memory_budget_mb": 0}, {"folder": "given"}])
 def test_several_nodes_need_a_folder_that_all_see(tmp_path, monkeypatch, settings):
     monkeypatch.chdir(tmp_path)
-    store, node = ClientStore(**settings), Node(tmp_path / "b", is_global_zero=False)
+    store, node = ClientStore(**settings), FakeTrainer(tmp_path / "b", False, 2)
     with pytest.raises(ValueError, match=r"must be one that all of them see, .* set model.store.folder to a shared"):
         store.start(node, CPU)
-    assert node.barriers == 2
-    ClientStore(**settings).start(Node(tmp_path, is_global_zero=True), CPU)
+    assert node.barriers == 2  # before it gave up
+    ClientStore(**settings).start(FakeTrainer(tmp_path, True, 2), CPU)
 
 
 def test_nodes_without_a_shared_folder_may_keep_all_in_memory(tmp_path):
     store = ClientStore(memory_budget_mb=2 * KB)
-    store.start(Node(tmp_path, is_global_zero=False), CPU)
+    store.start(FakeTrainer(tmp_path, False, 2), CPU)
     store.put({0: record(0.0)}, 0)
     with pytest.raises(ValueError, match="must be one that all of them see"):
         store.put({1: record(1.0), 2: record(2.0)}, 1)
@@ -289,10 +345,10 @@ def test_a_budget_below_zero_is_refused(budget):
 
 
 def test_the_registry_is_only_written_for_files(tmp_path):
-    saved = tmp_path / "checkpoints"
-    run(tmp_path / "m", 2, callbacks=checkpoints(saved, save_top_k=1))
+    for name, budget in (("m", None), ("f", 0)):
+        saved = tmp_path / name / "checkpoints"
+        run(tmp_path / name, 2, callbacks=checkpoints(saved, save_top_k=1), memory_budget_mb=budget)
     assert not (tmp_path / "m" / "clients").exists()
-    run(tmp_path / "f", 2, callbacks=checkpoints(saved, save_top_k=1), memory_budget_mb=0)
     assert (tmp_path / "f" / "clients" / REGISTRY).is_file()
 
 
@@ -320,7 +376,8 @@ def test_clients_are_those_with_a_record_wherever_it_lies(tmp_path, budget):
     store.put({c: record(c) for c in range(5)} | {7: ({}, None)}, 0)
     assert store.clients == {0, 1, 2, 3, 4}
     store.put({1: ({}, None), 8: ({}, {"own": torch.zeros(1)})}, 1)
-    assert store.clients == {0, 2, 3, 4, 8} == set(store.state_dict())
+    assert store.clients == {0, 2, 3, 4, 8}
+    assert store.clients == {*store.state_dict()["records"], *files_of(store.state_dict())}
     store.memory(0)
     assert store.memory(9) == {}
     assert store.personal(9) is None
@@ -333,7 +390,7 @@ def test_clients_are_those_with_a_record_wherever_it_lies(tmp_path, budget):
 def test_clients_that_keep_nothing_cost_nothing(tmp_path):
     store = ClientStore(memory_budget_mb=0, folder=tmp_path / "clients")
     store.put({client_id: ({}, None) for client_id in range(5)}, 0)
-    assert store.state_dict() == {}
+    assert not store.clients
     assert not (tmp_path / "clients").exists()
 
 
@@ -344,10 +401,10 @@ def test_a_record_without_a_file_is_never_released(tmp_path):
     in_memory = ClientStore()
     in_memory.put({c: record(c) for c in (1, 3)}, 0)
     store = ClientStore(memory_budget_mb=2 * KB, folder=tmp_path)
-    store.load_state_dict(in_files.state_dict() | in_memory.state_dict())
+    store.load_state_dict({**in_files.state_dict(), "records": in_memory.state_dict()["records"]})
     for client_id in (0, 2, 1, 4, 3, 1):
         assert store.memory(client_id)["x"][0] == client_id
     store.put({2: record(5)}, 1)
     assert store._bytes <= 2 * 1024
     assert [store.memory(c)["x"][0] for c in range(5)] == [0, 1, 5, 3, 4]
-    assert all("file" in entry for entry in store.state_dict().values())
+    assert store.state_dict()["records"] == {}

@@ -106,7 +106,10 @@ def test_a_change_is_refused_by_name_unless_it_is_allowed():
     before.configure(CONFIG)
     after.configure(changed(model__client__init_args__beta=0.5, data__num_clients=20))
     with pytest.raises(ValueError, match=r"data.num_clients was 10, is 20; model.client.beta was 1.0, is 0.5; give"):
-        after.changes(before.state_dict(), evaluates=False)
-    assert after.changes(before.state_dict(), evaluates=True) == []
-    after.configure(changed(model__client__init_args__beta=0.5), ["model.client.init_args.beta"])
-    assert [one.name for one in after.changes(before.state_dict(), evaluates=False)] == ["model.client.beta"]
+        after.compare(before.state_dict(), evaluates=False)
+    after.compare(before.state_dict(), evaluates=True)
+    assert after.changed == []
+    after.configure(changed(model__client__init_args__beta=0.5))
+    after.allow(["model.client.init_args.beta"])
+    after.compare(before.state_dict(), evaluates=False)
+    assert [one.name for one in after.changed] == ["model.client.beta"]

@@ -63,7 +63,7 @@ def test_a_personal_pattern_without_a_match_is_refused():
 def test_nothing_shared_moves_no_bytes():
     loop = fit(FedAvg(net=BatchNormNet), 2, personal=["*"])
     assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 0
-    assert sorted(loop.store.state_dict()) == list(range(len(SIZES)))
+    assert sorted(loop.store.clients) == list(range(len(SIZES)))
     with pytest.raises(ValueError, match="server_optimizer needs trainable entries that the clients share"):
         fit(FedAvg(net=BatchNormNet), 1, personal=["*"], server_optimizer=sgd(1.0))
 

@@ -1,17 +1,26 @@
 """Which folder a run gets, and which checkpoint a user means."""
 
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of
+from fl_lightning.federation.checkpoint import KEYS
+from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
+
+LAST = "checkpoints/last.ckpt"
 
 
-def checkpoint(run, name="last.ckpt", pending_round=None):
+def checkpoint(run, name="last.ckpt", pending_round=None, config=()):
     path = run / "checkpoints" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"global_step": 3, "federated": {"recorder": {"pending_round": pending_round}}}, path)
+    store = {"records": {}, "files": torch.empty(0, 5, dtype=torch.int64)}
+    federated = dict.fromkeys(KEYS) | {"recorder": {"pending_round": pending_round}, "store": store}
+    federated["settings"] = {"config": dict(config), "objects": {}}
+    torch.save({"global_step": 3, "federated": federated}, path)
     (run / "config.yaml").touch()
     return path
 
@@ -23,9 +32,46 @@ def test_every_run_gets_the_next_number(tmp_path):
     assert new_run(tmp_path / "a").name == "12"
 
 
-def test_two_runs_at_a_time_get_two_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr("fl_lightning.runs.folder.runs", lambda parent: {})  # both looked before either made its own
-    assert {new_run(tmp_path).name, new_run(tmp_path).name} == {"0", "1"}
+def test_runs_at_a_time_get_a_number_each(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: new_run(tmp_path, f"-seed{i}"), range(24)))
+    assert sorted(int(run.name.partition("-")[0]) for run in found) == list(range(24))
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    held = take(tmp_path)
+    with pytest.raises(ValueError, match=r"has one writer, and .* is in use by another process; wait"):
+        take(tmp_path)
+    os.close(held)
+    os.close(take(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path):
+    code = f"from fl_lightning.utils.files import *; lock_folder(Path({str(tmp_path)!r})); print('held', flush=True)"
+    child = subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert child.stdout.readline() == b"held\n"
+    with pytest.raises(ValueError, match="one writer"):
+        take(tmp_path)
+    child.kill()
+    child.communicate()
+    os.close(take(tmp_path))
+
+
+def test_what_a_killed_run_left_is_collected(tmp_path):
+    for name in ("metrics.csv", "metrics.csv.7.part", "checkpoints/last.ckpt.7.part", "clients/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    orphan = tmp_path / "clients/client_9_round_1_0123456789ab.safetensors"
+    orphan.touch()
+    checkpoint(tmp_path)
+    os.close(take(tmp_path))
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"metrics.csv", "checkpoints/last.ckpt", "clients/notes.txt", "config.yaml"}
+    orphan.touch()
+    (tmp_path / LAST).write_bytes(b"broken: it may need any of them")
+    os.close(take(tmp_path))
+    assert orphan.exists()
 
 
 def test_only_the_first_process_of_a_run_makes_or_removes_folders(tmp_path, monkeypatch):
@@ -46,11 +92,19 @@ def test_discard_removes_the_run_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_last_is_that_of_the_highest_run_that_has_one(tmp_path):
+def test_last_is_that_of_the_newest_run_that_has_one(tmp_path):
     runs = [new_run(tmp_path) for _ in range(11)]
     checkpoint(runs[2])
     wanted = checkpoint(runs[9])
-    assert find_checkpoint("last", tmp_path) == wanted
+    assert find_checkpoint("last", tmp_path, {}) == wanted
+
+
+def test_last_is_that_of_the_newest_run_with_the_same_settings(tmp_path):
+    for lr in (0.1, 0.2, 0.1, 0.3):
+        checkpoint(new_run(tmp_path, f"-lr={lr}"), config={"model.lr": lr, "model.x": 1})
+    for lr, number in ((0.1, 2), (0.2, 1), (0.3, 3), (0.4, 3)):
+        found = find_checkpoint("last", tmp_path, {"model": {"lr": lr, "threads": 4}})
+        assert found.parent.parent.name.startswith(f"{number}-"), lr
 
 
 def test_best_is_the_newest_of_its_run(tmp_path):
@@ -58,21 +112,36 @@ def test_best_is_the_newest_of_its_run(tmp_path):
     old, new = checkpoint(run, "best-v1.ckpt"), checkpoint(run, "best-on-test.ckpt")
     os.utime(old, (1, 1))
     checkpoint(run)
-    assert find_checkpoint("best", tmp_path) == new
+    assert find_checkpoint("best", tmp_path, {}) == new
+
+
+@pytest.mark.parametrize("content", [b"", b"broken off"])
+def test_a_last_that_cannot_be_read_is_replaced_by_the_newest_that_can(tmp_path, content, caplog):
+    run = new_run(tmp_path)
+    last, best, older = (checkpoint(run, f"{name}.ckpt") for name in ("last", "best", "older"))
+    os.utime(older, (1, 1))
+    last.write_bytes(content)
+    with caplog.at_level("INFO"):
+        assert find_checkpoint("last", tmp_path, {}) == best
+    assert f"{last} cannot be read; the run continues from {best}" in caplog.text
+    best.write_bytes(content)
+    older.write_bytes(content)
+    with pytest.raises(ValueError, match=r"no checkpoint in .* can be read"):
+        find_checkpoint("last", tmp_path, {})
 
 
 @pytest.mark.parametrize("asked", ["last", "best"])
 def test_without_a_run_there_is_no_last(tmp_path, asked):
     new_run(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"--ckpt_path {asked} needs a run in .* there is none; leave"):
-        find_checkpoint(asked, tmp_path)
+        find_checkpoint(asked, tmp_path, {})
 
 
 def test_a_file_is_taken_as_it_is(tmp_path):
     path = checkpoint(tmp_path / "elsewhere")
-    assert find_checkpoint(str(path), tmp_path) == path
+    assert find_checkpoint(str(path), tmp_path, {}) == path
     with pytest.raises(FileNotFoundError, match=r"must be last, best or a checkpoint file, got no\.ckpt"):
-        find_checkpoint("no.ckpt", tmp_path)
+        find_checkpoint("no.ckpt", tmp_path, {})
 
 
 def test_a_checkpoint_belongs_to_the_run_around_it(tmp_path):

@@ -93,8 +93,7 @@ def outcome(folder: Path) -> str:
     saved = torch.load(last, weights_only=True)
     digest = hashlib.sha256((last.parents[1] / "metrics.csv").read_bytes())
     hash_of(saved["state_dict"], digest)
-    store = saved["federated"]["store"]
-    hash_of({c: {k: v for k, v in record.items() if k != "folder"} for c, record in store.items()}, digest)
+    hash_of(saved["federated"]["store"], digest)  # of records in files the table holds hashes
     return digest.hexdigest()[:16]
 
 
