@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -92,6 +92,16 @@ class ToyData(FederatedDataModule):
         return super().split(name)
 
 
+class Started(Callback):
+    """Notes whether the first round was begun: an error before it is a refusal."""
+
+    def __init__(self) -> None:
+        self.started = False
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started = True
+
+
 class Contents(UpdateTransform):
     """Notes what the messages of the last round consist of, by name, in order.
 
@@ -106,11 +116,6 @@ class Contents(UpdateTransform):
         self.down: dict[str, None] = {}
         self.up: dict[str, None] = {}
         self.round_idx: int | None = None
-
-    @property
-    def started(self) -> bool:
-        """True once a client was trained."""
-        return self.round_idx is not None
 
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         if self.round_idx != self.server.round_idx:
@@ -187,8 +192,12 @@ class Trial:
 
 
 def trial(federation: Federation, around_module: bool = False) -> Trial:
-    """Run two rounds, around a classifier or around a regression."""
-    contents, data = Contents(), ToyData(regression=around_module)
+    """Run two rounds, around a classifier or around a regression.
+
+    Raises:
+        ValueError: after the start; before it, it is a refusal.
+    """
+    contents, first, data = Contents(), Started(), ToyData(regression=around_module)
     try:
         loop = federation.loop(around_module, contents)
         trainer = Trainer(
@@ -200,10 +209,11 @@ def trial(federation: Federation, around_module: bool = False) -> Trial:
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
+            callbacks=[first],
         )
         trainer.fit(loop, datamodule=data)
-    except (TypeError, ValueError) as error:
-        if contents.started:
+    except ValueError as error:
+        if first.started:
             raise
         return Trial(refused=str(error))
     kept = {name: value for name, value in loop.state_dict().items() if name.startswith(SERVER_PARTS)}
