@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from fl_lightning.aggregation import (
     ServerModule,
     TrimmedMeanAggregator,
 )
-from fl_lightning.data import TensorSource
+from fl_lightning.cli.methods import entries
+from fl_lightning.cli.trials import Federation
+from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.state import clone
 from tests.methods.stacked import stacked_and_alone
 from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of
@@ -49,6 +52,21 @@ PARTS = {
 }
 """Methods that are only an aggregator, a server module or an optimizer."""
 NAMES = sorted({*CLIENTS, *PARTS})
+NEEDS_LOGITS = {
+    "FedAlign",
+    "FedDF",
+    "FedED",
+    "FedKA",
+    "FedLC",
+    "FedMD",
+    "FedNTD",
+    "FedPAC",
+    "FedRep",
+    "FedRoD",
+    "FedRS",
+}
+NEEDS_LOGITS |= {"KnFu", "MOON", "SelectiveFD"}
+"""Methods whose terms are of a classifier, so that they go around no other module."""
 EDGES = {
     "seed_everything": 0,
     "trainer": {
@@ -201,6 +219,63 @@ def test_two_processes_equal_one(name, two_rounds, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert pair.rows == two_rounds.rows
     assert same(pair.state, two_rounds.state)
+
+
+class Line(pl.LightningModule):
+    """A regression, with a norm layer and a dict for a batch's values."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        self.optimizer, self.steps = optimizer, 0
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.steps += 1
+        mse = (self.net(x) - y).square().mean()
+        self.log("mse", mse)
+        return {"loss": mse}
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters())
+
+
+def regression_data() -> FederatedDataModule:
+    """A line's points at six clients, one of them empty, with every set that a method may need."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    source = TensorSource((x, y := 0.3 * x.sum(1, keepdim=True) + 0.3), (x, y))
+    extra = dict.fromkeys(("proxy", "transfer", "shared"), source)
+    clients = FixedPartition([list(range(a, b)) for a, b in pairwise((0, 12, 20, 20, 30, 39, 60))])
+    return FederatedDataModule(source, 6, clients, batch_size=5, extra_splits=extra)
+
+
+def around(module: Line, parts: Federation) -> FederatedLoop:
+    """Train a module for five rounds."""
+    loop = FederatedLoop(
+        parts.client(module=module),
+        parts.rule and parts.rule(),
+        server_module=parts.server_module and parts.server_module(),
+        server_optimizer=parts.server_optimizer,
+        personal=[pattern.replace("net.head", "module.net.1") for pattern in parts.personal],
+        transforms=parts.transform and parts.transform(),
+        seed=0,
+    )
+    return fit(None, 5, regression_data(), loop=loop)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_around_a_regression_it_learns_or_is_refused_at_start(entry):
+    """Refused are those whose terms need logits, and only those."""
+    torch.manual_seed(0)
+    module = Line(entry.federation.optimizer)
+    if entry.name in NEEDS_LOGITS:
+        with pytest.raises(ValueError, match=r"needs the logits of a net, got module=Line; give .*net="):
+            around(module, entry.federation)
+        assert not module.steps
+        return
+    mse = around(module, entry.federation).recorder.history.curve("mse")
+    assert mse[4] < 0.95 * mse[0]
+    assert module.steps
 
 
 def alone(kind: type[ClientModule]) -> ClientModule:

@@ -1,6 +1,6 @@
 """Local: a baseline in which every client trains a model of its own, and nothing is exchanged.
 
-Source: the baseline of KnFu, which trains as many epochs as its methods spend on training and fine-tuning together.
+Source: a baseline of KnFu. It trains as many epochs as KnFu's methods spend on training and fine-tuning together.
 """
 
 from collections.abc import Iterable

@@ -190,7 +190,7 @@ def test_options_without_a_file(options, says):
 
 
 def test_a_wrong_command():
-    assert "must be fit or validate or test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
+    assert "must be fit or validate or test or predict or methods, got fti; the nearest is 'fit'" in refusal("fti", 2)
 
 
 @pytest.mark.parametrize(
