@@ -342,9 +342,8 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        cohort = self.data.cohort(round_idx)
         with region, torch.enable_grad(), self._transaction(round_) as begun:
-            before = begun.entries
+            before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
             try:
                 result = round_.run(round_idx, cohort, start)

@@ -240,7 +240,7 @@ def test_a_file_that_is_no_checkpoint(here):
 def test_an_error_in_a_users_own_code_names_client_round_and_line(here, monkeypatch):
     """Its traceback can be asked for."""
     said = refusal(f"{FIT} --model.client own.Mine --trainer.enable_progress_bar false", 1)
-    assert "client 0 raised ValueError in round 0: a bug of one's own (own.py, line 24); " in said
+    assert "client 0 raised ValueError in round 0: a bug of one's own (own.py, line 21); " in said
     assert not list(here.glob("runs/*"))
     monkeypatch.setenv("FL_LIGHTNING_DEBUG", "1")
     with pytest.raises(ClientError) as caught:
