@@ -132,14 +132,12 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self._patience, self.skipped = Patience(patience), list[Fault]()
+        self._patience, self.skipped, self.identity = Patience(patience), list[Fault](), RunIdentity()
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.personal = tuple(as_list(personal))
-        self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
+        self.guard = NonFiniteGuard(nonfinite == "skip", max_update_norm)
+        self.personal, self.transforms = tuple(as_list(personal)), as_list(transforms)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
-        self.store, self.recorder = ClientStore() if store is None else store, Recorder()
-        self.initial_personal: State = {}
-        self.identity = RunIdentity()
+        self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
         self._deferred_state: dict[str, Any] = {}  # saved entries of the parts that are not allocated yet
         self._loaded_transforms: list[dict[str, Any]] = []  # saved states of the transforms, until training starts
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False

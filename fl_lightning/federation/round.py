@@ -180,13 +180,13 @@ class Round:
         jobs = self._jobs(exchange, clients, sent, result)
         while True:
             before: dict[str, PartialAggregate] = {}
-            mark = self.guard.mark
+            mark = self.guard.mark if skips else 0
             try:
                 with closing(self.engine.run(exchange, jobs)) as trained:
                     for one in trained:
                         if skips:
                             before = {name: partial.copied() for name, partial in partials.items()}
-                        mark = self.guard.mark
+                            mark = self.guard.mark
                         self._take_or_raise(one, sent[one.update.client_id], partials["personal"], result)
                         before = {}
                 return
