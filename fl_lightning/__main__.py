@@ -105,9 +105,11 @@ def is_the_users(error: Exception) -> bool:
     """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
-    from fl_lightning import NonFiniteUpdateError  # noqa: PLC0415
+    from fl_lightning.federation.faults import FaultError  # noqa: PLC0415
 
-    if not isinstance(error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException):
+    if isinstance(error, FaultError):
+        return True
+    if not isinstance(error, ValueError | TypeError | OSError | MisconfigurationException):
         return False
     *_, (frame, line) = walk_tb(error.__traceback__)
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)

@@ -4,6 +4,7 @@ Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algo
 """
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -31,6 +32,10 @@ class PartialAggregate:
         """The weighted mean of what was added to the sum `name`, or None: nothing of any weight."""
         total = self.sums.get(name)
         return None if total is None or not bool(total.weight) else mean_of(total)
+
+    def copied(self) -> "PartialAggregate":
+        """A copy that stays as it is when more is added."""
+        return PartialAggregate({name: total.copied() for name, total in self.sums.items()}, dict(self.rows))
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""
@@ -148,6 +153,18 @@ class Aggregator(ServerPart):
     def __init__(self) -> None:
         super().__init__()
         self.weighting: Literal["samples", "uniform"] = "samples"
+        self._unchecked: list[float | Tensor] = []
+
+    def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
+        """Add weight · state, as every part of the server does; a weight must be finite and at least 0."""
+        if isinstance(weight, Tensor) or not 0 <= weight < math.inf:
+            self._unchecked.append(weight)
+        super().sum(name, state, weight)
+
+    def take_unchecked(self) -> list[float | Tensor]:
+        """Hand over the weights since the last call that are wrong, or lie on the device and may be."""
+        found, self._unchecked = self._unchecked, []
+        return found
 
     def weigh_by(self, weighting: Literal["samples", "uniform"]) -> None:
         """Set `weighting`."""

@@ -236,10 +236,13 @@ class ServerOptimizer:
     Args:
         factory: the optimizer, as a function of its parameters, or None.
         trainable: the shared trainable weights, which alone it moves; the rest is copied.
+        undoes: whether a step whose result is not finite is undone, so that the run can go on.
     """
 
-    def __init__(self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State) -> None:
-        self.copies = factory is None
+    def __init__(
+        self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State, undoes: bool = False
+    ) -> None:
+        self.copies, self.undoes = factory is None, undoes
         if factory is None:
             self.params = {"rounds": nn.Parameter(torch.zeros((), dtype=torch.float32))}
             self.optimizer: Optimizer = SGD(self.params.values(), lr=1.0)
@@ -248,8 +251,8 @@ class ServerOptimizer:
             self.optimizer = factory(self.params.values())
 
     @torch.no_grad()
-    def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State:
-        """Take one step; returns the next shared weights.
+    def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
+        """Take one step; returns the next shared weights, or None where they would not be finite.
 
         Args:
             start: the round's first shared weights.
@@ -258,7 +261,10 @@ class ServerOptimizer:
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
         target = None if self.copies else new
-        before = None if scaler is None or target is not None else copy.deepcopy(self.optimizer.state_dict())
+        keeps = self.undoes and not self.copies
+        before = (
+            copy.deepcopy(self.optimizer.state_dict()) if keeps or (scaler is not None and target is None) else None
+        )
         for name, parameter in self.params.items():
             gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without one
             if target is not None:
@@ -266,10 +272,15 @@ class ServerOptimizer:
                 gradient = parameter - target[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
-        if before is not None:
+        if before is not None and target is None:
             self.optimizer.load_state_dict(before)
         if target is None:
             return start if new is None else new
-        return {
+        stepped = {
             name: self.params[name].to(value.dtype) if name in self.params else value for name, value in target.items()
         }
+        if bool(torch.stack([stepped[name].isfinite().all() for name in self.params]).all()):
+            return stepped
+        if before is not None:
+            self.optimizer.load_state_dict(before)
+        return None

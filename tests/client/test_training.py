@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.methods import SAM, FedAvg, FedNTD
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import Phase
@@ -237,7 +238,7 @@ def test_a_failure_in_a_phase_s_own_code_is_that_failure(method):
         def fail(self):
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(Fails(), 1)
 
 
