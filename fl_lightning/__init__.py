@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from fl_lightning.aggregation import Aggregator
     from fl_lightning.client import ClientModule
     from fl_lightning.data import FederatedDataModule
+    from fl_lightning.federation.faults import NonFiniteUpdateError
     from fl_lightning.federation.loop import FederatedLoop
-    from fl_lightning.federation.round import NonFiniteUpdateError
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ _HOMES = {
     "ClientModule": "client",
     "FederatedDataModule": "data",
     "FederatedLoop": "federation.loop",
-    "NonFiniteUpdateError": "federation.round",
+    "NonFiniteUpdateError": "federation.faults",
 }
 
 

@@ -11,7 +11,9 @@ from typing import NoReturn
 
 PROG = "fl-lightning"
 HELP = """\
-usage: fl-lightning {fit,validate,test,predict,check} [-c CONFIG ...] [--OPTION VALUE ...]
+usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
+       fl-lightning methods [--output {md,csv,json}]
+       fl-lightning check PATH ...
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
 
@@ -20,9 +22,10 @@ commands:
   validate   evaluate a checkpoint as it is evaluated every round (--ckpt_path best)
   test       evaluate a checkpoint on the test split
   predict    write the outputs of a checkpoint's model to predictions.pt
-  check      say whether checkpoints, or all of a folder, are as they were written: check PATH ...
+  methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
+  check      say whether checkpoints, or all of a folder and below, are as they were written
 
-options of every command:
+options of the commands that run a federation:
   -c CONFIG             a YAML file; several are merged, the later one wins
   --model.client NAME   what every client trains: FedAvg, FedProx, FedNTD or the path of any LightningModule
   --data.NAME VALUE     source, num_clients, partition, participation, batch_size, ...
@@ -67,7 +70,12 @@ def main(args: list[str] | None = None) -> None:
             from fl_lightning.cli.check import check  # noqa: PLC0415
 
             sys.exit(min(check(argv[1:]), 1))
-        from fl_lightning.cli import FederatedCLI  # noqa: PLC0415 - slow to import
+        if argv[0] == "methods":
+            from fl_lightning.cli.methods import run  # noqa: PLC0415 - slow to import
+
+            run(argv[1:])
+            return
+        from fl_lightning.cli import FederatedCLI  # noqa: PLC0415
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
 
         with quiet_lightning():
@@ -97,9 +105,11 @@ def is_the_users(error: Exception) -> bool:
     """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
-    from fl_lightning import NonFiniteUpdateError  # noqa: PLC0415
+    from fl_lightning.federation.faults import FaultError  # noqa: PLC0415
 
-    if not isinstance(error, ValueError | TypeError | OSError | NonFiniteUpdateError | MisconfigurationException):
+    if isinstance(error, FaultError):
+        return True
+    if not isinstance(error, ValueError | TypeError | OSError | MisconfigurationException):
         return False
     *_, (frame, line) = walk_tb(error.__traceback__)
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)

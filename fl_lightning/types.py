@@ -129,7 +129,8 @@ class Phase:
         indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
         optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`.
         until: asked after each pass; True ends the phase before `epochs` passes are over.
-        counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`).
+        counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`); one whose steps are not has
+            the batches of the first passes over its split.
     """
 
     split: str = "train"

@@ -8,8 +8,11 @@ import csv
 import inspect
 import math
 import os
+import re
 import subprocess
 import sys
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,23 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning.cli.main
-from fl_lightning import Aggregator, ClientModule, methods
+from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop, methods
 from fl_lightning.__main__ import main
-from fl_lightning.aggregation import ServerModule
-from tests.toys import BatchNormNet, EdgePartition, samples, sgd, trainer
+from fl_lightning.aggregation import (
+    GeometricMedianAggregator,
+    KrumAggregator,
+    MedianAggregator,
+    ServerModule,
+    TrimmedMeanAggregator,
+)
+from fl_lightning.cli.methods import entries
+from fl_lightning.cli.trials import Federation
+from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.functional.state import clone
+from tests.methods.stacked import stacked_and_alone
+from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of
+from tests.user_data import Curve, Dicts
+from tests.user_modules import DictNet, Regression
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -36,6 +52,21 @@ PARTS = {
 }
 """Methods that are only an aggregator, a server module or an optimizer."""
 NAMES = sorted({*CLIENTS, *PARTS})
+NEEDS_LOGITS = {
+    "FedAlign",
+    "FedDF",
+    "FedED",
+    "FedKA",
+    "FedLC",
+    "FedMD",
+    "FedNTD",
+    "FedPAC",
+    "FedRep",
+    "FedRoD",
+    "FedRS",
+}
+NEEDS_LOGITS |= {"KnFu", "MOON", "SelectiveFD"}
+"""Methods whose terms are of a classifier, so that they go around no other module."""
 EDGES = {
     "seed_everything": 0,
     "trainer": {
@@ -190,6 +221,63 @@ def test_two_processes_equal_one(name, two_rounds, tmp_path):
     assert same(pair.state, two_rounds.state)
 
 
+class Line(pl.LightningModule):
+    """A regression, with a norm layer and a dict for a batch's values."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        self.optimizer, self.steps = optimizer, 0
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.steps += 1
+        mse = (self.net(x) - y).square().mean()
+        self.log("mse", mse)
+        return {"loss": mse}
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters())
+
+
+def regression_data() -> FederatedDataModule:
+    """A line's points at six clients, one of them empty, with every set that a method may need."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    source = TensorSource((x, y := 0.3 * x.sum(1, keepdim=True) + 0.3), (x, y))
+    extra = dict.fromkeys(("proxy", "transfer", "shared"), source)
+    clients = FixedPartition([list(range(a, b)) for a, b in pairwise((0, 12, 20, 20, 30, 39, 60))])
+    return FederatedDataModule(source, 6, clients, batch_size=5, extra_splits=extra)
+
+
+def around(module: Line, parts: Federation) -> FederatedLoop:
+    """Train a module for five rounds."""
+    loop = FederatedLoop(
+        parts.client(module=module),
+        parts.rule and parts.rule(),
+        server_module=parts.server_module and parts.server_module(),
+        server_optimizer=parts.server_optimizer,
+        personal=[pattern.replace("net.head", "module.net.1") for pattern in parts.personal],
+        transforms=parts.transform and parts.transform(),
+        seed=0,
+    )
+    return fit(None, 5, regression_data(), loop=loop)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_around_a_regression_it_learns_or_is_refused_at_start(entry):
+    """Refused are those whose terms need logits, and only those."""
+    torch.manual_seed(0)
+    module = Line(entry.federation.optimizer)
+    if entry.name in NEEDS_LOGITS:
+        with pytest.raises(ValueError, match=r"needs the logits of a net, got module=Line; give .*net="):
+            around(module, entry.federation)
+        assert not module.steps
+        return
+    mse = around(module, entry.federation).recorder.history.curve("mse")
+    assert mse[4] < 0.95 * mse[0]
+    assert module.steps
+
+
 def alone(kind: type[ClientModule]) -> ClientModule:
     """A client under a plain Trainer, without a federation."""
     client = kind(net=BatchNormNet, optimizer=sgd(), num_classes=3, input_shape=(4,))
@@ -211,3 +299,177 @@ def test_alone_under_a_plain_trainer_it_trains_or_says_why_not(name):
     else:
         assert client.state_dict().keys() == before.keys()
         assert client.trainer.global_step == 6
+
+
+# --- what a method goes with, or refuses at start by a sentence
+
+
+LOGITS = {name for name in NAMES if "logits" in getattr(EXPORTED.get(name) or PARTS[name], "needs", ())}
+SHARE_NOTHING = {"FedMD", "KnFu", "Local", "SelectiveFD"}
+OWN_STEP = {"FedCurv", "FedDyn", "FedFOMO", "SCAFFOLD"}
+"""Methods that a server optimizer with momentum would break."""
+FEW = {"FedDF": {"distill_steps": 5}}
+RULES = [
+    partial(KrumAggregator, f=0),
+    MedianAggregator,
+    pytest.param(GeometricMedianAggregator, marks=pytest.mark.slow),  # all four are one class to a method
+    pytest.param(TrimmedMeanAggregator, marks=pytest.mark.slow),
+]
+
+
+Net = partial(BatchNormNet, dropout=0.0)
+
+
+def settings_of(name: str, **client: Any) -> dict[str, Any]:
+    """Settings of a loop that uses the method; `client`: of its client, which is FedAvg's where it has none."""
+    part = PARTS.get(name)
+    if part is methods.SAM:
+        inner = client.get("optimizer") or sgd()
+        return {"client": methods.FedAvg(**{**client, "optimizer": lambda params: part(params, base=inner)})}
+    settings: dict[str, Any] = {"client": CLIENTS.get(name, methods.FedAvg)(**client)}
+    if part is not None and issubclass(part, torch.optim.Optimizer):
+        settings["server_optimizer"] = part
+    elif part is not None:
+        settings["aggregator" if issubclass(part, Aggregator) else "server_module"] = part(**FEW.get(name, {}))
+    return settings
+
+
+def with_net(name: str) -> dict[str, Any]:
+    return settings_of(name, net=Net, optimizer=sgd())
+
+
+def data_of(scale: float = 1.0, sizes: tuple[int, ...] = (7, 0, 9, 1, 6), **settings: Any) -> FederatedDataModule:
+    """The toy clients and every set that a method may need, all inputs times `scale`."""
+
+    def source(n: int, seed: int) -> TensorSource:
+        train, test = ((scale * x, y) for x, y in (samples(n, seed), samples(12, seed + 1)))
+        return TensorSource(train, test, num_classes=3)
+
+    data = toy_data(sizes, extra_splits={name: source(11, 5) for name in ("proxy", "transfer")}, **settings)
+    data.source = source(sum(sizes), 0)
+    return data
+
+
+def trained(data: FederatedDataModule, client: ClientModule, rounds: int = 2, **settings: Any) -> FederatedLoop:
+    """Fit, and see that everything that is kept is finite."""
+    loop = fit(client, rounds, data, local_epochs=2, **settings)
+    kept = [loop.state_dict(), *(loop.store.record(i)[1] or {} for i in range(data.num_clients))]
+    assert all(value.isfinite().all() for state in kept for value in state.values() if value.is_floating_point())
+    return loop
+
+
+def refused(words: str, data: FederatedDataModule, make: Any) -> None:
+    """See that making and fitting a loop ends in a sentence, before any client trains."""
+
+    class Never(pl.Callback):
+        def on_client_start(self, trainer: Any, loop: Any, client_id: int) -> None:
+            pytest.fail("a client was trained")
+
+    with pytest.raises(ValueError, match=words):
+        fit(None, 1, data, loop=FederatedLoop(**make()), callbacks=[Never()])
+
+
+class SGDRegression(Regression):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class SGDDictNet(DictNet):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize(("module", "user_data"), [(SGDRegression, Curve), (SGDDictNet, Dicts)])
+@pytest.mark.parametrize("name", NAMES)
+def test_around_a_module_it_trains_or_refuses(name, module, user_data):
+    """A regression, whose batches have no classes, and a net whose batches are dicts and that has BatchNorm."""
+    if name == "SAM":
+        pytest.skip("is set by the module's own configure_optimizers")
+    data = FederatedDataModule.from_datamodule(user_data(), num_clients=3, proxy_size=8, participation=0.7)
+    if name in LOGITS:
+        needs = f"{name}(Server)? needs the logits of a net, got module={module.__name__}"
+        refused(needs, data, lambda: settings_of(name, module=module()))
+        return
+    start = module()
+    before = clone(start.state_dict())
+    loop = trained(data, **settings_of(name, module=start))
+    if name not in SHARE_NOTHING:
+        assert not equal(before, dict(loop.client.module.state_dict()))
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_its_own_passes_and_its_training_see_what_the_transfer_hook_makes_of_a_batch(name):
+    """A hook that doubles the inputs is data of twice the size, bit for bit: the server's sets and evaluation too."""
+
+    class Hooked(CLIENTS[name]):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return 2 * batch[0], batch[1]
+
+    Hooked.__name__ = name
+    hooked, plain = (
+        trained(data_of(scale), kind(net=Net, optimizer=sgd()), alma_every=1)
+        for kind, scale in ((Hooked, 1.0), (CLIENTS[name], 2.0))
+    )
+    assert equal(weights_of(hooked), weights_of(plain))
+    assert hooked.round_metrics == plain.round_metrics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_a_personal_head(name):
+    """It never travels: each client has its own, which resume and other clients leave alone."""
+    if name == "FedDF":
+        refused("distils into a whole net", data_of(), lambda: {**with_net(name), "personal": "net.head.*"})
+        return
+    loop = trained(data_of(), personal="net.head.*", **with_net(name))
+    heads = [loop.store.record(i)[1]["net.head.weight"] for i in (0, 2, 4)]
+    assert not any(torch.equal(heads[0], other) for other in heads[1:])
+    assert not [entry for entry in loop.weights.shared if ".head." in entry and not entry.startswith("personal_head")]
+
+
+@pytest.mark.parametrize("name", sorted({*CLIENTS, "FedDF", "FedEXP", "FedNova"}))
+def test_a_server_optimizer_is_stepped_or_refused(name):
+    def made() -> dict[str, Any]:
+        return {**with_net(name), "server_optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)}
+
+    if name in OWN_STEP | SHARE_NOTHING:
+        refused("server_optimizer", data_of(), made)
+    else:
+        (state,) = trained(data_of(), **made()).trainer.optimizers[0].state_dict()["param_groups"]
+        assert state["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", sorted({*CLIENTS, "FedDF", "FedAdam", "FedAvgM"}))
+def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
+    def made() -> dict[str, Any]:
+        return {**with_net(name), "aggregator": rule()}
+
+    if name in SHARE_NOTHING:
+        refused("share none that is trained; leave model.aggregator unset", data_of(), made)
+    else:
+        trained(data_of(), **made())
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_several_clients_train_at_once_or_a_line_says_why_not(name):
+    kind = CLIENTS[name]
+    assert "stackable" in vars(kind), f"{name} must say whether it stacks"
+    if not kind.stackable:
+        assert re.search(r"stackable = False  # \w+", inspect.getsource(kind)), f"{name} must say why not, in its line"
+        return
+
+    class Rounds(pl.Callback):
+        def on_client_end(self, trainer: Any, loop: Any, update: Any) -> None:
+            found.append({n: v if isinstance(v, torch.Tensor) else clone(v) for n, v in loop.client.round.items()})
+
+    found: list[dict[str, Any]] = []
+    data = data_of(sizes=(8, 8, 8), batch_size="full")
+    client = trained(data, callbacks=[Rounds()], **with_net(name)).client
+    x, y = map(torch.stack, zip(*(data.view(i, 1).all() for i in range(3)), strict=True))
+    buffers = {
+        n: {e: torch.stack([b[n][e] for b in found[3:]]) for e in v}
+        if isinstance(v, dict)
+        else torch.stack([b[n] for b in found[3:]])
+        for n, v in found[3].items()
+    }
+    torch.testing.assert_close(*stacked_and_alone(client, buffers, x, y), rtol=1e-4, atol=1e-5)

@@ -206,20 +206,6 @@ def test_make_targets_of_the_documents_exist(document):
     assert named <= targets
 
 
-def test_rows_of_the_methods_table_name_their_classes():
-    from fl_lightning import methods
-
-    rows = re.findall(
-        r"^\| (\w+) \|.*`(fl_lightning/methods/(\w+)\.py)`", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    assert rows
-    for name, path, module in rows:
-        (kind,) = (vars(methods)[n] for n in (name, f"{name}Aggregator", f"{name}Server") if n in vars(methods))
-        assert kind.__module__ == f"fl_lightning.methods.{module}", path
-    shown = {module for *_, module in rows}
-    assert {kind.rpartition(".")[2] for kind in (getattr(methods, n).__module__ for n in methods.__all__)} <= shown
-
-
 @pytest.mark.parametrize(
     "document",
     ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decisions", "your-module"))],

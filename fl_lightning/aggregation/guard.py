@@ -1,8 +1,8 @@
-"""The guard against NaN and infinite values: the first transform between client and sum."""
+"""The guard against values that must not become the model: the first transform between client and sum."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -11,29 +11,36 @@ from torch import Tensor
 from fl_lightning.aggregation.transforms import UpdateTransform
 from fl_lightning.functional.state import flatten
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
-from fl_lightning.utils.settings import check_choice
+
+
+class Finding(NamedTuple):
+    """A value that is judged at the end of the round.
+
+    Args:
+        client_id: of the client; -1: the aggregate.
+        kind: `values` (finite where all are), `norm` of the update, or `weight` that the rule gave.
+        value: 0-d, on the device.
+    """
+
+    client_id: int
+    kind: Literal["values", "norm", "weight"]
+    value: Tensor
 
 
 class NonFiniteGuard(UpdateTransform):
-    """Finds clients with NaN or infinite values in update or personal entries; one flag each, on the device.
+    """Finds values that must not become the model; what it looks at stays on the device until the round ends.
 
     Args:
-        skips: leave such an update out (its weights become the round's, its extras 0); else it stays and the round
-            ends in an error.
+        skips: leave out an update that is not finite or too long (its weights become the round's, its extras 0); else
+            it stays and the round ends in an error.
+        max_norm: greatest norm of an update over the trainable entries; None: any.
     """
 
-    def __init__(self, skips: bool = False) -> None:
+    def __init__(self, skips: bool = False, max_norm: float | None = None) -> None:
         super().__init__()
-        self.skips = skips
+        self.skips, self.max_norm = skips, max_norm
         self._nonfinite_constants: frozenset[str] = frozenset()
-        self._clients: list[int] = []
-        self._totals: list[Tensor] = []
-
-    @classmethod
-    def for_setting(cls, nonfinite: str) -> "NonFiniteGuard":
-        """The guard for `model.nonfinite`: `error` or `skip`."""
-        check_choice(("error", "skip"), nonfinite=nonfinite)
-        return cls(skips=nonfinite == "skip")
+        self._findings: list[Finding] = []
 
     def setup(self, server: ServerView) -> None:
         """Exclude untrained entries that are not finite from the check (a transformer's mask): they are constants."""
@@ -42,9 +49,9 @@ class NonFiniteGuard(UpdateTransform):
         self._nonfinite_constants = frozenset(n for n, value in fixed.items() if not bool(value.isfinite().all()))
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        return self.with_personal(update, {})
+        return self.with_personal(update, {}, broadcast)
 
-    def with_personal(self, update: ClientUpdate, personal: State) -> ClientUpdate:
+    def with_personal(self, update: ClientUpdate, personal: State, broadcast: Broadcast) -> ClientUpdate:
         """Check the entries that stay with the client, too."""
         parts = self._sums(update.weights) if update.weights else []
         if personal:
@@ -54,9 +61,19 @@ class NonFiniteGuard(UpdateTransform):
         if not parts:
             return update
         total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-        self._clients.append(update.client_id)
-        self._totals.append(total)
-        return self._skipped(update, torch.isfinite(total)) if self.skips else update
+        self._findings.append(Finding(update.client_id, "values", total))
+        allowed = torch.isfinite(total) if self.skips else None
+        if self.max_norm is not None and update.weights and self.server.trainable:
+            norm = update_norm(
+                update.weights, {**self.server.weights, **(broadcast.weights or {})}, self.server.trainable
+            )
+            self._findings.append(Finding(update.client_id, "norm", norm))
+            allowed = None if allowed is None else allowed & (norm <= self.max_norm)
+        return update if allowed is None else self._skipped(update, allowed)
+
+    def weighed(self, client_id: int, weights: Iterable[float | Tensor]) -> None:
+        """Note the weights that the rule gave a client."""
+        self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach()) for weight in weights]
 
     def _sums(self, state: State) -> list[Tensor]:
         """Sum the floating entries but for constants, one 0-d float64 for each type: finite where all entries are."""
@@ -68,29 +85,36 @@ class NonFiniteGuard(UpdateTransform):
                 found.append(vector.sum(dtype=torch.float64))
         return found
 
-    def _skipped(self, update: ClientUpdate, finite: Tensor) -> ClientUpdate:
-        """Replace an update that is not finite by one without samples and without a change, on the device."""
-        weights = update.weights and replace_nonfinite(update.weights, finite, self.server.weights)
+    def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
+        """Replace an update that is not allowed by one without samples and without a change, on the device."""
+        weights = update.weights and replace_nonfinite(update.weights, allowed, self.server.weights)
         extras = apply_to_collection(
             dict(update.extras),
             Tensor,
-            lambda value: torch.where(finite, value, torch.zeros_like(value)) if value.is_floating_point() else value,
+            lambda value: torch.where(allowed, value, torch.zeros_like(value)) if value.is_floating_point() else value,
         )
-        num_samples = finite.to(torch.int64) * update.num_samples
-        return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=finite)
+        num_samples = allowed.to(torch.int64) * update.num_samples
+        return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=allowed)
 
-    def take_totals(self, aggregate: State | None = None) -> tuple[list[int], list[Tensor]]:
-        """Hand over the clients checked since the last call, and 0-d float64 values that are finite where all is.
+    @property
+    def mark(self) -> int:
+        """Number of findings so far."""
+        return len(self._findings)
 
-        Args:
-            aggregate: the round's new weights, checked as well.
+    def forget_since(self, mark: int) -> None:
+        """Drop the findings since `mark`: of a client that was left out."""
+        del self._findings[mark:]
 
-        Returns:
-            Client ids, and the values: one for each client, then those of the aggregate.
-        """
-        found = self._clients, self._totals + (self._sums(aggregate) if aggregate else [])
-        self._clients, self._totals = [], []
+    def take_findings(self, aggregate: State | None = None) -> list[Finding]:
+        """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""
+        found = self._findings + [Finding(-1, "values", total) for total in self._sums(aggregate or {})]
+        self._findings = []
         return found
+
+
+def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Norm of an update over the named entries, 0-d float64."""
+    return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
 def sums_of_nest(value: Any) -> list[Tensor]:

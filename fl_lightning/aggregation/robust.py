@@ -1,7 +1,5 @@
 """Rules that bound what a few malicious or broken clients can do to the global model.
 
-Sources: Yin et al., ICML 2018, arXiv:1803.01498 (median, trimmed mean); Blanchard et al., NeurIPS 2017,
-arXiv:1703.02757 (Krum); Pillutla et al. 2022, arXiv:1912.13445 (geometric median).
 A row is the trainable weights of a client with data; all that is not trained takes the weighted mean, which nothing
 protects.
 """
@@ -97,7 +95,11 @@ class RobustAggregator(GatheringAggregator):
 
 
 class MedianAggregator(RobustAggregator):
-    """Median of every coordinate; client weights do not count."""
+    """Median of every coordinate; client weights do not count.
+
+    Source:
+        Yin et al., ICML 2018, arXiv:1803.01498.
+    """
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
         return coordinate_median(rows)
@@ -108,6 +110,9 @@ class TrimmedMeanAggregator(RobustAggregator):
 
     Args:
         beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.
+
+    Source:
+        Yin et al., ICML 2018, arXiv:1803.01498.
     """
 
     def __init__(self, beta: float = 0.2) -> None:
@@ -139,6 +144,9 @@ class KrumAggregator(RobustAggregator):
     Args:
         f: malicious clients in a cohort at most, ≥ 0.
         num_selected: clients that are averaged, those of the lowest scores; 1 is Krum.
+
+    Source:
+        Blanchard et al., NeurIPS 2017, arXiv:1703.02757.
     """
 
     def __init__(self, f: int = 1, num_selected: int = 1) -> None:
@@ -163,6 +171,9 @@ class GeometricMedianAggregator(RobustAggregator):
     Args:
         iters: Weiszfeld steps, ≥ 0; 0 is the mean. The paper finds 3 enough, without attacks.
         nu: ν > 0, smallest distance that a step divides by.
+
+    Source:
+        Pillutla et al. 2022, arXiv:1912.13445.
     """
 
     def __init__(self, iters: int = 20, nu: float = 1e-6) -> None:

@@ -3,6 +3,8 @@
 Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
 
+import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -30,6 +32,10 @@ class PartialAggregate:
         """The weighted mean of what was added to the sum `name`, or None: nothing of any weight."""
         total = self.sums.get(name)
         return None if total is None or not bool(total.weight) else mean_of(total)
+
+    def copied(self) -> "PartialAggregate":
+        """A copy that stays as it is when more is added."""
+        return PartialAggregate({name: total.copied() for name, total in self.sums.items()}, dict(self.rows))
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""
@@ -87,6 +93,10 @@ class ServerPart(nn.Module):
         """Forget the exchange's sums and rows; the round calls it."""
         self.partial = PartialAggregate()
 
+    def snapshot(self) -> dict[str, Any]:
+        """Copy the state that is restored if a round fails; what is replaced and never edited need not be copied."""
+        return copy.deepcopy(dict(self.state_dict()))
+
     def evaluation_weights(self, weights: State) -> State:
         """The weights that are evaluated in place of the global ones; not fed back."""
         return weights
@@ -143,6 +153,18 @@ class Aggregator(ServerPart):
     def __init__(self) -> None:
         super().__init__()
         self.weighting: Literal["samples", "uniform"] = "samples"
+        self._unchecked: list[float | Tensor] = []
+
+    def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
+        """Add weight · state, as every part of the server does; a weight must be finite and at least 0."""
+        if isinstance(weight, Tensor) or not 0 <= weight < math.inf:
+            self._unchecked.append(weight)
+        super().sum(name, state, weight)
+
+    def take_unchecked(self) -> list[float | Tensor]:
+        """Hand over the weights since the last call that are wrong, or lie on the device and may be."""
+        found, self._unchecked = self._unchecked, []
+        return found
 
     def weigh_by(self, weighting: Literal["samples", "uniform"]) -> None:
         """Set `weighting`."""

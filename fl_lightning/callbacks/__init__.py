@@ -8,3 +8,4 @@ from fl_lightning.callbacks.figures import plot_partition as plot_partition
 from fl_lightning.callbacks.plots import RunPlots as RunPlots
 from fl_lightning.callbacks.predictions import SavePredictions as SavePredictions
 from fl_lightning.callbacks.report import ClasswiseReport as ClasswiseReport
+from fl_lightning.callbacks.skipped import SkippedClients as SkippedClients

@@ -61,7 +61,8 @@ class RoundProgressBar(ProgressBar):
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
             self.num_exchanges = len(pl_module.client.exchanges)
-            self.cohort_size = len(data.schedule[trainer.current_epoch]) if data.schedule else data.cohort_size
+            varies = data.schedule or data.availability is not None
+            self.cohort_size = max(1, len(data.cohort(trainer.current_epoch))) if varies else data.cohort_size
             if self.progress is None:
                 limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
                 self.first, self.values = trainer.current_epoch, ""

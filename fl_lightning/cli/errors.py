@@ -16,6 +16,8 @@ from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 
 PROG = "fl-lightning"
+COMMANDS = ("methods",)
+"""Commands besides LightningCLI's, dispatched in `__main__`."""
 
 HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)
 CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
@@ -76,7 +78,7 @@ def format_error(
     elif unknown := UNKNOWN.search(message):
         reason = unknown_option(unknown[1], unknown[2], options, kinds)
     elif isinstance(error, ArgumentError) and error.argument_name == "subcommand":
-        key, reason = "the command", expected(list(LightningCLI.subcommands()), message.split("'")[1])
+        key, reason = "the command", expected([*LightningCLI.subcommands(), *COMMANDS], message.split("'")[1])
     else:
         reason = wrong_value(key, message, error)
     if nested:

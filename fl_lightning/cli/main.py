@@ -15,7 +15,14 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, RoundProgressBar, RunPlots, SavePredictions
+from fl_lightning.callbacks import (
+    ClasswiseReport,
+    ClientCheckpoint,
+    RoundProgressBar,
+    RunPlots,
+    SavePredictions,
+    SkippedClients,
+)
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
@@ -142,7 +149,7 @@ class FederatedCLI(LightningCLI):
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            ours = [ClasswiseReport(self.folder), RunPlots(self.folder)]
+            ours = [ClasswiseReport(self.folder), RunPlots(self.folder), SkippedClients(self.folder)]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))

@@ -1,17 +1,18 @@
-"""The parser of the command line."""
+"""The parsers of the command line."""
 
 import os
 import sys
 from argparse import ArgumentError
 from typing import Any, NoReturn, get_origin
 
+from jsonargparse import ArgumentParser
 from pytorch_lightning.cli import LightningArgumentParser
 
 from fl_lightning.cli.errors import PROG, format_error
 
 
-class FederatedParser(LightningArgumentParser):
-    """LightningCLI's parser without abbreviations, with its errors in one sentence.
+class CommandParser(ArgumentParser):
+    """A parser without abbreviations, with its errors in one sentence.
 
     Attributes:
         kinds: classes whose arguments it has, by the prefix of the options.
@@ -20,6 +21,19 @@ class FederatedParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "prog": PROG, **kwargs})
         self.kinds: dict[str, type] = {}
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        parser = getattr(ex, "subcommand_parser", None) or self
+        options = list(parser.get_defaults().keys())
+        sentence = format_error(message, ex, options, parser.kinds, nested=not self.exit_on_error)
+        if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
+            raise ArgumentError(None, sentence) from ex
+        sys.stderr.write(f"{PROG}: error: {sentence}\n")
+        sys.exit(2)
+
+
+class FederatedParser(CommandParser, LightningArgumentParser):
+    """LightningCLI's parser."""
 
     def add_class_arguments(self, kind: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         self.kinds[nested_key or ""] = get_origin(kind) or kind
@@ -31,12 +45,3 @@ class FederatedParser(LightningArgumentParser):
         if "verbose" in added:  # of validate and test: the class-wise report says it all
             self.set_defaults(verbose=False)
         return added
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        parser = getattr(ex, "subcommand_parser", None) or self
-        options = list(parser.get_defaults().keys())
-        sentence = format_error(message, ex, options, parser.kinds, nested=not self.exit_on_error)
-        if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
-            raise ArgumentError(None, sentence) from ex
-        sys.stderr.write(f"{PROG}: error: {sentence}\n")
-        sys.exit(2)

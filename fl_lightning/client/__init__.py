@@ -3,6 +3,7 @@
 from fl_lightning.client.checks import check_loss_returned as check_loss_returned
 from fl_lightning.client.context import ClientContext as ClientContext
 from fl_lightning.client.module import ClientModule as ClientModule
+from fl_lightning.client.personal import InitialModelClient as InitialModelClient
 from fl_lightning.client.personal import OwnModelClient as OwnModelClient
 from fl_lightning.client.personal import PersonalHeadClient as PersonalHeadClient
 from fl_lightning.client.personal import check_head as check_head

@@ -17,22 +17,34 @@ from fl_lightning.client.schedulers import parse_optimizers
 
 @dataclass
 class LocalProgress:
-    """K and E of one client in one exchange: optimizer steps, and their way on a scalar whose gradient is always 1."""
+    """K and E of one client in one exchange: optimizer steps, and their way on a scalar whose gradient is always 1.
+
+    Args:
+        num_steps: K.
+        exposure: E.
+        share: of the batches that a step accumulates those that it has: less than 1 for the last step of an epoch
+            whose batches `accumulate_grad_batches` does not divide.
+    """
 
     num_steps: int = 0
     exposure: float = 0.0
+    share: float = 1.0
 
     def move(self, steps: int, exposure: float) -> None:
         """Add `steps` to K and set E."""
         self.num_steps += steps
         self.exposure = exposure
 
+    def accumulated(self, share: float) -> None:
+        """Set `share` for the step to come."""
+        self.share = share
+
 
 class Exposure:
     """Counts K and E of a phase; E: how far the optimizer travels on a scalar whose gradient is 1.
 
     b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise. The
-    slope is 1, or less by a method's own terms.
+    slope is 1, or less by a method's own terms and by batches that an accumulated gradient lacks.
 
     Attributes:
         steps: taken in the phase.
@@ -54,11 +66,15 @@ class Exposure:
         self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
         progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
 
+    def accumulates(self, share: float) -> None:
+        """Note for the step to come which share of the batches of a whole step its gradient is summed over."""
+        self._progress.accumulated(share)
+
     def step(self, *_: Any) -> None:
         """Count one step (a hook of the optimizers)."""
         self.steps += 1
         if (group := self.group) is not None:
-            slope = 1.0 if self.slope is None else self.slope(self._value)
+            slope = self._progress.share * (1.0 if self.slope is None else self.slope(self._value))
             rho = group["momentum"]
             self._momentum = rho * self._momentum + slope
             travelled = slope + rho * self._momentum if group["nesterov"] else self._momentum

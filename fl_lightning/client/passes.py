@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.services import attach_services
 
@@ -13,15 +14,28 @@ from fl_lightning.client.services import attach_services
 def evaluation_mode(client: Any) -> Iterator[None]:
     """Put the client in eval mode and log nothing within the block, whatever services are attached.
 
+    Its metric objects count nothing either: copies stand in for them.
+
     Args:
         client: a ClientModule.
     """
+    metrics = [
+        (parent, name, child)
+        for parent in [*client.modules()]
+        if not isinstance(parent, MetricCollection)
+        for name, child in parent.named_children()
+        if isinstance(child, Metric | MetricCollection)
+    ]
+    for parent, name, metric in metrics:
+        setattr(parent, name, metric.clone())
     modes = [(module, module.training) for module in client.modules()]
     client.eval()
     try:
         with attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore}):
             yield
     finally:
+        for parent, name, metric in metrics:
+            setattr(parent, name, metric)
         for part, mode in modes:
             part.training = mode
 

@@ -12,7 +12,8 @@ from fl_lightning.functional.state import clone
 from fl_lightning.nets import Backbone
 from fl_lightning.types import Batch, ClientData, State
 
-OWN = "own_model"
+OWN = "own_models"
+INITIAL = "initial_model"
 HEAD = "net.head."
 
 
@@ -20,19 +21,31 @@ class OwnModelClient(ClientModule):
     """A client that keeps a model of its own in its memory, and deploys it; as it stands, FedAvg's.
 
     After an exchange in which it took a step it keeps the module as it is: all entries of the state dict, buffers too.
+
+    Attributes:
+        models_kept: how many it keeps, the last ones, >= 1.
     """
 
+    models_kept: int = 1
+
     def entries(self) -> State:
-        """All entries of the module as they are now: they change in training, so clone what is kept."""
-        return {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        """All entries of the client as they are now: they change in training, so clone what is kept."""
+        own = self.context.client_id
+        return {n: value for n, value in self.state_dict().items() if isinstance(value, Tensor) and self.has(own, n)}
+
+    def own_models(self) -> list[State]:
+        """Return the models that this client kept, the last one at the end."""
+        kept: list[State] = self.memory.get(OWN, [])
+        return kept
 
     def own_model(self) -> State | None:
         """Return the model that this client kept last; None before the first."""
-        return self.memory.get(OWN)
+        kept = self.own_models()
+        return kept[-1] if kept else None
 
     def keep_model(self) -> None:
         """Keep the entries as they are now as the client's own model."""
-        self.memory[OWN] = clone(self.entries())
+        self.memory[OWN] = [*self.own_models(), clone(self.entries())][-self.models_kept :]
 
     @torch.no_grad()
     def load_model(self, state: Mapping[str, Tensor]) -> None:
@@ -57,6 +70,31 @@ class OwnModelClient(ClientModule):
         if own is not None:
             self.load_model(own)
         return self
+
+
+class InitialModelClient(OwnModelClient):
+    """A client whose own model is the initial model until it has trained one.
+
+    Attributes:
+        initial: entries of the initial model, once a fit has begun; checkpoints hold them.
+    """
+
+    initial: State | None = None
+
+    def own_model(self) -> State | None:
+        return super().own_model() or (self.initial and {name: self.initial[name] for name in self.entries()})
+
+    def on_fit_start(self) -> None:
+        if self.initial is None:
+            self.initial = clone({n: value for n, value in self.state_dict().items() if isinstance(value, Tensor)})
+        device = next(self.parameters()).device
+        self.initial = {name: value.to(device) for name, value in self.initial.items()}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[INITIAL] = self.initial
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.initial = checkpoint.get(INITIAL)
 
 
 class PersonalHeadClient(ClientModule):

@@ -127,15 +127,17 @@ class MetricAccumulator:
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one element each as numbers, in one transfer for each type and device of them."""
-    alike: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[Tensor]]] = {}
+    """Read tensors of one element each as numbers, in one transfer for each device of them."""
+    alike: dict[torch.device, dict[torch.dtype, tuple[list[int], list[Tensor]]]] = {}
     for i, value in enumerate(values):
-        places, group = alike.setdefault((value.dtype, value.device), ([], []))
+        places, group = alike.setdefault(value.device, {}).setdefault(value.dtype, ([], []))
         places.append(i)
         group.append(value.reshape(()) if value.ndim else value)
     numbers = [0.0] * len(values)
-    for places, group in alike.values():
-        for i, number in zip(places, torch.stack(group).double().tolist(), strict=True):
+    for groups in alike.values():
+        stacked = [torch.stack(group).double() for _, group in groups.values()]
+        everywhere = [i for places, _ in groups.values() for i in places]
+        for i, number in zip(everywhere, torch.cat(stacked).tolist(), strict=True):
             numbers[i] = number
     return numbers
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class LocalSettings:
         lr_decay: the local learning rate of round t is lr · lr_decay^t.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
+        client_timeout: seconds that the training of a client may take in an exchange, asked between batches; None: any.
         seed: keys every draw.
 
     Raises:
@@ -60,13 +62,14 @@ class LocalSettings:
     lr_decay: float = 1.0
     accumulate_grad_batches: int = 1
     clip_norm: float | None = None
+    client_timeout: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         epochs = self.local_epochs
         check_at_least(0, local_epochs=min(epochs, default=0) if isinstance(epochs, list) else epochs)
         check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
-        check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm)
+        check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
 
 class LocalTrainer:
@@ -103,6 +106,7 @@ class LocalTrainer:
         clip_gradients = services.clip_gradients if settings.clip_norm else None
         self._clip = self._own("configure_gradient_clipping") or clip_gradients
         self._zero_grad = self._own("optimizer_zero_grad")
+        self._deadline: float | None = None
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
 
     def _own(self, name: str) -> Callable[..., Any] | None:
@@ -132,7 +136,13 @@ class LocalTrainer:
         neutral: bool = False,
         on_epoch_end: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Run all phases of one exchange on the client's data; the module is trained in place."""
+        """Run all phases of one exchange on the client's data; the module is trained in place.
+
+        Raises:
+            TimeoutError: it took longer than `client_timeout`.
+        """
+        timeout = self.settings.client_timeout
+        self._deadline = None if timeout is None else monotonic() + timeout
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
         local_epochs, passed = self.settings.local_epochs, Counter[str]()
@@ -142,9 +152,13 @@ class LocalTrainer:
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
-                epochs, before = local_epochs if phase.epochs is None else phase.epochs, passed[phase.split]
+                epochs = local_epochs if phase.epochs is None else phase.epochs
+                before = passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
-                    passed[phase.split] += self._phase(phase, own, size, epochs, before, on_epoch_end)
+                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                passed[phase.split] += done if phase.counts else 0
+        if self._deadline is not None:
+            self._check_time(self._deadline)
 
     def _phase(
         self,
@@ -207,9 +221,14 @@ class LocalTrainer:
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):
                 return
-            batch = self.transfer(item if cache is None else item[0])
+            if self._deadline is not None:
+                self._check_time(self._deadline)
+            positions: Any = item[1] if with_index else None
+            batch = self.transfer(item[0] if with_index else item)  # the user's hooks see it as it is, without these
             if cache is not None:
-                cache.begin_batch(batch[0], item[1])
+                cache.begin_batch(batch[0], positions)
+            elif with_index:
+                batch = batch, positions.to(self.device)
             self.services.begin_batch(batch)
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
                 return  # the client ends this epoch
@@ -222,10 +241,19 @@ class LocalTrainer:
         if cache is not None:
             cache.finish_epoch()
 
+    def _check_time(self, deadline: float) -> None:
+        if monotonic() > deadline:
+            raise TimeoutError(
+                f"the training of a client may take model.client_timeout={self.settings.client_timeout} s, and took "
+                f"longer; raise it, or set model.on_error to skip"
+            )
+
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = last or (index + 1) % every == 0
+        if boundary and every > 1:
+            optimizers.exposure.accumulates((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
@@ -265,6 +293,13 @@ class LocalTrainer:
         if boundary and optimizers.schedulers:
             self._schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
         return loss
+
+    def forget_optimizers(self) -> None:
+        """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""
+        for found in (self._reusable, self._passing):
+            if found is not None:
+                found.release()
+        self._reusable = self._passing = None
 
     # --- optimizers --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from fl_lightning.data.availability import Availability
 from fl_lightning.data.clients import ClientView, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
@@ -39,8 +40,13 @@ class FederatedDataModule(LightningDataModule):
         shuffle: whether a client's samples are shuffled before every local epoch; None: as in the source's own loader,
             else they are.
         schedule: the client ids of every round, in place of a drawn cohort.
+        availability: a client's share of the rounds in which it can take part, in [0, 1]; a list gives each client
+            its own; or a text file with a line for each round, the ids of the clients that can, begun again after its
+            last line. Chosen clients that cannot are left out; None: all can.
+        over_selection: share of further clients that are chosen, since some cannot take part; the cohort is never
+            larger than `participation` says.
         seed: of the partition and the splits.
-        sampling_seed: of the cohorts; None: `seed`.
+        sampling_seed: of the cohorts and `availability`; None: `seed`.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
@@ -72,6 +78,8 @@ class FederatedDataModule(LightningDataModule):
         batch_size: int | Literal["full"] | None = None,
         shuffle: bool | None = None,
         schedule: list[list[int]] | None = None,
+        availability: float | list[float] | str | None = None,
+        over_selection: float = 0.0,
         seed: int = 0,
         sampling_seed: int | None = None,
         val_fraction: float = 0.0,
@@ -93,7 +101,10 @@ class FederatedDataModule(LightningDataModule):
         self.source = DataModuleSource(source) if isinstance(source, DataModule) else source
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
-        self.cohort = Cohorts(num_clients, participation, schedule, seed if sampling_seed is None else sampling_seed)
+        sampling_seed = seed if sampling_seed is None else sampling_seed
+        found = None if availability is None else Availability(availability, num_clients, sampling_seed)
+        self.cohort = Cohorts(num_clients, participation, schedule, sampling_seed, found, over_selection)
+        self.availability, self.over_selection = availability, over_selection
         self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
         self.extra_splits = dict(extra_splits or {})

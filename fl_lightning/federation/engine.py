@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.plugins.precision import Precision
-from torch import Tensor
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
@@ -16,7 +15,9 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
 from fl_lightning.federation.buffers import KEPT
+from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.federation.structure import Structure
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
@@ -60,20 +61,37 @@ class SequentialEngine:
         self.transient.place()
         self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
         self._receives = overridden(client, "receive", ClientModule)
-        self._entry_names = {*self.weights.entries, *self.weights.tied}
-        self._checked = False
+        self._structure = Structure(client, self.weights.entries, self.weights.tied)
+        self._noted = False
         self._last_start: object = None
         self._weights_token = object()
         """One object for all clients that start from the same weights."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Train every job and yield its result before the next is drawn; the module keeps the last client's weights."""
+        """Train every job and yield its result before the next is drawn; the module keeps the last client's weights.
+
+        Raises:
+            ClientError: of the job drawn last; the jobs that are left can be run.
+        """
+        self._structure.note_frozen()
         try:
             with attach_services(self.modules, self.services.methods):
                 for job in jobs:
-                    yield self._train(exchange, job)
+                    try:
+                        result = self._train(exchange, job)
+                    except Exception as error:
+                        raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+                    self._structure.restore_frozen()
+                    yield result
+        except GeneratorExit:  # the caller takes no more results
+            self.services.logged.clear()
+            raise
         except BaseException:
             self.services.logged.clear()  # of the client under way
+            self.services.untoggle_optimizer(None)
+            self._structure.restore()
+            self._structure.restore_frozen()
+            self.local.forget_optimizers()
             raise
         finally:
             self._last_start = None
@@ -86,24 +104,25 @@ class SequentialEngine:
         client, local, weights, hooks = self.client, self.local, self.weights, self.hooks
         context = self.load_client(job)
         logged, neutral = self.services.begin_client(), client.may_be_neutral and client.is_neutral
-        try:
-            for hook in hooks.get("on_client_start", ()):
-                hook(job.client_id)
-            if self._receives and not neutral:
-                local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
-                local.seed(f"receive/{exchange}", job.data)
-                client.receive(job.broadcast, job.data)
-            found = hooks.get("on_client_epoch_end", ())
-            told = [partial(hook, job.client_id) for hook in found] if found else ()
-            local.train(job.data, exchange, neutral, told)
-            extras = client.reply(exchange, job.data)
-        except StopIteration as stop:  # would be taken for the end of the jobs
-            raise RuntimeError(
-                f"client {job.client_id} raised StopIteration in round {job.broadcast.round_idx}; end your own "
-                f"generators by return"
-            ) from stop
-        if not self._checked:
-            self._check_entries()
+        for hook in hooks.get("on_client_start", ()):
+            hook(job.client_id)
+        if self._receives and not neutral:
+            local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
+            local.seed(f"receive/{exchange}", job.data)
+            client.receive(job.broadcast, job.data)
+        found = hooks.get("on_client_epoch_end", ())
+        told = [partial(hook, job.client_id) for hook in found] if found else ()
+        local.train(job.data, exchange, neutral, told)
+        extras = client.reply(exchange, job.data)
+        if not isinstance(extras, Mapping):
+            raise TypeError(
+                f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
+                f"return {{}} for nothing"
+            )
+        self._structure.check()
+        if not self._noted:
+            self._noted = True
+            self.transient.find_new()
         update = ClientUpdate(
             job.client_id,
             job.data.size(),
@@ -131,22 +150,6 @@ class SequentialEngine:
         context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context
-
-    def _check_entries(self) -> None:
-        """Refuse entries that began to exist in training, which would stay for the next client; checked once.
-
-        Raises:
-            ValueError: naming the entry.
-        """
-        self._checked = True
-        self.transient.find_new()
-        state = self.client.state_dict()
-        new = [name for name, value in state.items() if isinstance(value, Tensor) and name not in self._entry_names]
-        if new:
-            raise ValueError(
-                f"the client's entries must exist before training, to be sent and saved, but {new[0]!r} came to be "
-                f"in it; allocate it in __init__ or configure_model"
-            )
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

@@ -28,9 +28,10 @@ from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError, Patience
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
-from fl_lightning.federation.round import NonFiniteUpdateError, Round
+from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
@@ -58,10 +59,19 @@ class FederatedLoop(Forwarding):
         lr_decay: the local learning rate of round t is lr · lr_decay^t.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
-        personal: `fnmatch` patterns of entries that stay with each client.
+        personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.
         keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory; the others are
             set back to their start for every client.
-        nonfinite: on a client update with NaN or inf: `error`, or `skip` that client.
+        nonfinite: on a client update with NaN or inf, or above `max_update_norm`: `error`, or `skip` that client; on
+            such values of the rule or the server optimizer, or a weight below 0: `error`, or `skip` the round.
+        on_error: on a client that raises, takes longer than `client_timeout`, or sends something else than the shared
+            entries: `error`, or `skip` that client.
+        max_update_norm: greatest norm of a client's update over the trainable entries; None: any. It refuses;
+            `NormClip` in `transforms` clips.
+        min_clients: a round with fewer clients leaves the model as it was.
+        client_timeout: seconds that a client may train in an exchange, asked between batches; None: any. A round in
+            which it counted is not repeated exactly.
+        patience: the run ends with an error after so many rounds in a row with every client skipped.
         transforms: of the updates between client and sum, in order, after the check for NaN and inf.
         alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:
             never, or every round where the clients share no weights (there is no global model to evaluate).
@@ -74,7 +84,15 @@ class FederatedLoop(Forwarding):
 
     Attributes:
         recorder: of the logged values.
+        skipped: clients that the last round left out, and why.
     """
+
+    _server: Server | None = None
+    _server_step: ServerOptimizer | None = None
+    _engine: SequentialEngine | None = None
+    _round: Round | None = None
+    _round_start: RoundStart | None = None
+    _evaluation: Evaluation | None = None
 
     def __init__(
         self,
@@ -90,6 +108,11 @@ class FederatedLoop(Forwarding):
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
         nonfinite: Literal["error", "skip"] = "error",
+        on_error: Literal["error", "skip"] = "error",
+        max_update_norm: float | None = None,
+        min_clients: int = 1,
+        client_timeout: float | None = None,
+        patience: int = 10,
         transforms: list[UpdateTransform] | UpdateTransform | None = None,
         alma_every: int | None = None,
         initial_weights: str | Path | None = None,
@@ -109,26 +132,20 @@ class FederatedLoop(Forwarding):
         self.aggregator.weigh_by(weighting)
         checks.check_scheduled(server_optimizer, server_lr_scheduler)
         check_at_least(1, alma_every=alma_every, threads=threads)
-        settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
+        settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
+        self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
+        self._patience, self.skipped, self.identity = Patience(patience), list[Fault](), RunIdentity()
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
+        self.guard = NonFiniteGuard(nonfinite == "skip", max_update_norm)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
-        self.guard, self.transforms = NonFiniteGuard.for_setting(nonfinite), as_list(transforms)
-        self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
-        self.store, self.recorder = ClientStore() if store is None else store, Recorder()
-        self.initial_personal: State = {}
-        self._initial_buffers: State = {}  # of a checkpoint: those with persistent=False
-        self.identity = RunIdentity()
-        self._deferred_state: dict[str, Any] = {}  # saved entries of the parts that are not allocated yet
-        self._loaded_transforms: list[dict[str, Any]] = []  # saved states of the transforms, until training starts
+        self.transforms, self.threads = as_list(transforms), threads
+        self.alma_every, self.initial_weights, self.store = alma_every, initial_weights, store or ClientStore()
+        self.recorder, self.initial_personal, self._initial_buffers = Recorder(), State(), State()
+        # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
+        self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
-        self._server: Server | None = None
-        self._server_step: ServerOptimizer | None = None
-        self._engine: SequentialEngine | None = None
-        self._round: Round | None = None
-        self._round_start: RoundStart | None = None
-        self._evaluation: Evaluation | None = None
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
 
@@ -258,7 +275,7 @@ class FederatedLoop(Forwarding):
     def configure_optimizers(self) -> Any:
         server = self.server
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
-        self._server_step = ServerOptimizer(self.server_optimizer, trainable)
+        self._server_step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
         optimizer = self._server_step.optimizer
         scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(optimizer)
         checks.check_server_optimizer(optimizer, scheduler)
@@ -273,7 +290,7 @@ class FederatedLoop(Forwarding):
             for name in ("aggregator", "server_module", "transforms", "personal", "keep", "seed")
         }
         parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
-        parts |= asdict(self.settings) | {"seed": self.seed, "skips": self.guard.skips}
+        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
         self.identity.describe(self.client, parts, self.data, self.trainer)
 
     def on_fit_start(self) -> None:
@@ -300,6 +317,7 @@ class FederatedLoop(Forwarding):
             server_module=self.server_module,
             aggregator=self.aggregator,
             guard=self.guard,
+            faults=self.faults,
             transforms=self.transforms,
             communicator=processes,
             store=self.store,
@@ -333,13 +351,22 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        with region, torch.enable_grad(), self._transaction(round_) as before:
+        with region, torch.enable_grad(), self._transaction(round_) as begun:
+            before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
             try:
-                result = round_.run(round_idx, self.data.cohort(round_idx), start)
+                result = round_.run(round_idx, cohort, start)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            weights.load(before | (result.personal or {}) | self._step(start, result.weights))
+            if result.lost:
+                begun.restore()
+            stepped = self._step(start, result.weights)
+            if stepped is None:
+                round_.give_up(cohort, result, self._overflow(round_idx))
+                begun.restore()
+            self.skipped = result.skipped
+            self._patience.end_round(round_idx, len(cohort), self.skipped, result.lost)
+            weights.load(before | (result.personal or {}) | (stepped or {}))
             if result.records:
                 self.store.put(result.records, round_idx)
         if round_idx == 0:
@@ -349,12 +376,12 @@ class FederatedLoop(Forwarding):
         self._publish()
 
     @contextmanager
-    def _transaction(self, round_: Round) -> Iterator[State]:
-        """Undo a round that fails; yields the module's entries at its start."""
+    def _transaction(self, round_: Round) -> Iterator[RoundStart]:
+        """Undo a round that fails; yields the federation at its start."""
         parts = {"aggregator": self.aggregator, "server_module": self.server_module}
         start = self._round_start = RoundStart(round_.weights, parts, self.transforms)
         try:
-            yield start.entries
+            yield start
         except BaseException:
             start.restore()
             round_.abandon()
@@ -363,8 +390,20 @@ class FederatedLoop(Forwarding):
             self._round_start = None
             round_.server.end_round()
 
-    def _step(self, start: State, new: State | None) -> State:
-        """Take the server's step, through Lightning's optimizer."""
+    def _overflow(self, round_idx: int) -> str:
+        """Say that the server optimizer made values that cannot become the model.
+
+        Raises:
+            NonFiniteUpdateError: unless such a round is skipped.
+        """
+        kind = type(built(self._server_step).optimizer).__name__
+        said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
+        if not self.guard.skips:
+            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.nonfinite to skip")
+        return said
+
+    def _step(self, start: State, new: State | None) -> State | None:
+        """Take the server's step, through Lightning's optimizer; None where its result is not finite."""
         step: Any = self.optimizers()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         stepped = built(self._server_step).step(start, new, step.step, scaler)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.buffers import TransientBuffers
@@ -207,11 +208,11 @@ class RoundStart:
     """
 
     def __init__(
-        self, weights: GlobalWeights, parts: Mapping[str, nn.Module], transforms: Sequence[UpdateTransform]
+        self, weights: GlobalWeights, parts: Mapping[str, ServerPart], transforms: Sequence[UpdateTransform]
     ) -> None:
         self._weights, self._parts, self._transforms = weights, parts, transforms
         self.entries = weights.snapshot(weights.entries)
-        self._part_states = {name: copy.deepcopy(dict(part.state_dict())) for name, part in parts.items()}
+        self._part_states = {name: part.snapshot() for name, part in parts.items()}
         self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
 
     def restore(self) -> None:
@@ -237,10 +238,13 @@ class ServerOptimizer:
     Args:
         factory: the optimizer, as a function of its parameters, or None.
         trainable: the shared trainable weights, which alone it moves; the rest is copied.
+        undoes: whether a step whose result is not finite is undone, so that the run can go on.
     """
 
-    def __init__(self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State) -> None:
-        self.copies = factory is None
+    def __init__(
+        self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State, undoes: bool = False
+    ) -> None:
+        self.copies, self.undoes = factory is None, undoes
         if factory is None:
             self.params = {"rounds": nn.Parameter(torch.zeros((), dtype=torch.float32))}
             self.optimizer: Optimizer = SGD(self.params.values(), lr=1.0)
@@ -249,8 +253,8 @@ class ServerOptimizer:
             self.optimizer = factory(self.params.values())
 
     @torch.no_grad()
-    def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State:
-        """Take one step; returns the next shared weights.
+    def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
+        """Take one step; returns the next shared weights, or None where they would not be finite.
 
         Args:
             start: the round's first shared weights.
@@ -259,7 +263,10 @@ class ServerOptimizer:
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
         target = None if self.copies else new
-        before = None if scaler is None or target is not None else copy.deepcopy(self.optimizer.state_dict())
+        keeps = self.undoes and not self.copies
+        before = (
+            copy.deepcopy(self.optimizer.state_dict()) if keeps or (scaler is not None and target is None) else None
+        )
         for name, parameter in self.params.items():
             gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without one
             if target is not None:
@@ -267,10 +274,15 @@ class ServerOptimizer:
                 gradient = parameter - target[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
-        if before is not None:
+        if before is not None and target is None:
             self.optimizer.load_state_dict(before)
         if target is None:
             return start if new is None else new
-        return {
+        stepped = {
             name: self.params[name].to(value.dtype) if name in self.params else value for name, value in target.items()
         }
+        if bool(torch.stack([stepped[name].isfinite().all() for name in self.params]).all()):
+            return stepped
+        if before is not None:
+            self.optimizer.load_state_dict(before)
+        return None

@@ -126,6 +126,12 @@ class StateSum:
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
 
+    def copied(self) -> "StateSum":
+        """A copy that stays as it is when more is added."""
+        copy = StateSum(self.layout, {dtype: vector.clone() for dtype, vector in self.flat.items()})
+        copy.weigh(self.weight)
+        return copy
+
     def weigh(self, weight: float | Tensor) -> None:
         """Set Σ weight, where the states were added by other processes."""
         self.weight = weight

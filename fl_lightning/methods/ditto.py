@@ -5,50 +5,40 @@ Note: the own model begins as the initial model, whenever the client comes first
 were received, and has an optimizer and BatchNorm statistics of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fl_lightning.client import OwnModelClient
+from fl_lightning.aggregation.guard import sums_of_nest
+from fl_lightning.client import InitialModelClient
 from fl_lightning.functional.losses import proximal
 from fl_lightning.functional.state import clone
 from fl_lightning.types import Batch, Broadcast, ClientData, Phase, State
 from fl_lightning.utils.settings import check_at_least
 
-INITIAL = "ditto_initial_model"
 
-
-class Ditto(OwnModelClient):
+class Ditto(InitialModelClient):
     """Global model: the local loss as it is. Own model v: the local loss + (lam/2) ‖v − w‖², w as received.
 
     Args:
         lam: λ, strength of the pull, >= 0; 0 trains the own models apart.
-        personal_epochs: passes that train the own model, >= 0; 0 is FedAvg.
+        personal_epochs: passes that train the own model, >= 0, over the batches of the first passes; 0 is FedAvg.
         base: of `ClientModule`.
-
-    Attributes:
-        initial: entries of the initial model, once a fit has begun; checkpoints hold them.
     """
 
     neutral = {"personal_epochs": 0}
+    stackable = False  # the module changes its model between two phases
 
     def __init__(self, lam: float = 0.1, personal_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, "0 trains the own models apart", lam=lam)
         check_at_least(0, "0 is FedAvg", personal_epochs=personal_epochs)
         self.lam, self.personal_epochs = lam, personal_epochs
-        self.initial: State | None = None
 
-    def on_fit_start(self) -> None:
-        if self.initial is None:
-            self.initial = clone(self.entries())
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[INITIAL] = self.initial
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.initial = checkpoint.get(INITIAL)
+    def own_model(self) -> State | None:
+        return super().own_model() if self.personal_epochs else None
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.round["num_samples"] = local.size()
@@ -58,11 +48,13 @@ class Ditto(OwnModelClient):
         if not self.round.get("num_samples"):
             return
         trained = clone(self.entries())
-        self.load_model(self.own_model() or self.initial or self.context.start)
+        self.load_model(self.own_model() or self.context.start)
         self.round_buffer("anchor", self.received)
         yield Phase(epochs=self.personal_epochs, counts=False)
         self.keep_model()
-        self.load_model(trained)
+        finite = torch.stack(sums_of_nest(self.trained())).sum().isfinite()  # an own model is never sent: checked here
+        spoilt = {name: torch.where(finite, trained[name], torch.nan) for name in self.trained()}
+        self.load_model(trained | spoilt)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
@@ -72,10 +64,8 @@ class Ditto(OwnModelClient):
         self.log("train/proximal", pull)
         return loss + self.lam * pull
 
+    def nonfinite_hint(self) -> str:
+        return f"Ditto's own models need lr · lam below 2: lower lam ({self.lam}); else {super().nonfinite_hint()}"
+
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         return {}
-
-    def deployed(self) -> Callable[[Tensor], Tensor]:
-        if self.own_model() is None and self.initial is not None and self.personal_epochs:
-            self.load_model(self.initial)
-        return super().deployed()

@@ -57,6 +57,8 @@ class FedALA(OwnModelClient):
         base: of `ClientModule`.
     """
 
+    stackable = False  # a client learns its starting point before it trains
+
     def __init__(
         self,
         layers: int = 2,

@@ -77,6 +77,7 @@ class FedCL(ClientModule):
 
     server_class = FedCLServer
     neutral = {"strength": 0}
+    stackable = True
 
     def __init__(
         self,

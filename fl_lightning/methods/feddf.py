@@ -117,7 +117,7 @@ class FedDFServer(ServerModule):
             with torch.enable_grad():
                 logits = self.predict(student, x)
                 loss = kl_divergence(logits, target[rows.to(target.device)], self.temperature)
-                gradients = torch.autograd.grad(loss, [*trained.values()])
+                gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()

@@ -5,14 +5,15 @@ in the authors' code. Server: no model of its own but for evaluation, the mean o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
-from fl_lightning.client import OwnModelClient, check_loss_returned
-from fl_lightning.functional.state import State, StateLike, clone, inner, sub
+from fl_lightning.client import InitialModelClient, check_loss_returned
+from fl_lightning.functional.state import State, StateLike, clone, inner, sub, zeros_like
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase
 from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_below
 
@@ -51,16 +52,24 @@ class FedFOMOServer(ServerModule):
 
     Attributes:
         affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal.
-        models: each client's latest model, every entry (N, ...).
-        trained: whether a client has a model, (N,) bool.
-        initial: the initial model, that of a client until then.
+        models: each client's latest model.
+        trained: whether a client has a model, (N,) bool; until then it has the initial one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.affinity = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))
         self.trained = nn.Buffer(torch.empty(0, dtype=torch.bool))
-        self.models, self.initial = StateBuffers({}), StateBuffers({})
+        self.models = nn.ModuleList()
+
+    def check_server_optimizer(self, optimizer: Optimizer) -> None:
+        raise ValueError(
+            f"FedFOMO's clients go on from their own models, and the global weights serve evaluation only, which a "
+            f"server optimizer would not step well, got {type(optimizer).__name__}; leave model.server_optimizer unset"
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        return dict(self.state_dict())  # N models, which `finish` replaces: none need be copied
 
     def setup(self) -> None:
         self.client_of(FedFOMO)
@@ -69,8 +78,7 @@ class FedFOMOServer(ServerModule):
         like = next(iter(weights.values()))
         self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
         self.trained = nn.Buffer(torch.zeros(n, dtype=torch.bool, device=like.device))
-        self.models = StateBuffers({name: value.new_zeros(n, *value.shape) for name, value in weights.items()})
-        self.initial = StateBuffers(clone(weights))
+        self.models = nn.ModuleList(StateBuffers(zeros_like(weights)) for _ in range(n))
 
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models this one is sent, ascending."""
@@ -94,24 +102,29 @@ class FedFOMOServer(ServerModule):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         chosen = self.candidates(client_id)
-        models = {n: {name: stack[n] for name, stack in self.models.items()} for n in chosen}
-        weights = None if bool(self.trained[client_id]) else dict(self.initial)
+        models = {n: dict(self.latest(n)) for n in chosen}
+        initial = None if bool(self.trained[client_id]) else self.client_of(FedFOMO).initial
+        weights = initial and {name: initial[name] for name in self.server.weights}
         return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
+
+    def latest(self, client_id: int) -> StateBuffers:
+        """Latest model of a client that has trained."""
+        return cast(StateBuffers, self.models[client_id])
 
     def add(self, update: ClientUpdate) -> None:
         self.gather(update)
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        self.affinity, self.trained = nn.Buffer(self.affinity.clone()), nn.Buffer(self.trained.clone())
         for client_id, row in self.rows.items():
             self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
             if row.num_steps and bool(row.included) and row.weights is not None:
                 self.trained[client_id] = True
-                for name, stack in self.models.items():
-                    stack[client_id].copy_(row.weights[name])
+                self.models[client_id] = StateBuffers(row.weights)
         return aggregate
 
 
-class FedFOMO(OwnModelClient):
+class FedFOMO(InitialModelClient):
     """Local loss as it is, from the client's last model moved towards the candidates that help it.
 
     Args:
@@ -124,6 +137,7 @@ class FedFOMO(OwnModelClient):
     """
 
     server_class = FedFOMOServer
+    stackable = False  # a client judges models one by one before it trains
 
     def __init__(
         self,
@@ -164,14 +178,18 @@ class FedFOMO(OwnModelClient):
 
     @torch.no_grad()
     def move(self, candidates: Sequence[Mapping[str, Tensor]], held: ClientData) -> Tensor:
-        """Move the module towards the candidates by their loss on `held`; returns their helpfulness, (M,) float64."""
+        """Move the module towards the candidates by their loss on `held`; returns their helpfulness, (M,) float64.
+
+        That of a candidate whose loss is not finite is 0.
+        """
         start, names, losses, squares = clone(self.entries()), list(self.params()), [], []
         for model in ({}, *candidates):
             self.load_model(model)
             losses.append(self.mean_over(held, lambda batch: self.local_loss(batch, 0)))
             away = sub({name: model.get(name, start[name]).double() for name in names}, start)
             squares.append(inner(away, away))
-        raw = helpfulness(losses[0], torch.stack(losses[1:]), torch.stack(squares[1:]).sqrt())
+        others = torch.stack(losses[1:])
+        raw = helpfulness(losses[0], others, torch.stack(squares[1:]).sqrt()).masked_fill(~others.isfinite(), 0)
         shared = {name: start[name] for name in candidates[0]}
         self.load_model(start | moved_towards(shared, candidates, candidate_weights(raw)))
         return raw.cpu()

@@ -102,6 +102,7 @@ class FedKA(ClientModule):
 
     needs = frozenset({"logits", "shared"})
     neutral = {"beta": 0}
+    stackable = False  # some clients have no anchors
 
     def __init__(
         self,

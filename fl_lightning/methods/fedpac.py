@@ -128,6 +128,7 @@ class FedPAC(PersonalHeadClient):
 
     server_class = FedPACServer
     exchanges = ("train", "heads")
+    stackable = False  # the phases train different parts of the net
 
     def __init__(self, lam: float = 1.0, head_epochs: int = 1, head_lr: float = 0.1, **base: Any) -> None:
         super().__init__(**base)

@@ -23,6 +23,8 @@ class FedRep(PersonalHeadClient):
         base: of `ClientModule`; needs `net`.
     """
 
+    stackable = False  # the phases train different parts of the net
+
     def __init__(self, head_epochs: int = 10, body_epochs: int | None = None, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, head_epochs=head_epochs, body_epochs=body_epochs)

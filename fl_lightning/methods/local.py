@@ -1,6 +1,6 @@
 """Local: a baseline in which every client trains a model of its own, and nothing is exchanged.
 
-Source: the baseline of KnFu, which trains as many epochs as its methods spend on training and fine-tuning together.
+Source: a baseline of KnFu. It trains as many epochs as KnFu's methods spend on training and fine-tuning together.
 """
 
 from collections.abc import Iterable
@@ -21,6 +21,8 @@ class Local(ClientModule):
             of KnFu's and FedMD's fine-tuning.
         base: of `ClientModule`.
     """
+
+    stackable = False  # clients may have different nets
 
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)

@@ -5,15 +5,14 @@ net's head reads: features, or with the net `Projected` the output of the projec
 comparison must be trained then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fl_lightning.client import ClientModule
-from fl_lightning.functional import state as S
+from fl_lightning.client import OwnModelClient, check_head
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
@@ -38,7 +37,7 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
     return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
-class MOON(ClientModule):
+class MOON(OwnModelClient):
     """Local loss CE + μ ℓ, ℓ the contrast between received and previous model; 0 at a client's first participation.
 
     Args:
@@ -57,10 +56,14 @@ class MOON(ClientModule):
         check_at_least(0, "0 is FedAvg", mu=mu)
         check_above(0, temperature=temperature)
         check_at_least(1, "the paper keeps one", previous_models=previous_models)
-        self.mu, self.temperature, self.previous_models = mu, temperature, previous_models
+        self.mu, self.temperature, self.models_kept = mu, temperature, previous_models
+
+    def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
+        super().build(num_classes, input_shape)
+        check_head(self, needs_body=False)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        kept = self.memory.get("previous", [])
+        kept = self.own_models()
         if kept:
             self.load_teacher("global")
         for k, state in enumerate(kept):
@@ -68,12 +71,12 @@ class MOON(ClientModule):
 
     def contrast(self, x: Tensor, features: Tensor) -> Tensor:
         """The term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
-        previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.memory["previous"]))]
+        previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.own_models()))]
         return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         assert self.net is not None
-        if not self.memory.get("previous"):
+        if not self.own_models():
             return self.local_loss(batch, batch_idx)
         x, y = batch
         with self.forward_context():
@@ -84,7 +87,7 @@ class MOON(ClientModule):
         return loss + self.mu * contrast
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        if self.mu and self.num_steps:
-            own = S.clone(self.state_dict())
-            self.memory["previous"] = [*self.memory.get("previous", []), own][-self.previous_models :]
-        return {}
+        return super().reply(exchange, local) if self.mu else {}
+
+    def deployed(self) -> Callable[[Tensor], Tensor]:
+        return self  # the model as received: the own ones serve the contrast only

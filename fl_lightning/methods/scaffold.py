@@ -54,6 +54,7 @@ class SCAFFOLDServer(ServerModule):
         self.control = StateBuffers({})
 
     def setup(self) -> None:
+        self.client_of(SCAFFOLD)
         self.control = self.server_state(self.server.trainable)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
@@ -128,7 +129,7 @@ class SCAFFOLD(ClientModule):
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
         """θ ← θ − lr (c − c_i), after a step."""
-        lr = float(optimizer.param_groups[0]["lr"])
+        lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr
 

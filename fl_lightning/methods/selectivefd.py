@@ -100,6 +100,7 @@ class SelectiveFD(KnowledgeClient):
     """
 
     server_class = SelectiveFDServer
+    stackable = False  # clients may have different nets, and fine-tune on different samples
 
     def __init__(
         self,

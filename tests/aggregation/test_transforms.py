@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.types import Broadcast, ClientUpdate
@@ -238,7 +239,7 @@ def test_a_failed_round_leaves_the_state_as_it_was():
 
     feeds, one = Feeds(), Feeds()
     loop = FederatedLoop(client(), transforms=[feeds], seed=3)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(None, 3, loop=loop, callbacks=[Fails()])
     assert equal(weights_of(loop), weights_of(fit(client(), 1, transforms=[one])))
     assert feeds.updates == one.updates == len(SIZES)

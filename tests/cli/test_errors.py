@@ -9,6 +9,7 @@ import torch
 from fl_lightning.__main__ import main
 from fl_lightning.cli.errors import format_error
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.utils.renamed import RENAMED
 from tests.commands import TINY, refusal, say
 
@@ -185,7 +186,7 @@ def test_options_without_a_file(options, says):
 
 
 def test_a_wrong_command():
-    assert "must be fit or validate or test or predict, got fti; the nearest is 'fit'" in refusal("fti", 2)
+    assert "must be fit or validate or test or predict or methods, got fti; the nearest is 'fit'" in refusal("fti", 2)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +232,15 @@ def test_a_file_that_is_no_checkpoint(here):
     assert "set model.initial_weights" in refusal(f"test {TINY} --ckpt_path b.ckpt", 1)
 
 
-def test_an_error_in_a_users_own_code_keeps_its_traceback(here):
-    with pytest.raises(ValueError, match="a bug of one's own"):
-        main([*FIT.split(), "--model.client", "own.Mine"])
+def test_an_error_in_a_users_own_code_names_client_round_and_line(here, monkeypatch):
+    """Its traceback can be asked for."""
+    said = refusal(f"{FIT} --model.client own.Mine --trainer.enable_progress_bar false", 1)
+    assert "client 0 raised ValueError in round 0: a bug of one's own (own.py, line 21); " in said
     assert not list(here.glob("runs/*"))
+    monkeypatch.setenv("FL_LIGHTNING_DEBUG", "1")
+    with pytest.raises(ClientError) as caught:
+        main([*FIT.split(), "--model.client", "own.Mine"])
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_an_option_that_was_renamed_is_refused_with_its_new_name(monkeypatch):

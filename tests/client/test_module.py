@@ -1,16 +1,20 @@
 """What a method reads of its client: shared trainable weights, teachers, own passes over data."""
 
+from functools import partial
+
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from fl_lightning.aggregation import NormClip, ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.functional import state as S
 from fl_lightning.functional.losses import proximal
-from fl_lightning.methods import FedAvg, FedCL, FedProx
+from fl_lightning.methods import SCAFFOLD, FedALA, FedAvg, FedCL, FedCurv, FedFOMO, FedProx
 from fl_lightning.types import Broadcast
 from tests.hooks.toy import Updates
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+from tests.user_modules import Classifier
 
 HEAD = ["net.head.*"]
 
@@ -215,3 +219,23 @@ def test_a_loss_at_other_weights_is_differentiable_in_them():
         client.local_loss(batch, 0).backward()
     for gradient, parameter in zip(gradients, client.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+class Measured(Classifier):
+    """Its metric object is updated in training_step, as in many users' modules."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("kind", [FedALA, FedCL, FedCurv, FedFOMO, partial(SCAFFOLD, option="I")])
+def test_own_passes_count_in_no_metric_object(kind):
+    """Neither do they break it: under torch.func they would leave it dead tensors."""
+
+    class Counted(pl.Callback):
+        def on_client_end(self, trainer, loop, update):
+            seen.append(int(sum(getattr(loop.client.module.train_acc, n).sum() for n in ("tp", "fn"))))
+
+    seen = []
+    fit(kind(module=Measured()), 2, data(sizes=(7, 9)), callbacks=[Counted()])
+    assert seen == ([6, 14] if kind is FedFOMO else [7, 16]) * 2  # FedFOMO holds a sample of each back

@@ -19,7 +19,7 @@ def test_the_model_after_training_is_kept_with_its_buffers_and_nothing_else_chan
     assert equal(*map(weights_of, runs))
     assert runs[0].round_metrics == runs[1].round_metrics
     alone = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, toy_data(sizes=(7, 0, 9), schedule=[[0, 1], [2]]))
-    assert equal(runs[0].store.memory(2)["own_model"], alone.client.state_dict())
+    assert equal(runs[0].store.memory(2)["own_models"][-1], alone.client.state_dict())
     assert runs[0].store.memory(1) == {}  # it took no step
 
 
@@ -31,7 +31,7 @@ def test_deployed_is_the_own_model_once_there_is_one():
     assert equal(client.state_dict(), shared)
     client.context.memory = loop.store.memory(1)
     client.deployed()
-    assert equal(client.state_dict(), loop.store.memory(1)["own_model"])
+    assert equal(client.state_dict(), loop.store.memory(1)["own_models"][-1])
     assert not equal(client.state_dict(), shared)
 
 

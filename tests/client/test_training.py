@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.methods import SAM, FedAvg, FedNTD
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import Phase
@@ -238,7 +239,7 @@ def test_a_failure_in_a_phase_s_own_code_is_that_failure(method):
         def fail(self):
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(Fails(), 1)
 
 
@@ -276,3 +277,33 @@ def test_what_optimizers_returns_passes_for_torchs_own(kind):
     module = Manual()
     fit(module, rounds=1, data=toy_data((12, 5)))
     assert module.rates == pytest.approx([0.1, 0.05, 0.025, 0.1])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_last_group_of_fewer_batches_travels_less(nesterov):
+    """Five batches, two a step: the last gradient is half of one, on which E is the way of a constant gradient."""
+
+    class Constant(FedAvg):
+        def training_step(self, batch, batch_idx):
+            return sum(value.sum() for value in self.params().values())
+
+    client = Constant(net=Small, optimizer=sgd(0.1, 0.9, nesterov=nesterov))
+    loop, rounds = run(client, sizes=(17,), accumulate_grad_batches=2, local_epochs=2)
+    start = fit(FedAvg(net=Small), 0, loop.data, precision="64-true").client.state_dict()
+    update = rounds[0][0]
+    assert update.num_steps == 6
+    for name, value in update.weights.items():
+        torch.testing.assert_close(start[name] - value, torch.full_like(value, update.exposure), rtol=0, atol=1e-12)
+
+
+def test_a_phase_that_does_not_count_has_the_batches_of_the_first_passes():
+    class Notes(Phases):
+        def training_step(self, batch, batch_idx):
+            seen.append(batch[0])
+            return super().training_step(batch, batch_idx)
+
+    seen = []
+    fit(Notes(Phase(epochs=2), Phase(epochs=2, counts=False), Phase(epochs=1)), 1, toy_data((9,)))
+    first, between, last = seen[:4], seen[4:8], seen[8:]
+    assert all(map(torch.equal, first, between))
+    assert not any(torch.equal(last[0], other) for other in (first[0], first[2]))

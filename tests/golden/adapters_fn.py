@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fl_lightning import Aggregator, ClientModule
 from fl_lightning.aggregation import ServerModule, UpdateTransform
@@ -26,6 +27,16 @@ def float64(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float64))
 
 
+def tensors(*given: dict[str, Any]) -> list[dict[str, Tensor]]:
+    """States of nested lists or arrays."""
+    return [{name: torch.as_tensor(value) for name, value in state.items()} for state in given]
+
+
+def linear_loss(state: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy of a linear classifier."""
+    return cross_entropy(F.linear(batch[0], state["weight"], state["bias"]), batch[1])
+
+
 def with_gradient(name: str, key: str, loss: Callable[[Tensor, Inputs], Tensor]) -> Callable[[Inputs], dict[str, Any]]:
     """An adapter of a loss, called `key`, with its gradient in the input `name`."""
 
@@ -33,7 +44,7 @@ def with_gradient(name: str, key: str, loss: Callable[[Tensor, Inputs], Tensor])
         point = float64(inputs[name]).requires_grad_()
         value = loss(point, inputs)
         (gradient,) = torch.autograd.grad(value, point)
-        return {key: value, "grad": gradient, "grad_z": gradient}
+        return {key: value, **dict.fromkeys(("grad", "grad_z", "grad_personal"), gradient)}
 
     return adapter
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
@@ -137,7 +137,6 @@ class Recorder(pl.Callback):
     up: list[Counter[int]] = field(default_factory=list)
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
-    velocities: list[list[Tensor | None]] = field(default_factory=list)
     client_states: list[dict[int, dict[str, Any]]] = field(default_factory=list)
     """Of each client after its training: its round buffers, and over them its memory."""
     server_states: list[State] = field(default_factory=list)
@@ -190,11 +189,7 @@ class Recorder(pl.Callback):
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         self.evaluated.append(loop.evaluated_weights(self.servers[-1]))
         self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})
-        (server,) = trainer.optimizers
-        params = [p for group in server.param_groups for p in group["params"]]
-        buffers = [server.state[p].get("momentum_buffer") if p in server.state else None for p in params]
         self.sides.append(self.side(loop))
-        self.velocities.append([None if buffer is None else buffer.clone() for buffer in buffers])
 
 
 def local_lrs(loop: FederatedLoop) -> set[float]:
@@ -202,6 +197,22 @@ def local_lrs(loop: FederatedLoop) -> set[float]:
     optimizers = loop.engine.services.optimizers(use_pl_optimizer=False)
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
     return {group["lr"] for optimizer in optimizers for group in optimizer.param_groups}
+
+
+def moments(optimizer: Optimizer, **names: str) -> dict[str, Tensor]:
+    """What an optimizer keeps under some names, each flat, in the order of the parameters."""
+    states = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
+    return {key: flat(state[name] for state in states) for key, name in names.items() if name in states[0]}
+
+
+def server_moments(**names: str) -> Callable[[FederatedLoop], dict[str, Tensor]]:
+    """`moments` of the server optimizer, as a Recorder's `side`."""
+    return lambda loop: moments(loop.trainer.optimizers[0], **names)
+
+
+def server_buffer(part: str, name: str) -> Callable[[FederatedLoop], dict[str, Tensor]]:
+    """A buffer of a part of the server (`aggregator`, `server_module`), as a Recorder's `side`."""
+    return lambda loop: {name: getattr(getattr(loop, part), name).clone()}
 
 
 @dataclass
@@ -405,7 +416,7 @@ def whole(
         note: of the Recorder.
         side: of the Recorder.
         more: what a round has besides, `(run, r) -> ` values by key.
-        loop: settings of the loop; classes are called.
+        loop: settings of the run or the loop; classes are called.
     """
 
     def adapted(inputs: Inputs) -> dict[str, Any]:
@@ -424,7 +435,7 @@ def whole(
         recorder = Recorder(**{name: given for name, given in seen.items() if given is not None})
         made = {name: value() if isinstance(value, type) else value for name, value in loop.items()}
         if "server_lr" in cfg:
-            made["server_optimizer"] = partial(SGD, lr=cfg["server_lr"])
+            made.setdefault("server_optimizer", partial(SGD, lr=cfg["server_lr"]))
         finished = run(client, inputs, recorder=recorder, **made)
         return {"rounds": [{**one, **more(finished, r)} for r, one in enumerate(rounds(finished)["rounds"])]}
 
@@ -451,11 +462,8 @@ def fedntd(inputs: Inputs) -> dict[str, Any]:
 def fedntd_fedavgm(inputs: Inputs) -> dict[str, Any]:
     cfg = inputs["cfg"]
     server = partial(SGD, lr=cfg["server_lr"], momentum=cfg["server_beta"])
-    finished = run(fedntd_client(cfg), inputs, server_optimizer=server)
-    result = rounds(finished)
-    for r, one in enumerate(result["rounds"]):
-        one["v"] = flat(finished.recorder.velocities[r])
-    return result
+    recorder = Recorder(side=server_moments(v="momentum_buffer"))
+    return rounds(run(fedntd_client(cfg), inputs, recorder=recorder, server_optimizer=server))
 
 
 ADAPTERS: dict[str, Callable[[Inputs], dict[str, Any]]] = {

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fl_lightning import FederatedLoop
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from tests.hooks.toy import Quadratic, Updates
@@ -81,7 +82,7 @@ def test_memory_holds_what_a_checkpoint_can_and_outlives_a_failed_round_unchange
                 raise ZeroDivisionError
 
     loop = FederatedLoop(Counts(), seed=0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(None, 3, loop=loop, callbacks=[Stop()])
     assert [loop.store.memory(c)["times"].item() for c in range(5)] == [2] * 5
 

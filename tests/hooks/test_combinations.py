@@ -1,14 +1,34 @@
-"""Any rule goes with any method that sends weights up: SCAFFOLD with a median, FedCL with FedEXP."""
+"""Any rule goes with any method that sends weights up; what cannot combine is refused at start with the reason."""
+
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
+from fl_lightning.aggregation import KrumAggregator, MedianAggregator
 from fl_lightning.data import TensorSource
 from fl_lightning.functional import state as S
-from fl_lightning.methods import FedAvg, FedCL, FedEXPAggregator
-from tests.hooks.toy import SCAFFOLD, Median, Updates
+from fl_lightning.methods import (
+    SAM,
+    SCAFFOLD,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedCL,
+    FedCurv,
+    FedDyn,
+    FedED,
+    FedEXPAggregator,
+    FedKA,
+    FedNovaAggregator,
+    FedNTD,
+    FedProx,
+    KnFu,
+)
+from tests.hooks.toy import Median, Updates
+from tests.methods.own_models import transfer_data
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 
@@ -89,3 +109,104 @@ def test_what_the_server_module_makes_of_the_aggregate_is_the_model():
         stacked = torch.stack([u.weights[name] for u in watch.rounds[0].values()]).double()
         torch.testing.assert_close(noted.after[0][name], 0.5 * stacked.quantile(0.5, 0).float())
     assert equal(*noted.after)
+
+
+# --- pairs of papers: each part does its own, and both together differ from either
+
+
+def sam(params):
+    return SAM(params, base=sgd(0.05), sam_rho=0.2)
+
+
+PAIRS = {
+    "FedED + FedEXP": (FedED, {"aggregator": partial(FedEXPAggregator, eps=1e-6)}),
+    "FedED + SAM": (FedED, {"optimizer": sam}),
+    "FedNTD + FedAvgM": (FedNTD, {"server_optimizer": FedAvgM}),
+    "FedKA + FedNova": (FedKA, {"aggregator": FedNovaAggregator}),
+    "FedProx + median": (partial(FedProx, mu=0.5), {"aggregator": MedianAggregator}),
+    "SCAFFOLD + Krum": (SCAFFOLD, {"aggregator": KrumAggregator}),
+}
+
+
+def of_pair(kind, rounds=3, optimizer=None, **parts):
+    """Clients of unequal work, one of them without data, in cohorts of six of eight."""
+    client = kind(net=BatchNormNet, optimizer=optimizer or sgd(0.05))
+    made = {name: part() if name == "aggregator" else part for name, part in parts.items()}
+    sizes = (7, 12, 0, 9, 16, 5, 8, 6)
+    data = toy_data(sizes, participation=0.8)
+    ckpt_path, callbacks = made.pop("ckpt_path", None), made.pop("callbacks", None)
+    epochs = [1 + i % 3 for i in range(len(sizes))]
+    return fit(client, rounds, data, ckpt_path=ckpt_path, callbacks=callbacks, local_epochs=epochs, **made)
+
+
+@pytest.mark.parametrize(("kind", "parts"), PAIRS.values(), ids=PAIRS.keys())
+def test_two_papers_together_are_neither_alone_and_resume_exactly(kind, parts, tmp_path):
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer, loop):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "two.ckpt")
+
+    both = of_pair(kind, callbacks=[Save()], **parts)
+    assert all(value.isfinite().all() for value in weights_of(both).values())
+    for alone in (of_pair(kind), of_pair(FedAvg, **parts)):
+        assert not equal(both.client.state_dict(), alone.client.state_dict())
+    assert equal(weights_of(both), weights_of(of_pair(kind, ckpt_path=tmp_path / "two.ckpt", **parts)))
+
+
+def test_scaffold_with_krum_takes_one_client_s_weights_and_everyone_s_control():
+    watch = Updates()
+    loop = of_pair(SCAFFOLD, aggregator=KrumAggregator, callbacks=[watch])
+    rows = [update.weights for update in watch.rounds[-1].values() if update.num_samples]
+    assert any(all(torch.equal(row[n], watch.after[-1][n]) for n in loop.server.trainable) for row in rows)
+    for name, c in loop.server_module.control.items():
+        mean = sum(loop.store.memory(i)["control"][name].double() for i in sorted(loop.store.clients)) / 8
+        torch.testing.assert_close(c, mean, rtol=0, atol=1e-5)
+
+
+def test_fedka_with_fednova_divides_by_each_client_s_length():
+    watch = Updates()
+    loop = of_pair(FedKA, 1, aggregator=FedNovaAggregator, callbacks=[watch])
+    start = of_pair(FedKA, 0).client.state_dict()
+    updates = [update for update in watch.rounds[0].values() if update.num_steps]
+    assert len({update.exposure for update in updates}) > 2
+    n = sum(update.num_samples for update in updates)
+    tau = sum(update.num_samples * update.exposure for update in updates) / n
+    for name in loop.server.trainable:
+        moved = sum(u.num_samples * (u.weights[name] - start[name]).double() / u.exposure for u in updates) / n
+        torch.testing.assert_close(watch.after[0][name], (start[name] + tau * moved).float(), rtol=1e-5, atol=1e-6)
+
+
+MOMENTUM = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
+ADAM = partial(torch.optim.Adam, lr=0.01)
+IMPOSSIBLE = [
+    (SCAFFOLD, {"optimizer": ADAM}, r"SCAFFOLD needs to know how far .* got Adam; set that optimizer"),
+    (
+        FedAvg,
+        {"optimizer": ADAM, "aggregator": FedNovaAggregator()},
+        r"FedNovaAggregator needs to .* got Adam; set",
+    ),
+    (FedAvg, {"optimizer": sam, "aggregator": FedNovaAggregator()}, r"FedNovaAggregator needs to know .* got SAM; set"),
+    (FedDyn, {"server_optimizer": FedAvgM}, r"h is the mean of the clients' gradients, .* got FedAvgM; leave"),
+    (SCAFFOLD, {"server_optimizer": FedAdam}, r"keeps the clients near the weights .* got FedAdam; set that, or"),
+    (SCAFFOLD, {"server_optimizer": MOMENTUM}, r"without momentum and weight decay, got SGD; set that, or leave"),
+    (FedCurv, {"server_optimizer": MOMENTUM}, r"the global weights must stay among these: .* got SGD; set that, or"),
+    (KnFu, {"server_optimizer": FedAdam}, r"a server_optimizer needs trainable entries .* got none; leave it unset"),
+    (KnFu, {"aggregator": FedNovaAggregator()}, r"FedNovaAggregator makes one set .* those of KnFu share none"),
+    (
+        FedAvg,
+        {"aggregator": KrumAggregator(f=2)},
+        r"KrumAggregator needs m ≥ 2f \+ 3 = 7 .*, got cohorts of 5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts", "words"), IMPOSSIBLE)
+def test_what_cannot_combine_is_refused_before_any_client_trains(kind, parts, words):
+    class Never(pl.Callback):
+        def on_client_start(self, trainer, loop, client_id):
+            pytest.fail("a client was trained")
+
+    parts = {"optimizer": sgd(0.05), **parts}
+    client = kind(net=BatchNormNet, optimizer=parts.pop("optimizer"))
+    with pytest.raises(ValueError, match=words):
+        fit(client, 1, transfer_data(), callbacks=[Never()], **parts)

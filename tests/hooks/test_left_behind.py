@@ -6,6 +6,7 @@ import torch
 from torchmetrics import MeanMetric
 
 from fl_lightning import ClientModule, FederatedLoop
+from fl_lightning.federation.faults import ClientError
 from fl_lightning.methods import FedAvg, FedProx
 from tests.toys import BatchNormNet, fit, sgd, toy_data
 
@@ -61,7 +62,7 @@ def test_a_metric_of_a_client_that_failed_is_reset():
             return super().training_step(batch, batch_idx)
 
     loop = FederatedLoop(Fails(net=BatchNormNet, optimizer=sgd()), seed=3)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(None, 1, loop=loop)
     loop.client.fails = False
     fit(None, 1, loop=loop)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import NonFiniteUpdateError
 from fl_lightning.methods import Ditto, FedAvg
-from fl_lightning.nets import Perceptron
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -17,7 +18,7 @@ LATE = {"sizes": (7, 12, 5, 0, 16), "schedule": [[0, 1, 3], [0, 2], [4, 1, 3]]}
 
 
 def own_of(loop, client_id):
-    return loop.store.memory(client_id).get("own_model")
+    return next(iter(loop.store.memory(client_id).get("own_models", [])), None)
 
 
 def ditto(**settings):
@@ -103,3 +104,28 @@ def test_bad_settings():
         Ditto(lam=-0.1)
     with pytest.raises(ValueError, match="personal_epochs must be at least 0, got -1; 0 is FedAvg"):
         Ditto(personal_epochs=-1)
+
+
+def test_the_own_model_sees_the_batches_of_the_global_one():
+    """From the same start and without a pull it becomes the same model."""
+    data = toy_data((9,))
+    loop = fit(ditto(lam=0.0, personal_epochs=3), 1, data, local_epochs=3)
+    assert equal(own_of(loop, 0), loop.client.state_dict())
+
+
+def test_an_own_model_that_is_not_finite_is_its_client_s():
+    """It is never sent: as an error, or left out with the client's update."""
+    settings = {"lam": 1e30, "personal_epochs": 9}
+    sentence = r"client 0 returned NaN or infinite values in round 0; Ditto's own models need lr · lam .* lower lam"
+    with pytest.raises(NonFiniteUpdateError, match=sentence):
+        fit(ditto(**settings), 1, toy_data((9,)))
+    loop = fit(ditto(**settings), 1, toy_data((9, 7)), nonfinite="skip")
+    assert loop.round_metrics["train/skipped"] == 2
+    assert own_of(loop, 0) is None
+
+
+def test_different_nets_keep_their_own_entries():
+    net = partial(HeterogeneousNets, nets=[Small, partial(Perceptron, hidden=())])
+    loop = fit(ditto(net=net), 2, toy_data((9, 7)), personal="*", alma_every=1)
+    for client_id in (0, 1):
+        assert own_of(loop, client_id).keys() == set(loop.weights.personal_of(client_id))

@@ -51,7 +51,7 @@ def test_one_pass_by_hand():
     data = toy_data((9, 5), dtype=torch.float64)
     loop, client = seen(2, data, first_epochs=1, share=1.0, precision="64-true")
     before = fit(fedala(), 1, toy_data((9, 5), dtype=torch.float64), precision="64-true")
-    received, own = before.client.state_dict(), before.store.memory(0)["own_model"]
+    received, own = before.client.state_dict(), before.store.memory(0)["own_models"][-1]
     net = copy.deepcopy(before.client.net)
     names = ["net.head.weight", "net.head.bias"]
     mixing = {name: torch.ones_like(own[name]) for name in names}
@@ -73,7 +73,7 @@ def test_one_pass_by_hand():
 
 def test_buffers_are_the_client_s_own_and_mixing_does_not_move_them():
     _, client = seen(2, net=BatchNormNet, first_epochs=3)
-    own = fit(fedala(net=BatchNormNet, first_epochs=3), 1).store.memory(0)["own_model"]
+    own = fit(fedala(net=BatchNormNet, first_epochs=3), 1).store.memory(0)["own_models"][-1]
     start = client.starts[1, 0]
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(start[f"net.body.1.{name}"], own[f"net.body.1.{name}"])
@@ -125,14 +125,15 @@ def test_around_a_module_and_resumed(tmp_path):
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed = fit(client(), 3, ckpt_path=tmp_path / "half.ckpt")
     assert equal(weights_of(resumed), weights_of(whole))
-    for part in ("own_model", "mixing"):
-        assert equal(resumed.store.memory(2)[part], whole.store.memory(2)[part])
+    one, other = (loop.store.memory(2) for loop in (resumed, whole))
+    assert equal(one["own_models"][-1], other["own_models"][-1])
+    assert equal(one["mixing"], other["mixing"])
 
 
 def test_where_nothing_is_shared_every_client_goes_on_with_its_own():
     loop = fit(fedala(), 3, personal="*")
     assert "mixing" not in loop.store.memory(0)
-    assert equal(loop.store.memory(0)["own_model"], loop.store.personal(0))
+    assert equal(loop.store.memory(0)["own_models"][-1], loop.store.personal(0))
 
 
 class Manual(Regression):
@@ -156,4 +157,4 @@ def test_deployed_is_the_own_model():
     loop = fit(fedala(), 1, alma_every=1)
     assert isinstance(loop.client, pl.LightningModule)
     loop.client.context.memory = loop.store.memory(3)
-    assert equal(loop.client.deployed().state_dict(), loop.store.memory(3)["own_model"])
+    assert equal(loop.client.deployed().state_dict(), loop.store.memory(3)["own_models"][-1])

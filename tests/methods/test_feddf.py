@@ -146,3 +146,14 @@ def test_what_it_cannot_do_is_refused_at_start(client, on, settings, sentence):
 def test_wrong_settings_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         FedDFServer(**settings)
+
+
+def test_a_weight_that_the_logits_do_not_use_stays_the_mean_s():
+    class Spare(BatchNormNet):
+        def __init__(self, *sizes):
+            super().__init__(*sizes, dropout=0.0)
+            self.spare = torch.nn.Parameter(torch.ones(2))
+
+    loop, side, _ = feddf(client=FedAvg(net=Spare, optimizer=sgd()))
+    assert side.steps_taken == 30
+    assert torch.equal(loop.client.net.spare, torch.ones(2))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedFOMO
 from fl_lightning.methods.fedfomo import FedFOMOServer, candidate_weights, helpfulness, moved_towards
 from fl_lightning.nets import Perceptron
@@ -48,7 +49,7 @@ def test_the_mix_by_hand():
     data = toy_data((10, 12))
     _, found = seen(2, data)
     loop = fit(fedfomo(), 1, toy_data((10, 12)))
-    own, other = (loop.store.memory(c)["own_model"] for c in (0, 1))
+    own, other = (loop.store.memory(c)["own_models"][-1] for c in (0, 1))
     _, held = loop.client.parts(data.view(0, 1))
     x, y = data.view(0, 1).restricted("train", held).all()
     assert len(y) == 2
@@ -89,9 +90,8 @@ def test_bytes_and_candidates_of_a_run():
     assert loop.round_metrics["comm/bytes_up"] == 2 * (W + 4 * 5)
     assert loop.server_module.trained.tolist() == [True, True, False, True, True]
     for client_id in (0, 1, 3, 4):
-        own = loop.store.memory(client_id)["own_model"]
-        kept = {name: stack[client_id] for name, stack in loop.server_module.models.items()}
-        assert equal(own, kept)
+        own = loop.store.memory(client_id)["own_models"][-1]
+        assert equal(own, dict(loop.server_module.latest(client_id)))
 
 
 def test_a_client_begins_as_the_initial_model_whenever_it_comes():
@@ -99,8 +99,8 @@ def test_a_client_begins_as_the_initial_model_whenever_it_comes():
     loop, found = seen(3, toy_data(SIZES, schedule=schedule), num_candidates=1)
     start, _, kept = found[2, 3]
     if not bool((kept["helpfulness"] > 0).any()):
-        assert equal(start, dict(loop.server_module.initial))
-    assert equal(dict(loop.server_module.initial), fit(fedfomo(), 0, toy_data(SIZES)).client.state_dict())
+        assert equal(start, loop.client.initial)
+    assert equal(loop.client.initial, fit(fedfomo(), 0, toy_data(SIZES)).client.state_dict())
 
 
 def test_without_candidates_it_trains_alone_on_its_part():
@@ -115,7 +115,7 @@ def test_without_candidates_it_trains_alone_on_its_part():
 
 def test_the_server_s_mean_is_the_cohort_s_by_all_its_samples():
     loop = fit(fedfomo(), 1, toy_data((10, 5)))
-    own = [loop.store.memory(c)["own_model"] for c in (0, 1)]
+    own = [loop.store.memory(c)["own_models"][-1] for c in (0, 1)]
     wanted = {name: (2 * own[0][name] + own[1][name]) / 3 for name in own[0]}
     torch.testing.assert_close(dict(loop.client.state_dict()), wanted)
 
@@ -179,7 +179,7 @@ def test_resume_is_exact_with_batchnorm_and_around_a_module(tmp_path):
         half.trainer.save_checkpoint(tmp_path / name)
         resumed = fit(client(), 3, ckpt_path=tmp_path / name)
         assert equal(weights_of(resumed), weights_of(whole))  # affinity and models too
-        assert equal(resumed.store.memory(0)["own_model"], whole.store.memory(0)["own_model"])
+        assert equal(resumed.store.memory(0)["own_models"][-1], whole.store.memory(0)["own_models"][-1])
 
 
 def test_what_cannot_work_is_refused():
@@ -197,3 +197,60 @@ def test_what_cannot_work_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             FedFOMO(**setting)
+
+
+class Overflows(FedFOMO):
+    """Client 1's model gives infinite losses, though its weights are finite."""
+
+    def reply(self, exchange, local):
+        sent = super().reply(exchange, local)
+        if local.client_id == 1:
+            with torch.no_grad():
+                self.net.head.bias.fill_(1e38)
+                self.net.head.weight.fill_(3e38)
+        return sent
+
+
+def test_a_candidate_of_infinite_loss_helps_nobody_and_accuses_nobody():
+    class Seen(Overflows):
+        def receive(self, broadcast, local):
+            super().receive(broadcast, local)
+            if local.client_id == 0:
+                found.append((list(broadcast.extras["candidates"]), self.round["helpfulness"]))
+
+    found = []
+    loop = fit(fedfomo(Seen), 2, toy_data((7, 9)), nonfinite="skip")
+    assert found[1][0] == [1]
+    assert not found[1][1].any()
+    assert loop.round_metrics["train/skipped"] == 0
+
+
+def test_a_client_that_never_trained_deploys_the_initial_model():
+    loop = fit(fedfomo(), 2, toy_data(SIZES, schedule=[[0, 1], [0, 1]]))
+    loop.client.context.memory = loop.store.memory(3)
+    loop.client.deployed()
+    assert equal(loop.client.state_dict(), fit(fedfomo(), 0, toy_data(SIZES)).client.state_dict())
+
+
+def test_a_round_copies_no_model_and_a_failed_one_restores_them():
+    """What a snapshot holds are the tensors themselves, which the round replaces."""
+
+    class Fails(FedFOMOServer):
+        def finish(self, exchange, aggregate):
+            taken = self.snapshot()
+            assert all(taken[n].data_ptr() == v.data_ptr() for n, v in self.state_dict().items() if v.numel())
+            found = super().finish(exchange, aggregate)
+            if self.server.round_idx == 1:
+                raise ZeroDivisionError
+            return found
+
+    loop = FederatedLoop(fedfomo(), server_module=Fails(), seed=3)
+    with pytest.raises(ZeroDivisionError):
+        fit(None, 2, toy_data((7, 9, 5)), loop=loop)
+    after = fit(fedfomo(), 1, toy_data((7, 9, 5)))
+    assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
+
+
+def test_a_server_optimizer_is_refused():
+    with pytest.raises(ValueError, match=r"the global weights serve evaluation only, .* got SGD; leave model.server"):
+        fit(fedfomo(), 1, server_optimizer=partial(torch.optim.SGD, lr=1.0))

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning.methods import MOON, FedAvg
 from fl_lightning.methods.moon import model_contrastive
-from fl_lightning.nets import Perceptron, Projected
+from fl_lightning.nets import HeterogeneousNets, Perceptron, Projected
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -72,11 +72,11 @@ def test_a_client_keeps_its_last_trained_models_with_their_statistics(number):
     loop = fit(client, 3, data, callbacks=[trained], personal="net.head.*")
     took_part = {0: [0, 1, 2], 2: [1, 2]}
     for client_id, rounds in took_part.items():
-        kept = loop.store.record(client_id)[0]["previous"]
+        kept = loop.store.record(client_id)[0]["own_models"]
         assert len(kept) == min(number, len(rounds))
         for state, r in zip(kept, rounds[-number:], strict=True):
             assert equal(state, trained.rounds[r][client_id])
-    assert not [i for i in (1, 3) if loop.store.record(i)[0].get("previous")]
+    assert not [i for i in (1, 3) if loop.store.record(i)[0].get("own_models")]
 
 
 class Seen(MOON):
@@ -136,3 +136,18 @@ def test_bad_settings():
     for settings, sentence in (({"width": 0}, "a width of at least 1"), ({"hidden": "none"}, "full or half")):
         with pytest.raises(ValueError, match=sentence):
             Projected(3, (4,), **settings)
+
+
+def test_what_a_client_deploys_is_the_received_model():
+    """As FedAvg's: its own models serve the contrast only."""
+    loop = fit(MOON(net=Small, optimizer=sgd()), 1, toy_data((7, 9)))
+    client, shared = loop.client, {name: value.clone() for name, value in loop.client.state_dict().items()}
+    client.context.memory = loop.store.memory(0)
+    assert client.deployed() is client
+    assert equal(client.state_dict(), shared)
+
+
+def test_a_net_without_a_head_is_refused():
+    net = partial(HeterogeneousNets, nets=[Small])
+    with pytest.raises(ValueError, match=r"MOON needs a net whose last layer is .* called head, got HeterogeneousNets"):
+        fit(MOON(net=net), 1, personal="*")

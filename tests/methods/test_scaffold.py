@@ -155,3 +155,24 @@ def test_a_local_optimizer_without_exposure_is_refused(optimizer):
 def test_a_server_optimizer_that_is_not_x_plus_lr_times_the_change_is_refused(step):
     with pytest.raises(ValueError, match=r"SCAFFOLD's server step is .*, got (Adam|SGD); set that, or leave it unset"):
         fit(SCAFFOLD(net=Small, optimizer=sgd()), 1, server_optimizer=step)
+
+
+@pytest.mark.parametrize("where", ["grad", "param"])
+def test_a_last_group_of_fewer_batches_counts_by_its_share(where):
+    """Batches of 4, 4 and 1, two a step: under a constant gradient c_i⁺ is that gradient."""
+
+    class Constant(SCAFFOLD):
+        def local_loss(self, batch, batch_idx):
+            return 3.0 * sum(value.sum() for value in self.params().values())
+
+    client = Constant(net=Small, optimizer=sgd(0.1, 0.0), where=where)
+    data = toy_data((9, 17), batch_size=4, dtype=torch.float64)
+    loop = fit(client, 3, data, precision="64-true", accumulate_grad_batches=2)
+    for client_id in (0, 1):
+        for value in loop.store.memory(client_id)["control"].values():
+            torch.testing.assert_close(value, torch.full_like(value, 3.0), rtol=0, atol=1e-9)
+
+
+def test_its_server_side_needs_its_clients():
+    with pytest.raises(ValueError, match="a SCAFFOLDServer needs a SCAFFOLD client, got FedAvg; leave"):
+        fit(FedAvg(net=Small), 1, server_module=SCAFFOLD.server_class())

@@ -150,6 +150,7 @@ def soak(number: int, seed: int) -> int:
             found = one(case, Path(name), {"TMPDIR": temporary}, length, draw)
             if found == hashed:
                 counts[f"{case}, {place}"] += 1
+                print(f"{i + 1} of {number}: {case}, {place}: equal", flush=True)
             else:
                 wrong += 1
                 print(f"WRONG {case}, {place}: {found}, expected {hashed}\n{Path(name, 'log').read_text()[-1500:]}")

@@ -1,0 +1,81 @@
+"""Which clients are available in a round: by rates, or by a trace."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fl_lightning.utils.keyed import keyed_numpy
+
+
+class Availability:
+    """Tells which clients are available; it depends on seed, round and client only.
+
+    Args:
+        given: a share of the rounds, in [0, 1], for all clients; a list of shares, one for each; or a text file with
+            a line for each round, the ids of the clients available then, which begins again after its last line.
+        num_clients: N.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a share outside [0, 1], another number of shares, or a line that names no clients.
+        FileNotFoundError: without such a file.
+    """
+
+    def __init__(self, given: float | Sequence[float] | str | Path, num_clients: int, seed: int) -> None:
+        self._seed = seed
+        self._rates: list[float] = []
+        self._trace: list[set[int]] = []
+        if isinstance(given, str | Path):
+            self._trace = read_trace(Path(given), num_clients)
+            return
+        rates = [given] * num_clients if isinstance(given, int | float) else list(given)
+        if len(rates) != num_clients:
+            raise ValueError(
+                f"availability as a list needs one share per client ({num_clients}), got {len(rates)}; mend "
+                f"data.availability"
+            )
+        for rate in rates:
+            if not 0 <= rate <= 1:
+                raise ValueError(f"availability must lie in [0, 1], got {rate}; 1 means in every round")
+        self._rates = rates
+
+    def of(self, clients: Iterable[int], round_idx: int) -> list[int]:
+        """Those of the clients that are available in a round, in their order."""
+        if self._trace:
+            there = self._trace[round_idx % len(self._trace)]
+            return [client_id for client_id in clients if client_id in there]
+        return [client_id for client_id in clients if self._draw(round_idx, client_id) < self._rates[client_id]]
+
+    def _draw(self, round_idx: int, client_id: int) -> float:
+        return float(keyed_numpy(self._seed, "availability", round_idx, client_id).random())
+
+
+def read_trace(path: Path, num_clients: int) -> list[set[int]]:
+    """Read which clients are available in every round.
+
+    Raises:
+        ValueError: naming file and line.
+        FileNotFoundError: without such a file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"data.availability must be a share, a list of shares or a trace file, got {path}, which does not exist"
+        )
+    rounds: list[set[int]] = []
+    try:
+        text = path.read_text(encoding="utf-8")
+        for line in text.splitlines():
+            rounds.append({int(word) for word in line.replace(",", " ").split()})
+    except ValueError as error:
+        raise ValueError(
+            f"a trace of data.availability has the ids of clients in every line, and line {len(rounds) + 1} of {path} "
+            f"has something else ({error})"
+        ) from None
+    if not rounds:
+        raise ValueError(f"a trace of data.availability needs a line for each round, and {path} is empty")
+    for number, clients in enumerate(rounds, 1):
+        if outside := [client_id for client_id in clients if not 0 <= client_id < num_clients]:
+            raise ValueError(
+                f"a trace of data.availability names clients in [0, {num_clients}), and line {number} of {path} has "
+                f"{outside[0]}"
+            )
+    return rounds

@@ -1,0 +1,108 @@
+"""Structure of the client module: a client that adds, replaces or reshapes an entry is found, and undone."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client.module import ClientModule
+
+
+class Structure:
+    """Modules, parameters and buffers of the client module, as they are when it is made.
+
+    Args:
+        client: the module.
+        entries: its entries, by name: who owns them, and under which attribute.
+        tied: further names of entries.
+    """
+
+    def __init__(
+        self, client: ClientModule, entries: Mapping[str, tuple[nn.Module, str]], tied: Mapping[str, str]
+    ) -> None:
+        self._client, self._entries = client, entries
+        state = client.state_dict(keep_vars=True)
+        found = {name: getattr(*entry) for name, entry in entries.items()}
+        found |= {alias: found[name] for alias, name in tied.items()}
+        self._layout = {name: (value.shape, value.dtype, value.device) for name, value in found.items()}
+        self._parameters = {
+            name: value for name, value in found.items() if isinstance(value, nn.Parameter) and state[name] is value
+        }
+        modules = dict(client.named_modules(remove_duplicate=False))
+        self._paths = frozenset(modules)
+        self._children = [
+            (modules[path.rpartition(".")[0]], path.rpartition(".")[2], module)
+            for path, module in modules.items()
+            if path
+        ]
+        self._flags: list[tuple[nn.Parameter, bool]] = []
+
+    def check(self) -> None:
+        """Refuse a module whose entries are not those that it had.
+
+        Raises:
+            ValueError: naming the entry.
+        """
+        state, layout, parameters = self._client.state_dict(keep_vars=True), self._layout, self._parameters
+        for name, value in state.items():
+            if name not in layout:
+                if isinstance(value, Tensor):
+                    raise ValueError(
+                        f"the client's entries must exist before training, to be sent and saved, but {name!r} came to "
+                        f"be in it; allocate it in __init__ or configure_model"
+                    )
+                continue
+            if name in parameters and value is not parameters[name]:
+                raise ValueError(
+                    f"the client's parameters must stay the same objects, but {name!r} was replaced; copy the values "
+                    f"into it"
+                )
+            if (value.shape, value.dtype, value.device) != layout[name]:
+                raise ValueError(
+                    f"the client's entries must keep shape, type and device, but {name!r} has {tuple(value.shape)}, "
+                    f"{value.dtype} on {value.device} in place of {tuple(layout[name][0])}, {layout[name][1]} on "
+                    f"{layout[name][2]}; keep them in training"
+                )
+        if len(state) < len(layout) and (missing := [name for name in layout if name not in state]):
+            raise ValueError(f"the client's entries must stay in training, but {missing[0]!r} is gone; keep it")
+
+    def restore(self) -> None:
+        """Undo what a client did to the structure; the entries' values are to be loaded anew."""
+        for parent, name, module in self._children:
+            if getattr(parent, name, None) is not module:
+                setattr(parent, name, module)
+        for name, value in self._client.state_dict(keep_vars=True).items():
+            if name not in self._layout and isinstance(value, Tensor):
+                self._remove(name)
+        for name, (owner, attribute) in self._entries.items():
+            shape, dtype, device = self._layout[name]
+            now, parameter = getattr(owner, attribute, None), self._parameters.get(name)
+            if parameter is not None:
+                if (parameter.shape, parameter.dtype, parameter.device) != (shape, dtype, device):
+                    parameter.data = torch.zeros(shape, dtype=dtype, device=device)
+                    parameter.grad = None
+                if now is not parameter:
+                    setattr(owner, attribute, parameter)
+            elif now is None or (now.shape, now.dtype, now.device) != (shape, dtype, device):
+                setattr(owner, attribute, torch.zeros(shape, dtype=dtype, device=device))
+
+    def _remove(self, name: str) -> None:
+        """Set an entry that came to be, or the module that brought it, to None."""
+        path = name.split(".")
+        for i in range(1, len(path)):
+            if ".".join(path[:i]) not in self._paths:
+                path = path[:i]
+                break
+        owner = self._client.get_submodule(".".join(path[:-1]))
+        if getattr(owner, path[-1], None) is not None:
+            setattr(owner, path[-1], None)
+
+    def note_frozen(self) -> None:
+        """Note which parameters require a gradient."""
+        self._flags = [(parameter, parameter.requires_grad) for parameter in self._client.parameters()]
+
+    def restore_frozen(self) -> None:
+        """Undo what a client froze or unfroze."""
+        for parameter, flag in self._flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)

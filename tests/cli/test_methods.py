@@ -1,0 +1,151 @@
+"""`fl-lightning methods`: the table is measured, complete, and the README's."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import yaml
+
+from fl_lightning import methods
+from fl_lightning.cli import methods as table
+from fl_lightning.cli.trials import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, silent, trial
+from fl_lightning.federation.faults import ClientError
+from fl_lightning.methods import FedAvg
+from tests.commands import CONFIGS, refusal, say
+
+ROOT = CONFIGS.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NET = ToyNet(CLASSES, (64,))
+W = sum(value.numel() for value in NET.state_dict().values() if value.is_floating_point())
+THETA = sum(value.numel() for value in NET.parameters()) / W
+HEAD, NORM = sum(value.numel() for value in NET.head.parameters()) / W, 4 * 8 / W
+PREDICTIONS = CLIENTS * PER_CLIENT * CLASSES / W
+CONTRACT = {  # down, up, client state, server state; a model is 1
+    "FedAvg": (1, 1, 0, 0),
+    "FedProx": (1, 1, 0, 0),
+    "FedCL": (1 + THETA, 1, 0, 0),
+    "MOON": (1, 1, 1, 0),
+    "FedDyn": (1, 1, THETA, THETA),
+    "SCAFFOLD": (1 + THETA, 1 + THETA, THETA, THETA),
+    "FedCurv": (1 + 2 * THETA, 1 + 2 * THETA, 2 * THETA, 2 * THETA),
+    "Ditto": (1, 1, 1, 0),
+    "FedALA": (1, 1, 1 + HEAD, 0),
+    "FedRoD": (1, 1, HEAD, 0),
+    "FedRep": (1 - HEAD, 1 - HEAD, HEAD, 0),
+    "FedPer": (1 - HEAD, 1 - HEAD, HEAD, 0),
+    "LG-FedAvg": (HEAD, HEAD, 1 - HEAD, 0),
+    "FedBN": (1 - NORM, 1 - NORM, NORM, 0),
+    "FedMD": (PREDICTIONS, PREDICTIONS, 1, 0),
+    "KnFu": (PREDICTIONS, PREDICTIONS, 1, 0),
+    "Local": (0, 0, 1, 0),
+    "FedNova": (1, 1 + 1 / W, 0, 1 / W),
+    "FedEXP": (1, 1 + 1 / W, 0, 1 + 1 / W),
+    "FedAvgM": (1, 1, 0, THETA),
+    "FedAdam": (1, 1, 0, 2 * THETA),
+    "Median": (1, 1, 0, 0),
+    "SAM": (1, 1, 0, 0),
+}
+SHARE_NOTHING = {"FedMD", "KnFu", "Local", "SelectiveFD"}
+
+
+@pytest.fixture(scope="module")
+def records():
+    return table.records()
+
+
+@pytest.fixture(scope="module")
+def by_name(records):
+    return {record["method"]: record for record in records}
+
+
+def test_the_readme_has_the_table(records):
+    assert table.as_markdown(records) in README, "put the output of `fl-lightning methods` into the README"
+    assert f"a net of {W}\nfloats" in README
+
+
+def test_the_readme_sorts_every_method_by_its_purpose(by_name):
+    listed = README.split("### Which method?\n")[1].split("### ")[0]
+    named = [name for line in listed.splitlines() if line.startswith("- ") for name in line.split(": ")[1].split(", ")]
+    assert sorted(named) == sorted(by_name)
+
+
+def test_every_method_is_there_with_paper_and_file(by_name):
+    assert {*map(table.name_of, methods.__all__), *table.CONFIGURED} <= by_name.keys()
+    assert {"Median", "TrimmedMean", "Krum", "GeometricMedian", "NormClip"} <= by_name.keys()
+    for record in by_name.values():
+        assert (ROOT / record["file"]).is_file()
+        assert record["papers"]
+        assert all(re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}|", url) for _, url in record["papers"])
+        assert all(5 < len(name) < 45 for name, _ in record["papers"])
+
+
+@pytest.mark.parametrize("name", table.CONFIGURED)
+def test_a_method_that_is_only_a_file_is_that_file(name, by_name):
+    source, personal = table.CONFIGURED[name]
+    text = (ROOT / by_name[name]["file"]).read_text(encoding="utf-8")
+    assert f"# Source: {source}." in text
+    assert yaml.safe_load(text)["model"]["personal"] in (personal[0], list(personal))
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_what_is_sent_and_kept_is_the_papers(name, by_name):
+    found = [by_name[name][column] for column in ("down", "up", "client_state", "server_state")]
+    assert found == pytest.approx(CONTRACT[name])
+
+
+def test_what_it_runs_with(by_name):
+    rules, optimizers = by_name["FedAvg"]["rules"], by_name["FedAvg"]["server_optimizers"]
+    assert {"Median", "Krum", "FedNova", "FedEXP"} <= set(rules)
+    assert {"SGD", "FedAvgM", "FedAdam"} <= set(optimizers)
+    assert {n for n, r in by_name.items() if r["rules"] == []} == SHARE_NOTHING
+    assert {n for n, r in by_name.items() if r["server_optimizers"] == []} == SHARE_NOTHING | {"FedDyn", "FedFOMO"}
+    for name in ("SCAFFOLD", "FedCurv"):
+        assert by_name[name]["server_optimizers"] == ["SGD"]
+    assert "FedNova" not in by_name["SAM"]["rules"]
+    assert "torch.optim.SGD" in by_name["SAM"]["refused"]["FedNova"]
+
+
+def test_auxiliary_data_and_contents(by_name):
+    asked = {name: record["data"] for name, record in by_name.items() if record["data"]}
+    transfer = dict.fromkeys(("FedMD", "KnFu", "SelectiveFD"), ("transfer",))
+    assert asked == {"FedCL": ("proxy",), "FedDF": ("proxy",), "FedKA": ("shared",), **transfer}
+    assert by_name["SCAFFOLD"]["down_contents"] == ("weights", "control")
+    assert by_name["KnFu"]["up_contents"] == ("knowledge",)
+
+
+def test_stackable_is_what_the_class_itself_says(by_name):
+    assert by_name["FedAvg"]["stackable"] is True
+    assert by_name["MOON"]["stackable"] is False
+    assert by_name["FedNova"]["stackable"] is None
+
+
+def test_other_outputs_have_the_same_rows(records, monkeypatch):
+    monkeypatch.setattr(table, "records", lambda: records)
+    read = json.loads(say("methods --output json").out)
+    assert [record["method"] for record in read] == [record["method"] for record in records]
+    assert "logits" in {record["method"]: record for record in read}["KnFu"]["refused"]["module"]
+    lines = list(csv.DictReader(io.StringIO(say("methods --output csv").out)))
+    assert [line["method"] for line in lines] == [record["method"] for record in records]
+    assert float(lines[0]["down"]) == 1
+    assert say("methods").out == table.as_markdown(records)
+
+
+def test_the_help_has_the_command():
+    assert re.search(r"^  methods ", say("--help").out, re.MULTILINE)
+    assert "--output {md,csv,json}" in say("methods --help").out
+
+
+def test_a_wrong_option_is_refused_in_one_sentence():
+    assert "output must be md or csv or json, got xml" in refusal("methods --output xml", 2)
+    assert "methods, got method; the nearest is 'methods'" in refusal("method", 2)
+
+
+def test_a_method_that_fails_in_training_is_no_refusal():
+    class Fails(FedAvg):
+        def reply(self, exchange, local):
+            raise ValueError("in the first round")
+
+    with silent(), pytest.raises(ClientError, match="in the first round"):
+        trial(Federation(Fails))

@@ -1,0 +1,123 @@
+"""Clients, transforms and rules that fail in one way each: client 2, in round 1."""
+
+import math
+import time
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.methods import FedAvg
+from tests.toys import BatchNormNet, sgd
+
+CLIENT, ROUND = 2, 1
+WEIGHTS = "net.head.weight"
+
+
+class Faulty(FedAvg):
+    """Fails in the way that is asked."""
+
+    def __init__(self, how="", always=False, **base):
+        super().__init__(**base)
+        self.how, self.always = how, always
+
+    def fails(self, local):
+        return self.always or (local.client_id, local.round_idx) == (CLIENT, ROUND)
+
+    def receive(self, broadcast, local):
+        self.round["fails"] = self.fails(local)
+        if self.how == "receive" and self.fails(local):
+            raise ValueError("no disk")
+
+    def training_step(self, batch, batch_idx):
+        if self.round["fails"]:
+            self.fail()
+        return super().training_step(batch, batch_idx)
+
+    def fail(self):
+        net = self.net
+        if self.how == "exception":
+            raise ZeroDivisionError("a bug\nof two lines")
+        if self.how == "StopIteration":
+            next(iter(()))
+        if self.how == "MemoryError":
+            raise MemoryError
+        if self.how == "time-out":
+            time.sleep(1.1)
+        if self.how == "adds":
+            net.extra = nn.Linear(2, 2)
+        if self.how == "replaces":
+            net.head = nn.Linear(8, 3)
+        if self.how == "removes":
+            del net.head.bias
+            net.head.bias = None
+        if self.how == "freezes":
+            net.head.requires_grad_(False)
+
+    def reply(self, exchange, local):
+        values = {"NaN": math.nan, "Inf": math.inf, "3e38": 3e38}
+        if self.how in values and self.fails(local):
+            with torch.no_grad():
+                next(iter(self.params().values())).fill_(values[self.how])
+        if self.how == "reshapes" and self.fails(local):
+            self.net.head.weight.data = torch.zeros(4, 8)
+        return [] if self.how == "reply" and self.fails(local) else {}
+
+
+class Sends(UpdateTransform):
+    """Sends something else than it should."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def on_client(self, update, broadcast):
+        if (update.client_id, broadcast.round_idx) != (CLIENT, ROUND):
+            return update
+        weights = dict(update.weights)
+        if self.how == "shape":
+            weights[WEIGHTS] = weights[WEIGHTS][:2]
+        if self.how == "key":
+            del weights[WEIGHTS]
+        if self.how == "type":
+            weights[WEIGHTS] = weights[WEIGHTS].tolist()
+        if self.how == "dtype":
+            weights[WEIGHTS] = weights[WEIGHTS].double()
+        return replace(update, weights=weights)
+
+
+class Weighs(Aggregator):
+    """Gives a client a weight that is none."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.bad = weight
+
+    def weight(self, update):
+        failing = (update.client_id, self.server.round_idx) == (CLIENT, ROUND)
+        return self.bad if failing else super().weight(update)
+
+
+VALUES = ("NaN", "Inf", "3e38")
+SENT = ("shape", "key", "type", "dtype")
+RAISED = ("exception", "receive", "reply", "StopIteration", "MemoryError", "time-out")
+STRUCTURE = ("adds", "replaces", "reshapes", "removes")
+WEIGHT = ("negative weight",)
+KINDS = (*VALUES, *SENT, *WEIGHT, *RAISED, *STRUCTURE)
+
+
+def faulty(how, mode, **settings):
+    """A loop in which that fault happens, under `error` or `skip`."""
+    client = Faulty(how, net=BatchNormNet, optimizer=sgd())
+    settings = {"nonfinite": mode, "on_error": mode, "seed": 3, "threads": 1, **settings}
+    if how == "3e38":
+        settings["max_update_norm"] = 100.0
+    if how == "time-out":
+        settings["client_timeout"] = 1.0
+    if how in SENT:
+        settings["transforms"] = [Sends(how)]
+    if how == "negative weight":
+        settings["aggregator"] = Weighs(-1.0)
+    return FederatedLoop(client, **settings)

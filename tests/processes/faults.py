@@ -1,0 +1,46 @@
+"""`python faults.py FOLDER MODE KIND...`: what each fault does to a run of two processes (fork)."""
+
+import json
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pytorch_lightning as pl
+
+from tests.federation.faulty import faulty
+from tests.processes.cases import digest
+from tests.toys import toy_data, trainer
+
+
+class Writes(pl.Callback):
+    """Writes what rank 0 sees of every round."""
+
+    def __init__(self, path):
+        self.path, self.skipped, self.counts = path, [], []
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.skipped.append([fault.client_id for fault in loop.skipped])
+        self.counts.append(loop.round_metrics.get("train/skipped"))
+        if trainer.is_global_zero:
+            found = {"skipped": self.skipped, "counts": self.counts, "hash": digest(loop)}
+            self.path.write_text(json.dumps(found))
+
+
+def run(folder, mode, how, **settings):
+    """Three rounds; returns the error's text, empty without one."""
+    writes = Writes(folder / f"{mode}-{how.replace(' ', '_')}-{settings.get('devices', 1)}.json")
+    try:
+        trainer(3, folder, callbacks=[writes], **settings).fit(faulty(how, mode), datamodule=toy_data())
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    where, how_to, *kinds = sys.argv[1:]
+    said = {}
+    for kind in kinds:
+        said[kind] = run(Path(where), how_to, kind, strategy="client_parallel_fork", devices=2)
+    (Path(where) / f"{how_to}.json").write_text(json.dumps(said))

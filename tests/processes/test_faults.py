@@ -1,0 +1,42 @@
+"""The fault matrix with two processes: nothing hangs, the model is that of one process, every error is named."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.federation.faulty import KINDS
+from tests.federation.test_faults import SAYS
+from tests.processes.faults import run
+
+SCRIPT = Path(__file__).with_name("faults.py")
+SOME = ("exception", "shape", "negative weight", "3e38", "replaces")
+REST = tuple(kind for kind in KINDS if kind not in SOME)
+
+
+@pytest.mark.parametrize("mode", ["error", "skip"])
+@pytest.mark.parametrize("kinds", [SOME, pytest.param(REST, marks=pytest.mark.slow)], ids=["some", "rest"])
+def test_two_processes_do_what_one_does(kinds, mode, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), str(tmp_path), mode, *kinds]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads((tmp_path / f"{mode}.json").read_text())
+    for kind in kinds:
+        alone = run(tmp_path, mode, kind)
+        name = f"{mode}-{kind.replace(' ', '_')}"
+        one, two = (json.loads((tmp_path / f"{name}-{count}.json").read_text()) for count in (1, 2))
+        assert two == one, kind
+        if mode == "error":
+            assert re.search(SAYS[kind], alone), alone
+            assert re.search(SAYS[kind], said[kind]), said[kind]
+            assert len(one["skipped"]) == 1, kind  # the round before the fault
+        else:
+            assert (alone, said[kind]) == ("", ""), kind
+            assert sum(map(len, one["skipped"])) == sum(one["counts"]) > 0, kind
