@@ -93,6 +93,8 @@ class FederatedLoop(Forwarding):
     _round: Round | None = None
     _round_start: RoundStart | None = None
     _evaluation: Evaluation | None = None
+    _initial_buffers: State | None = None
+    _handed_over = False
 
     def __init__(
         self,
@@ -137,14 +139,13 @@ class FederatedLoop(Forwarding):
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
         self._patience, self.skipped, self.identity = Patience(patience), list[Fault](), RunIdentity()
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.guard = NonFiniteGuard(nonfinite == "skip", max_update_norm)
+        self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
-        self.transforms, self.threads = as_list(transforms), threads
-        self.alma_every, self.initial_weights, self.store = alma_every, initial_weights, store or ClientStore()
-        self.recorder, self.initial_personal, self._initial_buffers = Recorder(), State(), State()
+        self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
+        self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
         # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
         self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
-        self._services, self._evaluation_services, self._handed_over = ClientServices(), ClientServices(False), False
+        self._services, self._evaluation_services = ClientServices(), ClientServices(False)
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
@@ -256,7 +257,7 @@ class FederatedLoop(Forwarding):
         checks.check_exposure(self.client, self.server_module, self.aggregator)
         if self.initial_weights is not None:
             self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
-        weights.transient.restore(self._initial_buffers)
+        weights.transient.restore(self._initial_buffers or {})
         first = {**weights.live(weights.entries), **weights.transient.tensors()}
         current_communicator().broadcast_(list(first.values()))
         weights.transient.load({})
@@ -551,7 +552,7 @@ class FederatedLoop(Forwarding):
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
         self._initial_buffers = saved.get("buffers", {})
         if not early:
-            self.weights.transient.restore(self._initial_buffers)
+            self.weights.transient.restore(self._initial_buffers or {})
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])
