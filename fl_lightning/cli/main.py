@@ -112,7 +112,7 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults(DEFAULTS)
         parser.add_argument(
             "--allow_changes",
-            type=list[str],
+            nargs="*",
             default=[],
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )

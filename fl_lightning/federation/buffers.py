@@ -21,6 +21,7 @@ class TransientBuffers:
 
     Attributes:
         start: values before any training, by name; None for a buffer that was not allocated then.
+        places: who owns them, and under which attribute; empty where there are none.
 
     Raises:
         ValueError: if a pattern matches none.
@@ -29,7 +30,7 @@ class TransientBuffers:
     def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
         self.client = client
         self.start: dict[str, Tensor | None] = {}
-        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self.places: dict[str, tuple[nn.Module, str]] = {}
         found = self._find()
         copies = {id(value): value.detach().clone() for value in found.values()}  # one for all names of a buffer
         self.start.update({name: copies[id(value)] for name, value in found.items()})
@@ -50,7 +51,7 @@ class TransientBuffers:
         found = {name: value for name, value in named if name not in saved and name not in self.start}
         for name in found:
             path, _, attribute = name.rpartition(".")
-            self._places[name] = (self.client.get_submodule(path), attribute)
+            self.places[name] = (self.client.get_submodule(path), attribute)
         return found
 
     def find_new(self) -> None:
@@ -61,7 +62,7 @@ class TransientBuffers:
         """Put the values where the module lies, and in its type; it is as it was before any training."""
         placed: dict[int, Tensor] = {}
         for name, value in self.start.items():
-            live = getattr(*self._places[name])
+            live = getattr(*self.places[name])
             if value is not None and live is not None:
                 self.start[name] = placed.setdefault(id(value), value.to(live))
 
@@ -80,7 +81,7 @@ class TransientBuffers:
         The one before may be a part of the data by now, so that nothing is written into it.
         """
         fresh: dict[int, Tensor] = {}
-        for name, (owner, attribute) in self._places.items():
+        for name, (owner, attribute) in self.places.items():
             value = kept.get(self._first.get(name, name), self.start[name])
             if value is not None and id(value) not in fresh:
                 fresh[id(value)] = value.clone()
@@ -88,7 +89,7 @@ class TransientBuffers:
 
     def snapshot(self) -> State:
         """Copy the buffers that a client keeps."""
-        live = {name: getattr(*self._places[name]) for name in self.kept}
+        live = {name: getattr(*self.places[name]) for name in self.kept}
         return {name: value.detach().clone() for name, value in live.items() if value is not None}
 
     def tensors(self) -> State:

@@ -95,7 +95,8 @@ class SequentialEngine:
             raise
         finally:
             self._last_start = None
-            self.transient.load({})
+            if self.transient.places:
+                self.transient.load({})
             self.local.restore_modes()
             self.client.zero_grad()
 
@@ -146,7 +147,8 @@ class SequentialEngine:
         self.weights.load(start)
         if job.personal is not None:
             self.weights.load(job.personal)
-        self.transient.load(job.memory.get(KEPT, {}))
+        if self.transient.places:
+            self.transient.load(job.memory.get(KEPT, {}))
         context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context

@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_net_loses_nothing(here):
     )
     assert says in refusal(f"{FIT} {another} --trainer.max_epochs 2", 1)
     assert says in refusal(f"test {TINY} {another}", 1)
-    allowed = "--allow_changes [model.client.net.hidden]"
+    allowed = "--allow_changes model.client.net.hidden"
     assert "entry 'client.net.body.1.bias' has shape (64,)" in refusal(f"test {TINY} {another} {allowed}", 1)
     assert {path: path.read_bytes() for path in before} == before
 

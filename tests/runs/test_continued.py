@@ -89,7 +89,7 @@ def test_free_settings_may_change(here):
 
 
 def test_an_allowed_change_is_recorded(here):
-    change = "--model.client.optimizer.lr 0.01 --allow_changes [model.client.optimizer.lr]"
+    change = "--model.client.optimizer.lr 0.01 --allow_changes model.client.optimizer.lr"
     said = say(f"{FIT} 2 --ckpt_path last {change}")
     assert said.code == 0, said.err
     run = run_in(here)
