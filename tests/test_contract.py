@@ -168,6 +168,7 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, two_rounds,
     assert same(halves.state, two_rounds.state)
 
 
+@pytest.mark.slow  # the resume above, from files: tests/client/test_store.py has them by default
 def test_a_store_in_files_resumes_to_the_same(name, two_rounds, tmp_path):
     if not two_rounds.state["federated"]["store"]:
         pytest.skip("keeps nothing between rounds")
