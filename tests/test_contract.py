@@ -6,6 +6,7 @@ optimizer of its own with FedAvg's and `configs/method/<name>.yaml`; <name> is t
 
 import csv
 import inspect
+import json
 import math
 import os
 import re
@@ -185,6 +186,7 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, two_rounds,
     assert same(halves.state, two_rounds.state)
 
 
+@pytest.mark.slow  # the resume above, from files: tests/client/test_store.py has them by default
 def test_a_store_in_files_resumes_to_the_same(name, two_rounds, tmp_path):
     kept = two_rounds.state["federated"]["store"]
     if not kept["records"] and not len(kept["files"]):
@@ -203,22 +205,24 @@ def test_bf16_mixed_follows_float32(name, two_rounds, tmp_path):
     assert all(v.dtype != torch.bfloat16 for v in half.state["state_dict"].values())
 
 
+@pytest.fixture(scope="module")
+def one_and_two_processes(tmp_path_factory) -> list[dict[str, Any]]:
+    """What `tests/processes/methods.py` sees of all methods, by one script each."""
+    folder, script = tmp_path_factory.mktemp("processes"), ROOT / "tests/processes/methods.py"
+    for devices in ("1", "2"):
+        command = [sys.executable, str(script), str(folder / devices), devices]
+        settings = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd=folder, check=False, timeout=580, **settings)
+        assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads((folder / devices).read_text(encoding="utf-8")) for devices in ("1", "2")]
+
+
 @pytest.mark.slow
-def test_two_processes_equal_one(name, two_rounds, tmp_path):
-    pair = Run(tmp_path, name)
-    strategy = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fl_lightning", "fit", *pair.files, *strategy],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert pair.rows == two_rounds.rows
-    assert same(pair.state, two_rounds.state)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(name, one_and_two_processes):
+    """Weights and server state bit for bit, and every value of the round with what the clients would deploy."""
+    one, two = one_and_two_processes
+    assert json.dumps(one[name], sort_keys=True) == json.dumps(two[name], sort_keys=True)
 
 
 class Line(pl.LightningModule):

@@ -1,0 +1,32 @@
+"""Every method in as many processes as asked: `python methods.py FILE DEVICES` writes what rank 0 sees of each."""
+
+import json
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from fl_lightning import FederatedLoop
+from tests.processes.cases import digest, parallel
+from tests.test_contract import NAMES, data_of, with_net
+from tests.toys import trainer
+
+
+def found(devices):
+    """Hash of weights and server state, and the values of the second round, by method."""
+    results = {}
+    for name in NAMES:
+        loop = FederatedLoop(**with_net(name), seed=3, threads=1, alma_every=1, local_epochs=2)
+        run = trainer(2, **parallel(devices))
+        run.fit(loop, datamodule=data_of(participation=0.8))
+        results[name] = {"hash": digest(loop), "row": loop.round_metrics}
+    return results if run.is_global_zero else None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if (seen := found(int(sys.argv[2]))) is not None:
+        Path(sys.argv[1]).write_text(json.dumps(seen), encoding="utf-8")
