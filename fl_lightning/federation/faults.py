@@ -4,6 +4,7 @@ import os
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from linecache import getline
 from pathlib import Path
 from traceback import walk_tb
 from typing import NamedTuple
@@ -125,20 +126,22 @@ def as_raised(error: ClientError) -> Exception:
     """Give the error of a run that ends with it: a ValueError or TypeError of the package's own checks stays one."""
     cause = error.__cause__
     if isinstance(cause, Exception) and type(cause) in (ValueError, TypeError) and place_of(cause)[1]:
-        return type(cause)(str(error))
+        found = type(cause)(str(error))
+        found.__cause__ = cause
+        return found
     return error
 
 
 def place_of(error: Exception) -> tuple[str, bool]:
-    """Find the user's own line that an error came through last, and whether the package itself raised it.
+    """Find the user's own line that an error came through last, and whether a check of the package raised it.
 
     Returns:
         "file, line n", empty where no file of the user's is involved; and True for an error of the package's own.
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     users = [(name, line) for name, line in frames if not name.startswith((PACKAGE + os.sep, *LIBRARIES, "<"))]
-    checks = isinstance(error, ValueError | TypeError | TimeoutError)
-    own = checks and bool(frames) and frames[-1][0].startswith(PACKAGE + os.sep)
+    checks = isinstance(error, ValueError | TypeError | TimeoutError) and bool(frames)
+    own = checks and frames[-1][0].startswith(PACKAGE + os.sep) and getline(*frames[-1]).lstrip().startswith("raise ")
     if not users:
         return ("" if own or not frames else "{}, line {}".format(*frames[-1])), own
     name, line = users[-1]
