@@ -18,13 +18,13 @@ DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
 
 KEYS = ("store", "initial_personal", "recorder", "transforms", "client", "settings")
-"""What a federation adds to a checkpoint."""
+"""Keys that a federation adds to a checkpoint."""
 
 LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
-"""What a fit needs besides."""
+"""Keys of Lightning's that a fit needs besides."""
 
 SERVER_PARTS = ("aggregator.", "server_module.")
-"""What the entries of rule and server module begin with, in the loop's state dict."""
+"""Beginnings of the names of rule and server module's entries, in the loop's state dict."""
 
 
 def data_shape(client: ClientModule) -> list[int] | None:

@@ -22,7 +22,7 @@ Form = Literal["softmax", "paper", "prior"]
 
 
 def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
-    """What is added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`; −∞ for a class without samples.
+    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`; −∞ for a class without samples.
 
     >>> margins(torch.tensor([16, 0, 1]), tau=1.0)
     tensor([-0.5000,    -inf, -1.0000], dtype=torch.float64)

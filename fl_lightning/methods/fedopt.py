@@ -33,12 +33,12 @@ class FedOpt(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        tau: float,
-        v_init: float,
-        bias_correction: bool,
+        lr: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        v_init: float = 0.0,
+        bias_correction: bool = False,
     ) -> None:
         check_above(0, lr=lr, tau=tau)
         check_at_least(0, beta1=beta1, beta2=beta2, v_init=v_init)
@@ -75,22 +75,7 @@ class FedOpt(Optimizer):
 
 
 class FedAdam(FedOpt):
-    """FedOpt with v ← β₂ v + (1 − β₂) Δ².
-
-    Args: as of `FedOpt`.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.1,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        v_init: float = 0.0,
-        bias_correction: bool = False,
-    ) -> None:
-        super().__init__(params, lr, beta1, beta2, tau, v_init, bias_correction)
+    """FedOpt with v ← β₂ v + (1 − β₂) Δ²."""
 
     def second_moment(self, v: Tensor, square: Tensor, beta2: float) -> Tensor:
         return beta2 * v + (1 - beta2) * square
@@ -99,20 +84,14 @@ class FedAdam(FedOpt):
 class FedYogi(FedOpt):
     """FedOpt with v ← v − (1 − β₂) Δ² sign(v − Δ²).
 
-    Args: as of `FedOpt`.
+    Args:
+        params: as of any optimizer.
+        lr: η_s > 0.
+        settings: of `FedOpt`.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        v_init: float = 0.0,
-        bias_correction: bool = False,
-    ) -> None:
-        super().__init__(params, lr, beta1, beta2, tau, v_init, bias_correction)
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, **settings: Any) -> None:
+        super().__init__(params, lr, **settings)
 
     def second_moment(self, v: Tensor, square: Tensor, beta2: float) -> Tensor:
         return v - (1 - beta2) * square * (v - square).sign()

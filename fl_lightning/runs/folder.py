@@ -52,7 +52,7 @@ def stem_of(configs: Sequence[str | Path]) -> str:
 
 
 def overrides_of(argv: Sequence[str]) -> str:
-    """What the command line sets besides the files, as part of a folder's name; settings that are free are left out.
+    """Part of a folder's name for what the command line sets besides the files; settings that are free are left out.
 
     >>> overrides_of("fit -c a.yaml --seed_everything 3 --model.client.mu=0.1 --trainer.max_epochs 9".split())
     '-seed3-mu=0.1'
