@@ -60,7 +60,7 @@ class SequentialEngine:
         self.services, self.transient = services or ClientServices(), self.weights.transient
         self.transient.place()
         self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
-        self._receives = overridden(client, "receive", ClientModule)
+        self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._structure = Structure(client, self.weights.entries, self.weights.tied)
         self._noted = False
         self._last_start: object = None
@@ -73,7 +73,7 @@ class SequentialEngine:
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
-        self._structure.note_frozen()
+        self._structure.begin()
         try:
             with attach_services(self.modules, self.services.methods):
                 for job in jobs:
@@ -81,7 +81,6 @@ class SequentialEngine:
                         result = self._train(exchange, job)
                     except Exception as error:
                         raise client_error(job.client_id, job.broadcast.round_idx, error) from error
-                    self._structure.restore_frozen()
                     yield result
         except GeneratorExit:  # the caller takes no more results
             self.services.logged.clear()
@@ -90,7 +89,6 @@ class SequentialEngine:
             self.services.logged.clear()  # of the client under way
             self.services.untoggle_optimizer(None)
             self._structure.restore()
-            self._structure.restore_frozen()
             self.local.forget_optimizers()
             raise
         finally:
@@ -114,7 +112,7 @@ class SequentialEngine:
         found = hooks.get("on_client_epoch_end", ())
         told = [partial(hook, job.client_id) for hook in found] if found else ()
         local.train(job.data, exchange, neutral, told)
-        extras = client.reply(exchange, job.data)
+        extras = client.reply(exchange, job.data) if self._replies else {}
         if not isinstance(extras, Mapping):
             raise TypeError(
                 f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "

@@ -28,11 +28,12 @@ from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError, Patience
+from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
+from fl_lightning.federation.tolerance import TolerantRound
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import as_list, check_at_least
@@ -137,7 +138,7 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self._patience, self.skipped, self.identity = Patience(patience), list[Fault](), RunIdentity()
+        self.skipped, self.identity, self._fruitless = list[Fault](), RunIdentity(), 0
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
@@ -310,7 +311,7 @@ class FederatedLoop(Forwarding):
         except Exception as problem:
             error = problem
         processes.all_gather_or_raise(None, error)
-        self._round = Round(
+        self._round = (TolerantRound if self.faults.on_error == "skip" else Round)(
             client=self.client,
             engine=self.engine,
             server=self.server,
@@ -318,7 +319,8 @@ class FederatedLoop(Forwarding):
             server_module=self.server_module,
             aggregator=self.aggregator,
             guard=self.guard,
-            faults=self.faults,
+            min_clients=self.faults.min_clients,
+            counts_skipped=self.faults.skips,
             transforms=self.transforms,
             communicator=processes,
             store=self.store,
@@ -363,10 +365,13 @@ class FederatedLoop(Forwarding):
                 begun.restore()
             stepped = self._step(start, result.weights)
             if stepped is None:
-                round_.give_up(cohort, result, self._overflow(round_idx))
+                round_.give_up(result, self._overflow(round_idx))
                 begun.restore()
-            self.skipped = result.skipped
-            self._patience.end_round(round_idx, len(cohort), self.skipped, result.lost)
+            self.skipped, everyone = result.skipped, len(result.skipped) >= len(cohort)
+            self._fruitless = self._fruitless + 1 if everyone else 0
+            if everyone:
+                reason = result.skipped[-1].reason if result.skipped else result.lost
+                self.faults.check_patience(self._fruitless, round_idx, reason)
             weights.load(before | (result.personal or {}) | (stepped or {}))
             if result.records:
                 self.store.put(result.records, round_idx)
