@@ -109,7 +109,7 @@ def is_the_users(error: Exception) -> bool:
 
     if isinstance(error, FaultError):
         return True
-    if not isinstance(error, ValueError | TypeError | OSError | MisconfigurationException):
+    if not isinstance(error, ValueError | TypeError | OSError | RuntimeError | MisconfigurationException):
         return False
     *_, (frame, line) = walk_tb(error.__traceback__)
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)

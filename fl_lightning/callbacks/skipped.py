@@ -51,7 +51,11 @@ class SkippedClients(Callback):
         self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, loop: Any) -> None:
-        if not loop.skipped or not trainer.is_global_zero or loop.skipped[0].round_idx <= self._written:
+        if (
+            not getattr(loop, "skipped", None)
+            or not trainer.is_global_zero
+            or loop.skipped[0].round_idx <= self._written
+        ):
             return
         path, self._written = self._path(trainer), loop.skipped[0].round_idx
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from argparse import ArgumentError
 from contextlib import suppress
 from difflib import get_close_matches
 from inspect import isabstract
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytorch_lightning as pl
@@ -152,6 +153,28 @@ def no_class(given: str, base: type, error: object) -> str:
     twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
     return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
+
+
+def disk_error(error: OSError, folder: Path) -> str:
+    """Say what is wrong with a file of a run's folder; nothing where the error is about another file.
+
+    >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
+    'runs/fit/0/metrics.csv cannot be written (No space left on device);'
+    """
+    if error.errno is None or not isinstance(error.filename, str):
+        return ""
+    path, within = Path(error.filename), Path(folder).resolve()
+    if not (path.resolve().is_relative_to(within) or within.is_relative_to(path.resolve())):
+        return ""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return (
+            f"{path} is gone ({error.strerror}): the run's folder was deleted or moved while it ran; leave it where "
+            f"it is until the run ends"
+        )
+    return (
+        f"{path} cannot be written ({error.strerror}); checkpoints that were written before are as they were: make "
+        f"space, or give the run a folder that can be written, and continue with --ckpt_path last"
+    )
 
 
 def choice(base: type) -> str:

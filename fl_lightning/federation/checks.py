@@ -3,7 +3,16 @@
 from collections.abc import Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+)
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -16,10 +25,23 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.utils.packages import is_of_kind
 
-SWA = (
-    "StochasticWeightAveraging averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which "
-    "would be a round; leave it out, or take FedEXP, which averages the last two rounds"
-)
+REFUSED: dict[type[Callback], str] = {
+    StochasticWeightAveraging: "averages the weights along one optimizer's steps and adds an epoch for BatchNorm, "
+    "which would be a round; leave it out, or take FedEXP, which averages the last two rounds",
+    LearningRateFinder: "tries learning rates in steps of one optimizer, and a step of the Trainer is a round; leave "
+    "it out, and compare short runs with several model.client.optimizer.lr",
+    BatchSizeFinder: "enlarges the batches of one loader, and each client has its own; leave it out, and set "
+    "data.batch_size",
+    GradientAccumulationScheduler: "accumulates over batches of the Trainer, which are rounds; leave it out, and set "
+    "model.accumulate_grad_batches",
+    BaseFinetuning: "gives parameters to the Trainer's optimizer, which no client steps with; leave it out, and set "
+    "requires_grad in the module's own on_train_epoch_start",
+    ModelPruning: "replaces parameters of the module, which the server and all clients share; leave it out, and prune "
+    "the trained client.ckpt",
+    SpikeDetection: "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
+    "model.max_update_norm",
+}
+"""Callbacks of Lightning's that have no meaning in a federation: why, and what to do instead."""
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -30,6 +52,7 @@ def check_trainer(trainer: Trainer) -> None:
     """
     overfit = getattr(trainer, "overfit_batches", 0)
     processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
     rules: list[tuple[bool, str]] = [
         (
             processes > 1 and not isinstance(strategy, ClientParallelStrategy),
@@ -52,9 +75,9 @@ def check_trainer(trainer: Trainer) -> None:
             f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
         ),
         (
-            isinstance(trainer.val_check_interval, float) and trainer.val_check_interval < 1,
+            interval is None or (isinstance(interval, float) and interval < 1),
             f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
-            f"{trainer.val_check_interval}; use trainer.check_val_every_n_epoch to evaluate less often",
+            f"{'a time' if interval is None else interval}; use trainer.check_val_every_n_epoch to evaluate less often",
         ),
         (
             bool(overfit),
@@ -75,13 +98,14 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_callback(callback: Callback) -> None:
-    """Refuse callbacks that count something else than rounds, or average weights themselves.
+    """Refuse callbacks that count something else than rounds, or act on the Trainer's optimizer or batches.
 
     Raises:
         ValueError: naming what to set instead.
     """
-    if is_of_kind(callback, StochasticWeightAveraging):
-        raise ValueError(SWA)
+    for kind, reason in REFUSED.items():
+        if is_of_kind(callback, kind):
+            raise ValueError(f"{type(callback).__name__} {reason}")
     if not is_of_kind(callback, ModelCheckpoint):
         return
     if "'train_time_interval': None" not in callback.state_key:

@@ -140,6 +140,19 @@ VALUES = [
         "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",
         "adds an epoch for BatchNorm, which would be a round; leave it out",
     ),
+    ("--trainer.val_check_interval 00:00:01:00", "trainer.val_check_interval must be 1.0, got a time; use trainer."),
+    ("--trainer.callbacks LearningRateFinder", "leave it out, and compare short runs with several model.client.opti"),
+    ("--trainer.callbacks BatchSizeFinder", "each client has its own; leave it out, and set data.batch_size"),
+    (
+        "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{0: 2}'",
+        "which are rounds; leave it out, and set model.accumulate_grad_batches",
+    ),
+    ("--trainer.callbacks BackboneFinetuning", "which no client steps with; leave it out, and set requires_grad in "),
+    (
+        "--trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn l1_unstructured",
+        "which the server and all clients share; leave it out, and prune the trained client.ckpt",
+    ),
+    ("--trainer.callbacks SpikeDetection", "a step of the Trainer is a round; leave it out, and set model.max_update_"),
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
     (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
 ]
@@ -170,6 +183,42 @@ def test_a_wrong_key_in_a_file(here):
     ):
         (here / "mine.yaml").write_text(text)
         assert says in refusal("fit -c mine.yaml", 2)
+
+
+def test_a_value_that_no_round_has():
+    said = refusal(f"{FIT} --trainer.callbacks EarlyStopping --trainer.callbacks.monitor nosuch", 1)
+    assert "conditioned on metric `nosuch` which is not available. Pass in or modify your `EarlyStopping` ca" in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_file_that_is_not_utf8(here, encoding):
+    (here / "mine.yaml").write_bytes("# für später\nmodel: {local_epochs: 1}\n".encode(encoding))
+    says = "config: mine.yaml must be text in UTF-8, got byte 0xf"
+    assert says in refusal(f"{FIT} -c mine.yaml", 2)
+    assert says in refusal(f"{FIT} --config=mine.yaml", 2)
+
+
+BROKEN = {"bytes": b"\xff\xfe", "cut": b"{", "list": b"[1]", "1": b'{"checkpoints": [1]}', "deep": b"[" * 100_000}
+
+
+def test_a_broken_registry_does_not_stop_a_run(here):
+    assert say(FIT).code == 0
+    (run,) = here.glob("runs/digits_fedntd/*")
+    (run / "clients").mkdir(exist_ok=True)
+    for content in BROKEN.values():
+        (run / "clients" / "checkpoints.json").write_bytes(content)
+        said = say(f"{FIT} --ckpt_path last")
+        assert said.code == 0, said.err
+
+
+def test_a_table_that_is_none(here):
+    assert say(FIT).code == 0
+    (table,) = here.glob("runs/digits_fedntd/*/metrics.csv")
+    for content in (b"a,b\n1,2\n", b"\xff\xfe\x00\n1\n", b"round,a\n0,x\n"):
+        table.write_bytes(content)
+        said = refusal(f"{FIT} --ckpt_path last --trainer.max_epochs 2", 1)
+        assert "metrics.csv must be a table of numbers with a row for each round" in said
+        assert said.endswith("move it away")
 
 
 @pytest.mark.parametrize(
