@@ -13,6 +13,7 @@ PROG = "fl-lightning"
 HELP = """\
 usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
        fl-lightning methods [--output {md,csv,json}]
+       fl-lightning configs [NAME] [--copy DIR]
        fl-lightning check PATH ...
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
@@ -23,10 +24,11 @@ commands:
   test       evaluate a checkpoint on the test split
   predict    write the outputs of a checkpoint's model to predictions.pt
   methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
+  configs    list the configuration files that come with the package, print one, or copy them
   check      say whether checkpoints, or all of a folder and below, are as they were written
 
 options of the commands that run a federation:
-  -c CONFIG             a YAML file; several are merged, the later one wins
+  -c CONFIG             a YAML file, or the name of one of the package's; several are merged, the later one wins
   --model.client NAME   what every client trains: FedAvg, FedProx, FedNTD or the path of any LightningModule
   --data.NAME VALUE     source, num_clients, partition, participation, batch_size, ...
   --trainer.NAME VALUE  of pytorch_lightning.Trainer; max_epochs is the number of rounds
@@ -35,10 +37,10 @@ options of the commands that run a federation:
   --version             print the version and stop
 
 examples:
-  fl-lightning fit -c configs/experiment/digits_fedntd.yaml
+  fl-lightning fit -c experiment/digits_fedntd
   fl-lightning fit --model.client FedNTD --model.client.beta 0.3 --trainer.max_epochs 20
-  fl-lightning fit -c configs/method/fedprox.yaml -c configs/data/cifar10.yaml -c configs/trainer/gpu.yaml
-  fl-lightning test -c configs/experiment/digits_fedntd.yaml --ckpt_path last
+  fl-lightning fit -c method/fedprox -c data/cifar10 -c trainer/gpu
+  fl-lightning test -c experiment/digits_fedntd --ckpt_path last
 
 A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
@@ -70,13 +72,18 @@ def main(args: list[str] | None = None) -> None:
             from fl_lightning.cli.check import check  # noqa: PLC0415
 
             sys.exit(min(check(argv[1:]), 1))
+        if argv[0] == "configs":
+            from fl_lightning.cli.configs import run as show_configs  # noqa: PLC0415
+
+            show_configs(argv[1:])
+            return
         if argv[0] == "methods":
             from fl_lightning.cli.methods import run  # noqa: PLC0415 - slow to import
 
             run(argv[1:])
             return
-        from fl_lightning.cli import FederatedCLI  # noqa: PLC0415
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
+        from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
 
         with quiet_lightning():
             FederatedCLI(args)

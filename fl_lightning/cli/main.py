@@ -44,6 +44,10 @@ CHANGES = "CHANGES"
 
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
 
+NO_TENSORBOARD = (
+    "TensorBoard is not installed: the run logs metrics.csv only; pip install 'fl_lightning[tensorboard]' adds it"
+)
+
 
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
 
@@ -176,7 +180,11 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     if given is False:
         return []
     if given is None or given is True:
-        given = RunTensorBoard(folder, first_round)
+        try:
+            given = RunTensorBoard(folder, first_round)
+        except ModuleNotFoundError:
+            rank_zero_info(NO_TENSORBOARD)
+            given = []
     chosen: list[Logger] = as_list(given)
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
