@@ -116,7 +116,7 @@ def is_the_users(error: Exception) -> bool:
 
     if isinstance(error, FaultError):
         return True
-    if not isinstance(error, ValueError | TypeError | OSError | MisconfigurationException):
+    if not isinstance(error, ValueError | TypeError | OSError | ModuleNotFoundError | MisconfigurationException):
         return False
     *_, (frame, line) = walk_tb(error.__traceback__)
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
