@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from importlib.metadata import version
 from linecache import getline
 from traceback import walk_tb
@@ -35,6 +36,7 @@ options of the commands that run a federation:
   --print_config        print the merged configuration and stop
   --help                list every option of a command; --model.client.help NAME those of a class
   --version             print the version and stop
+  --print_shtab SHELL   instead of a command: print the script with which bash, zsh or tcsh complete the options
 
 examples:
   fl-lightning fit -c experiment/digits_fedntd
@@ -45,6 +47,9 @@ examples:
 A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
 """
+COMMANDS = {"methods": "methods", "configs": "configs", "check": "check", "--print_shtab": "completion"}
+"""Modules of `cli`, slow to import, that run the commands besides LightningCLI's."""
+
 CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
 """Packages whose own `raise` statements are about the user's input."""
 
@@ -68,19 +73,8 @@ def main(args: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
     handler = signal.getsignal(signal.SIGINT)
     try:
-        if argv[0] == "check":
-            from fl_lightning.cli.check import check  # noqa: PLC0415
-
-            sys.exit(min(check(argv[1:]), 1))
-        if argv[0] == "configs":
-            from fl_lightning.cli.configs import run as show_configs  # noqa: PLC0415
-
-            show_configs(argv[1:])
-            return
-        if argv[0] == "methods":
-            from fl_lightning.cli.methods import run  # noqa: PLC0415 - slow to import
-
-            run(argv[1:])
+        if argv[0] in COMMANDS:
+            import_module(f"fl_lightning.cli.{COMMANDS[argv[0]]}").run(argv[1:])
             return
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
         from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415

@@ -23,6 +23,7 @@ from fl_lightning.callbacks import (
     SavePredictions,
     SkippedClients,
 )
+from fl_lightning.callbacks.plots import Format
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
@@ -120,6 +121,7 @@ class FederatedCLI(LightningCLI):
             default=[],
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
+        parser.add_argument("--plots.format", type=Format, default="png", help="of the pictures in the run folder")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         super().parse_arguments(parser, args)
@@ -153,7 +155,11 @@ class FederatedCLI(LightningCLI):
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            ours = [ClasswiseReport(self.folder), RunPlots(self.folder), SkippedClients(self.folder)]
+            ours = [
+                ClasswiseReport(self.folder),
+                RunPlots(self.folder, format=config.plots.format),
+                SkippedClients(self.folder),
+            ]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
