@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -15,28 +15,32 @@ from fl_lightning.federation.history import History
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Format = Literal["png", "pdf", "svg"]
 
 LARGEST_SHARE = 0.02
 """Share of the run's time that drawing during the run may take."""
 
 
 class RunPlots(Callback):
-    """Writes `partition.png` when fit starts, `accuracy.png` and `classwise.png` during it and at its end.
+    """Writes the pictures `partition` when fit starts, `accuracy` and `classwise` during it and at its end.
 
     A picture without content (no labels, no accuracy) is not written.
 
     Args:
         dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
         every: least seconds between two drawings during fit; more where drawing would take over 2 % of them.
+        format: of the files: png, pdf or svg.
     """
 
-    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0) -> None:
+    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
         check_at_least(0, "it is in seconds", every=every)
-        self.dirpath, self.every = dirpath, every
+        check_choice(get_args(Format), format=format)
+        self.dirpath, self.every, self.format = dirpath, every, format
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
@@ -51,7 +55,7 @@ class RunPlots(Callback):
             self._folder, self._history = folder, pl_module.recorder.history
             with suppress(ValueError):  # the samples have no classes
                 counts = pl_module.data.label_counts
-                save(plot_partition(counts, pl_module.evaluation.class_names), folder / "partition.png")
+                save(plot_partition(counts, pl_module.evaluation.class_names), folder / f"partition.{self.format}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -80,10 +84,11 @@ class RunPlots(Callback):
         accuracies = {name: values for name, values in curves.items() if is_accuracy(name)}
         losses = {name: values for name, values in curves.items() if is_loss(name)}
         if accuracies or losses:
-            save(plot_accuracy(list(self._history.rounds), accuracies, losses), self._folder / "accuracy.png")
+            name = f"accuracy.{self.format}"
+            save(plot_accuracy(list(self._history.rounds), accuracies, losses), self._folder / name)
         evaluated, names, table = self._history.columns(BY_CLASS)
         if evaluated:
-            save(plot_classwise(table.numpy(), names, evaluated), self._folder / "classwise.png")
+            save(plot_classwise(table.numpy(), names, evaluated), self._folder / f"classwise.{self.format}")
 
 
 def is_accuracy(name: str) -> bool:
@@ -97,5 +102,5 @@ def is_loss(name: str) -> bool:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG: a viewer finds the old picture or the new one."""
-    write_atomically(path, lambda part: figure.savefig(part, format="png"))
+    """Write a figure in the format of the path's suffix: a viewer finds the old picture or the new one."""
+    write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))

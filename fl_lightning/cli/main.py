@@ -24,6 +24,7 @@ from fl_lightning.callbacks import (
     SavePredictions,
     SkippedClients,
 )
+from fl_lightning.callbacks.plots import Format
 from fl_lightning.cli.errors import PROG, disk_error
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
@@ -44,6 +45,10 @@ CHANGES = "CHANGES"
 """Name of the file that lists settings that changed in the course of a run."""
 
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
+
+NO_TENSORBOARD = (
+    "TensorBoard is not installed: the run logs metrics.csv only; pip install 'fl_lightning[tensorboard]' adds it"
+)
 
 
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
@@ -130,6 +135,7 @@ class FederatedCLI(LightningCLI):
             default=[],
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
+        parser.add_argument("--plots.format", type=Format, default="png", help="of the pictures in the run folder")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -166,7 +172,11 @@ class FederatedCLI(LightningCLI):
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            ours = [ClasswiseReport(self.folder), RunPlots(self.folder), SkippedClients(self.folder)]
+            ours = [
+                ClasswiseReport(self.folder),
+                RunPlots(self.folder, format=config.plots.format),
+                SkippedClients(self.folder),
+            ]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
@@ -194,7 +204,11 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     if given is False:
         return []
     if given is None or given is True:
-        given = RunTensorBoard(folder, first_round)
+        try:
+            given = RunTensorBoard(folder, first_round)
+        except ModuleNotFoundError:
+            rank_zero_info(NO_TENSORBOARD)
+            given = []
     chosen: list[Logger] = as_list(given)
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 

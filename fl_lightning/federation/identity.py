@@ -25,6 +25,7 @@ FREE_OF_TRAINER = (
 FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout")
 FREE = {
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
+    "plots",
     *(f"trainer.{name}" for name in FREE_OF_TRAINER),
     *(f"model.{name}" for name in FREE_OF_MODEL),
 }

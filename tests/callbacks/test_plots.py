@@ -38,6 +38,11 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
     } - (set() if (tmp_path / "hparams.yaml").exists() else {"hparams.yaml"})
 
 
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, got 'gif'"):
+        RunPlots(format="gif")
+
+
 @pytest.mark.parametrize("with_report", [True, False])
 def test_pictures_show_the_data_and_the_history(tmp_path, calls, with_report):
     report = ClasswiseReport()
