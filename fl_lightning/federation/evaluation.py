@@ -16,7 +16,7 @@ from fl_lightning.distributed import Communicator
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server
-from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Broadcast, ClientJob, State
 
 
@@ -51,7 +51,7 @@ class Evaluation:
         self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
         device = communicator.device
-        self._accuracy = ClasswiseAccuracy(data.num_classes or 0).to(device) if classifies else None
+        self._accuracy = ClassifierScores(data.num_classes or 0).to(device) if classifies else None
 
     def start(self) -> None:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""

@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.client.services import MetricAccumulator
@@ -14,6 +13,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 Bytes = dict[tuple[str, str], int]
@@ -146,27 +146,6 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
     """Digest of the rows before, whose digest is given, and of one more."""
     known = {key: float(value) for key, value in row.items() if not math.isnan(value)}
     return sha256(digest + repr(sorted(known.items())).encode()).digest()
-
-
-def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
-    """Count 4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
-
-    Args:
-        weights: shared entries, or None.
-        extras: tensors, numbers and (nested) dicts or lists of them.
-
-    Returns:
-        Bytes.
-    """
-    return (0 if weights is None else _floats(weights) * 4) + (_floats(extras) * 4 if extras else 0)
-
-
-def _floats(value: Any) -> int:
-    """Count the floats in a nest, those in its tensors included."""
-    found: list[int] = []
-    apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
-    apply_to_collection(value, float, lambda _: found.append(1))
-    return sum(found)
 
 
 class TrafficCounter:
