@@ -146,4 +146,4 @@ class WeightAlignment(FederatedMetric):
 
     def compute(self) -> Tensor:
         first, second = (preferred_by_sums(sums, self.activation_samples) for sums in self.activation_sums)
-        return weight_alignment(first, second)
+        return weight_alignment(first, second).masked_fill(self.activation_samples.sum() == 0, torch.nan)
