@@ -15,6 +15,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
@@ -37,6 +38,7 @@ class Evaluation:
 
     Attributes:
         before: the global weights while others are evaluated in their place, else None.
+        inspection: evaluates clients in the middle of a round, for monitors.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Evaluation:
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
         self.metrics = metrics
-        self.class_names = class_names(data)
+        self.inspection, self.class_names = Inspection(engine, data), class_names(data)
         self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
         device = communicator.device
@@ -196,11 +198,3 @@ class Evaluation:
             for name, value in values.items():
                 columns[name] += [] if math.isnan(value) else [value]
         return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}
-
-
-def class_names(data: FederatedDataModule) -> list[str]:
-    """Name the classes for log keys: by the data's names, else by numbers."""
-    names = getattr(data.source, "class_names", None)
-    count = data.num_classes or 0
-    width = max(2, len(str(count - 1)))
-    return [str(name).replace("/", "-") for name in names or [f"{c:0{width}d}" for c in range(count)]]

@@ -99,8 +99,7 @@ class RunIdentity:
             "data.labels": digest_of([torch.tensor(len(train)) if train.labels is None else train.labels]),
         }
         if trainer.state.fn == "fit":
-            samples = [data.client_indices("train", client_id) for client_id in range(data.num_clients)]
-            found["data.clients"] = digest_of(samples)
+            found["data.clients"] = digest_of(data.samples.dealt)
         self.objects = found
 
     def state_dict(self) -> dict[str, Settings]:

@@ -30,7 +30,7 @@ from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError, Patience
 from fl_lightning.federation.identity import RunIdentity
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
+from fl_lightning.federation.recorder import Recorder, bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
@@ -329,7 +329,7 @@ class FederatedLoop(Forwarding):
             communicator=processes,
             store=self.store,
             recorder=self.recorder,
-            traffic=TrafficCounter(self.weights.live(self.weights.shared)),
+            traffic=self.recorder.count_traffic(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
             view=self.data.views(),
             hooks=self._client_hooks,

@@ -31,6 +31,7 @@ class Recorder:
         evaluated_rounds: rounds up to and with the one that was evaluated last.
         history: the rows of all rounds; of a run that is continued those that its metrics.csv has.
         logged: values of the round under way.
+        traffic: counts this process's bytes of the round under way.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Recorder:
         self._chain, self._chained = b"", 0  # digest of the rows of so many rounds
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
+        self.traffic = TrafficCounter({})
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -55,6 +57,11 @@ class Recorder:
             reduce: `mean`, `sum`, `max` or `min` over the round.
         """
         self.logged.log(key, value, weight, reduce)
+
+    def count_traffic(self, shared: State) -> "TrafficCounter":
+        """Make the counter of a run, `traffic`, for messages that carry these shared entries."""
+        self.traffic = TrafficCounter(shared)
+        return self.traffic
 
     def discard_round(self) -> None:
         """Forget the round under way and the row before it (the round failed)."""
@@ -167,6 +174,10 @@ class TrafficCounter:
         if weights is not None or message.extras:
             known += traffic(weights, message.extras)
         self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
+
+    def total(self, key: str) -> int:
+        """Bytes of the round so far under a key, over all exchanges."""
+        return sum(moved for (name, _), moved in self._bytes.items() if name == key)
 
     def take(self) -> Bytes:
         """Hand over the bytes of this process since the last call, by log key and exchange."""
