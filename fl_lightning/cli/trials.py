@@ -20,7 +20,7 @@ from fl_lightning.data import FederatedDataModule, TensorSource
 from fl_lightning.data.splits import Split
 from fl_lightning.federation.checkpoint import SERVER_PARTS
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.federation.recorder import traffic
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages

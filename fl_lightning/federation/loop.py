@@ -30,7 +30,8 @@ from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.identity import RunIdentity
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
+from fl_lightning.federation.recorder import Recorder, bytes_of_sets
+from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
 from fl_lightning.federation.tolerance import TolerantRound
@@ -82,6 +83,8 @@ class FederatedLoop(Forwarding):
         store: where clients keep their memory and personal entries between rounds; None: up to 4 GB in host memory,
             beyond in files of the run's folder.
         server_module: the method's server side; None: the client's `server_class`.
+        metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
+            model (`global/NAME`), and with `alma_every` on each client's (`local/NAME`, the mean over clients).
 
     Attributes:
         recorder: of the logged values.
@@ -124,6 +127,7 @@ class FederatedLoop(Forwarding):
         store: ClientStore | None = None,
         server_module: ServerModule | None = None,
         keep: str | list[str] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -144,6 +148,7 @@ class FederatedLoop(Forwarding):
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
+        self.metrics = as_collection(metrics)
         # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
         self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services = ClientServices(), ClientServices(False)
@@ -203,6 +208,7 @@ class FederatedLoop(Forwarding):
                 self._evaluation_services,
                 self.recorder,
                 current_communicator(self.device),
+                self.metrics,
             )
         return self._evaluation
 
@@ -325,7 +331,7 @@ class FederatedLoop(Forwarding):
             communicator=processes,
             store=self.store,
             recorder=self.recorder,
-            traffic=TrafficCounter(self.weights.live(self.weights.shared)),
+            traffic=self.recorder.count_traffic(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
             view=self.data.views(),
             hooks=self._client_hooks,
@@ -422,7 +428,7 @@ class FederatedLoop(Forwarding):
         round_idx = self.current_epoch
         every = self.alma_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0:
-            self.recorder.add({"local/alma": self.evaluation.alma(round_idx, self.server, self._initial_personal_of)})
+            self.recorder.add(self.evaluation.alma(round_idx, self.server, self._initial_personal_of))
             self._publish()
         self.recorder.keep_round(round_idx)
 
@@ -477,8 +483,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                alma = self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
-                values["local/alma"] = alma
+                values |= self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
             self.log_dict(values)
             return
         forgetting = self.recorder.forgetting(self.current_epoch)

@@ -1,6 +1,7 @@
-"""Summaries of runs and clients: mean and deviation, rounds to a target value, speed-up."""
+"""Summaries of runs and clients: mean and deviation, fairness, rounds to a target value, speed-up."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from torch import Tensor
@@ -31,7 +32,37 @@ def mean_std(values: Tensor) -> MeanStd:
     values = raised(values)
     mean = values.mean(0)
     squares = (values - mean).square().sum(0)
-    return MeanStd(mean, (squares / squares.new_tensor(len(values) - 1)).sqrt())
+    return MeanStd(mean, (squares / squares.new_tensor(max(len(values) - 1, 0))).sqrt())
+
+
+class Spread(NamedTuple):
+    """Spread of a value over clients: its standard deviation, and its mean over those with the lowest values."""
+
+    std: Tensor
+    worst: Tensor
+
+
+def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
+    """How unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
+
+    Args:
+        values: accuracy of each client, (n,); NaN (no test samples) is left out.
+        worst_share: share of the clients in (0, 1]; rounded up, so that it is at least one client.
+
+    Returns:
+        Both (): the sample standard deviation (divisor n − 1), NaN for fewer than two clients; the mean over the
+        worst, NaN for none.
+
+    Source:
+        Li et al. 2020, arXiv:1905.10497, Sec. 5 (variance, worst 10 %).
+
+    >>> import torch
+    >>> fairness(torch.tensor([0.5, 0.9, 0.7]), worst_share=0.5)
+    Spread(std=tensor(0.2000), worst=tensor(0.6000))
+    """
+    values = values[~values.isnan()]
+    worst = values.sort().values[: ceil(worst_share * len(values) - 1e-9)]
+    return Spread(mean_std(values).std, mean_std(worst).mean)
 
 
 def rounds_to_target(curve: Sequence[float], target: float) -> int | None:

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import pytorch_lightning as pl
 import torch
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
@@ -151,6 +152,13 @@ def some_log():
     return FederatedLoop(SomeLog(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1), toy_data(SIZES)
 
 
+def metrics():
+    """The user's metrics on the global model, whose samples do not divide, and on every client's."""
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    own = {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3, average=None)}
+    return FederatedLoop(client, seed=5, threads=1, alma_every=2, metrics=own), toy_data(SIZES, eval_batch_size=7)
+
+
 def module():
     """A user's module with metric objects, and validation samples that do not divide."""
     pl.seed_everything(3, verbose=False)
@@ -172,7 +180,7 @@ def one_batch():
     return FederatedLoop(Reads(), seed=5, threads=1), data
 
 
-LIST = (fedavg, few, memory, gathers, transforms, personal, skips, all_at_once, some_log, module, one_batch)
+LIST = (fedavg, few, memory, gathers, transforms, personal, skips, all_at_once, some_log, metrics, module, one_batch)
 CASES = {case.__name__: case for case in LIST}
 
 
