@@ -129,6 +129,16 @@ class Round:
                     break
         return self._close(cohort, result)
 
+    def probe(self, engine: Engine, client_id: int) -> set[str]:
+        """Train a client by `engine` and list the keys that it logs; the caller undoes it."""
+        exchange = self.client.exchanges[0]
+        self.server.begin_round(0, self.weights.snapshot(self.weights.shared))
+        self.server_module.begin_round([client_id])
+        with closing(engine.run(exchange, self._jobs(exchange, [client_id], {}, RoundResult()))) as trained:
+            keys = {name for one in trained for name in one.logged.names}
+        self.abandon()
+        return keys
+
     def _exchange(self, exchange: str, cohort: list[int], mine: list[int], result: RoundResult) -> None:
         """Run one exchange with all clients that have not failed, up to the weights that the next one sends."""
         server_module, rule, communicator = self.server_module, self.aggregator, self.communicator
