@@ -306,6 +306,8 @@ class FederatedLoop(Forwarding):
         if self.trainer.ckpt_path is not None:
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             self.recorder.restore(C.rows_kept(self.recorder, self.loggers, callbacks))
+        else:
+            self.weights.frozen.load_state_dict({})
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
@@ -373,6 +375,7 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
+        weights.begin_round(checks.keeps_state(self.server_module, self.aggregator, self.server_optimizer))
         with region, torch.enable_grad(), self._transaction(round_) as begun:
             before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
@@ -388,9 +391,12 @@ class FederatedLoop(Forwarding):
                 begun.restore()
             self.skipped = result.skipped
             self._patience.end_round(round_idx, len(cohort), self.skipped, result.lost)
-            weights.load(before | (result.personal or {}) | (stepped or {}))
+            new = before | (result.personal or {}) | (stepped or {})
+            weights.load({name: new[name] for name in new if name not in weights.frozen.idle})
             if result.records:
                 self.store.put(result.records, round_idx)
+            if not result.lost:
+                weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
         if round_idx == 0:
             needs = self.client.needs | self.server_module.needs | self.aggregator.needs
             result.metrics |= bytes_of_sets(self.data, needs)
@@ -556,8 +562,11 @@ class FederatedLoop(Forwarding):
         }
         if plateau := self.plateau.state_dict():
             checkpoint["federated"]["plateau"] = plateau
-        if self._server is not None and (buffers := self.weights.transient.tensors()):
-            checkpoint["federated"]["buffers"] = buffers
+        if self._server is not None:
+            if buffers := self.weights.transient.tensors():
+                checkpoint["federated"]["buffers"] = buffers
+            if frozen := self.weights.frozen.state_dict(start is not None):
+                checkpoint["federated"]["frozen"] = frozen
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         fits = self._trainer is not None and self.trainer.state.fn == "fit"
@@ -582,6 +591,7 @@ class FederatedLoop(Forwarding):
         self._initial_buffers = saved.get("buffers", {})
         if not early:
             self.weights.transient.restore(self._initial_buffers or {})
+            self.weights.frozen.load_state_dict(saved.get("frozen", {}))
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])

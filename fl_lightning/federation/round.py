@@ -228,7 +228,9 @@ class Round:
     ) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
-            broadcast = sent[client_id] = self.server_module.broadcast(exchange, client_id)
+            made = self.server_module.broadcast(exchange, client_id)
+            first = exchange == self.client.exchanges[0]
+            broadcast = sent[client_id] = self.weights.frozen.outgoing(made, client_id, first)
             self.traffic.count("comm/bytes_down", exchange, broadcast)
             memory, personal = result.records.get(client_id, ({}, None))
             if client_id in self.store.clients and client_id not in result.records:
@@ -236,8 +238,10 @@ class Round:
             if personal is None and self.initial_personal is not None:
                 personal = self.initial_personal(client_id)
             start = None
-            if broadcast.weights is None or len(broadcast.weights) < len(self.weights.shared):
-                start = {**self.server.weights, **(broadcast.weights or {})}
+            if made.weights is None or len(made.weights) < len(self.weights.shared):
+                start = {**self.server.weights, **(made.weights or {})}
+            elif made is not broadcast:
+                start = made.weights
             data = self.view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
@@ -258,7 +262,7 @@ class Round:
             update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
-        check_update(update, self.server.weights)
+        check_update(update, self.server.travelling)
         if personal_state is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
                 personal_state = replace_nonfinite(
@@ -281,7 +285,8 @@ class Round:
             NonFiniteUpdateError: naming client or rule, and round.
         """
         logged = self.recorder.logged
-        findings = self.guard.take_findings(None if result.lost else result.weights)
+        new, idle = None if result.lost else result.weights, self.weights.frozen.idle
+        findings = self.guard.take_findings({n: v for n, v in new.items() if n not in idle} if new and idle else new)
         host, rows = logged.drain([finding.value for finding in findings])
         broken, faults = self._judge(findings, host)
         here = (broken, faults, rows, logged.metric_paths(self.client), self.traffic.take(), list(result.records))
