@@ -335,3 +335,34 @@ class Asking(Plain):
 
 
 MORE = ((Newton, Pairs), (Metrics, Pairs), (Copies, Pairs), (FineTune, Pairs), (ByHand, Pairs), (Asking, Worded))
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer and a trained low-rank change of it, as LoRA's."""
+
+    def __init__(self, inputs, outputs, rank=1):
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs)
+        self.base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(rank, inputs) * 0.1)
+        self.up = nn.Parameter(torch.zeros(outputs, rank))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+class Adapted(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.body, self.norm, self.head = LowRank(4, 64), nn.BatchNorm1d(64), LowRank(64, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x)).relu())
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)

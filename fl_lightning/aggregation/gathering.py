@@ -42,4 +42,4 @@ class GatheringAggregator(Aggregator, ABC):
                 f"{type(self).__name__}.reduce must return every trainable shared entry, but {missing[0]!r} is "
                 f"missing; return it as it is where the rule does not touch it"
             )
-        return {name: new[name].to(value.dtype) for name, value in self.server.weights.items()}
+        return {name: new[name].to(value.dtype) for name, value in self.server.weights.items() if name in new}

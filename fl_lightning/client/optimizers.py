@@ -105,20 +105,27 @@ class LocalOptimizers:
         self.exposure = Exposure(self.raw, slope)
         self.backward = backward
         self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
-        self.plateau = any(entry.reduce_on_plateau for entry in self.schedulers)
+        self._scheduled = any(not entry.reduce_on_plateau for entry in self.schedulers)  # while a client trains
         # torch's own optimizers keep their state in `state` and `param_groups` only, so a reset one equals a new one
         torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
         self.reusable = torchs and not self.schedulers and scaler is None
         self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
         self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
 
-    def begin(self, progress: LocalProgress, lr: float | None = None, factor: float = 1.0) -> None:
+    def begin(
+        self,
+        progress: LocalProgress,
+        lr: float | None = None,
+        factor: float = 1.0,
+        factors: Sequence[Sequence[float]] = (),
+    ) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
 
         Args:
             progress: counts the client's steps.
             lr: learning rate in place of the optimizers' own; None: their own.
             factor: of the learning rate (lr_decay^t), which schedulers do not see.
+            factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
         for optimizer, settings, (params, states) in zip(self.raw, self._settings, self._states, strict=True):
             if self.exposure.steps:
@@ -128,13 +135,12 @@ class LocalOptimizers:
                 group.update(setting)
                 if lr is not None:
                     group.update({key: lr for key in ("lr", "initial_lr") if key in group})
-                if factor != 1.0 and not self.schedulers:
-                    group["lr"] = group["lr"] * factor
         for entry in self.schedulers:
             if lr is not None and hasattr(entry.scheduler, "base_lrs"):
                 entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
-        for wrapped in self.wrapped if self.schedulers and factor != 1.0 else ():
-            wrapped.decay(factor)
+        for i, wrapped in enumerate(self.wrapped if factors or factor != 1.0 else ()):
+            row = factors[i] if factors else [1.0] * len(wrapped.param_groups)
+            wrapped.decay([factor * own for own in row], while_stepped=self._scheduled)
         self.exposure.begin(progress)
 
     def release(self) -> None:
@@ -195,14 +201,21 @@ class LocalOptimizer:
         """That of torch's optimizer, so that `isinstance` and torch's schedulers take one for the other."""
         return type(vars(self).get("optimizer", self))
 
-    def decay(self, factor: float) -> None:
-        """Multiply the learning rates by `factor` while a step is taken, so that schedulers do not see the factor."""
+    def decay(self, factors: Sequence[float], while_stepped: bool) -> None:
+        """Multiply the groups' learning rates by `factors`, for good or only while a step is taken.
+
+        The latter where schedulers set the rates, which must not see the factors.
+        """
         lrs: list[Any] = []
 
         def before(*_: Any) -> None:
             lrs[:] = [group["lr"] for group in self.optimizer.param_groups]
-            for group in self.optimizer.param_groups:
+            for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
                 group["lr"] = group["lr"] * factor
+
+        if not while_stepped:
+            before()
+            return
 
         def after(*_: Any) -> None:
             for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):

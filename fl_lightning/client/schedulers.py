@@ -43,30 +43,18 @@ def _scheduler(value: Any, monitor: str | None = None) -> LRSchedulerConfig:
     return LRSchedulerConfig(reduce_on_plateau=isinstance(known["scheduler"], ReduceLROnPlateau), **known)
 
 
-def step_scheduler(entry: LRSchedulerConfig, metrics: Mapping[str, Any], step: Callable[[Any, Any], None]) -> None:
-    """Step one scheduler; ReduceLROnPlateau with the value of its monitor.
+def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:
+    """Step a scheduler that needs no value.
 
     Args:
         entry: the scheduler.
-        metrics: logged values by name.
         step: the module's `lr_scheduler_step`.
 
     Raises:
-        ValueError: if that value was not logged (with `strict: False` nothing is stepped then), or the scheduler is
-            stepped beyond its end.
+        ValueError: if the scheduler is stepped beyond its end.
     """
-    metric = None
-    if entry.reduce_on_plateau:
-        if entry.monitor is None or entry.monitor not in metrics:
-            if not entry.strict:
-                return
-            raise ValueError(
-                f"ReduceLROnPlateau needs a monitor that the client logs in training, got {entry.monitor!r}; monitor "
-                f"one of {sorted(metrics)} (a client has no validation of its own), or set strict=False to wait for it"
-            )
-        metric = metrics[entry.monitor]
     try:
-        step(entry.scheduler, metric)
+        step(entry.scheduler, None)
     except ValueError as error:
         raise ValueError(
             f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "

@@ -79,6 +79,11 @@ class MetricAccumulator:
         for name, (kind, rows) in other._rows.items():
             self._rows.setdefault(name, (kind, []))[1].extend(rows)
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the values since they were read."""
+        return {*self._rows, *self.metrics}
+
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
         """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
         tensors = list(more)
@@ -183,7 +188,6 @@ class ClientServices:
 
     def __init__(self, trains: bool = True) -> None:
         self.logged = MetricAccumulator()
-        self.logged_in_epoch: MetricAccumulator | None = None
         names = SERVICES if trains else SERVICES[:-1]
         self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
         self._optimizers = LocalOptimizers(None, "nobody")
@@ -195,14 +199,13 @@ class ClientServices:
 
     def begin_client(self) -> MetricAccumulator:
         """Begin with another client; returns the accumulator of what it will log."""
-        self.logged, self.logged_in_epoch = MetricAccumulator(), None
+        self.logged = MetricAccumulator()
         self._weight, self._batch = 1, None
         return self.logged
 
     def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
-        """Begin an epoch of `num_samples` samples; for ReduceLROnPlateau its values are kept apart, too."""
+        """Begin an epoch of `num_samples` samples."""
         self._optimizers = optimizers
-        self.logged_in_epoch = MetricAccumulator() if optimizers.plateau else None
         self._weight, self._batch = num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
@@ -229,8 +232,6 @@ class ClientServices:
                 self._weight, self._batch = batch_length(self._batch), None
             batch_size = self._weight
         self.logged.log(name, value, batch_size, reduce_fx)
-        if self.logged_in_epoch is not None:
-            self.logged_in_epoch.log(name, value, batch_size, reduce_fx)
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():

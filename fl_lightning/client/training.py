@@ -21,7 +21,7 @@ from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress, frozen
 from fl_lightning.client.schedulers import step_scheduler
-from fl_lightning.client.services import BatchTransfer, ClientServices, reduced
+from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
 from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase
 from fl_lightning.utils.keyed import keyed_seed
@@ -99,6 +99,7 @@ class LocalTrainer:
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
+        self._lr_factors: Sequence[Sequence[float]] = ()
         self._reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
@@ -113,6 +114,10 @@ class LocalTrainer:
         """Find a hook that the innermost module overrides; None where it does not."""
         inner = self.modules[-1]
         return getattr(inner, name) if overridden(inner, name) else None
+
+    def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
+        """Multiply the learning rates of clients to come, by optimizer and parameter group; empty: leave them."""
+        self._lr_factors = factors
 
     def restore_modes(self) -> None:
         """Put every module back in the mode (train or eval) in which the user left it."""
@@ -173,7 +178,8 @@ class LocalTrainer:
         client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
-        optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx)
+        factors = self._lr_factors if phase.optimizer is None else ()
+        optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx, factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None
@@ -354,12 +360,9 @@ class LocalTrainer:
 
     def _schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
         """Step the schedulers of this interval that are due after `count` of it."""
-        due = [entry for entry in schedulers if entry.interval == interval and count and count % entry.frequency == 0]
-        logged, values = self.services.logged_in_epoch, {}
-        if logged is not None and any(entry.reduce_on_plateau for entry in due):
-            values = reduced([logged.drain()[1]])
-        for entry in due:
-            step_scheduler(entry, values, self.modules[-1].lr_scheduler_step)
+        for entry in schedulers:
+            if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:
+                step_scheduler(entry, self.modules[-1].lr_scheduler_step)  # the others are the server's
 
     # --- samples and parameters --------------------------------------------------------------------------------
 

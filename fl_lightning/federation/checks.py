@@ -224,6 +224,15 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
         )
 
 
+def keeps_state(server_module: ServerModule, rule: Aggregator, server_optimizer: object) -> str:
+    """Name what keeps a state of the trained entries at the server; empty: nothing."""
+    if type(server_module) is not ServerModule:
+        return type(server_module).__name__
+    if next(rule.buffers(), None) is not None:
+        return type(rule).__name__
+    return "" if server_optimizer is None else "the server_optimizer"
+
+
 def check_needs(
     client: ClientModule, server_module: ServerModule, rule: Aggregator, data: FederatedDataModule, trainer: Trainer
 ) -> None:

@@ -89,6 +89,7 @@ class SequentialEngine:
             self.services.logged.clear()  # of the client under way
             self.services.untoggle_optimizer(None)
             self._structure.restore()
+            self.weights.load(self.weights.frozen.idle)  # which no client is given anew
             self.local.forget_optimizers()
             raise
         finally:
@@ -119,6 +120,7 @@ class SequentialEngine:
                 f"return {{}} for nothing"
             )
         self._structure.check()
+        weights.frozen.check()
         if not self._noted:
             self._noted = True
             self.transient.find_new()
@@ -127,7 +129,7 @@ class SequentialEngine:
             job.data.size(),
             context.progress.num_steps,
             context.progress.exposure,
-            weights.live(weights.shared) if job.broadcast.uploads and weights.shared else None,
+            weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None,
             extras,
         )
         if self.transient.kept:
@@ -141,8 +143,8 @@ class SequentialEngine:
         if start is None or start is not self._last_start or job.personal is not None:
             self._weights_token = object()
         self._last_start = start
-        start = start or {}
-        self.weights.load(start)
+        start, idle = start or {}, self.weights.frozen.idle
+        self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
         if job.personal is not None:
             self.weights.load(job.personal)
         if self.transient.places:

@@ -30,6 +30,7 @@ from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder, bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
@@ -85,6 +86,8 @@ class FederatedLoop(Forwarding):
         server_module: the method's server side; None: the client's `server_class`.
         metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
             model (`global/NAME`), and with `alma_every` on each client's (`local/NAME`, the mean over clients).
+        plateau: `ReduceLROnPlateau` of the client's `configure_optimizers` is stepped once a round with the value of
+            its monitor, for all clients (`server`), left out (`drop`) or refused (`error`).
 
     Attributes:
         recorder: of the logged values.
@@ -128,6 +131,7 @@ class FederatedLoop(Forwarding):
         server_module: ServerModule | None = None,
         keep: str | list[str] | None = None,
         metrics: Metrics | None = None,
+        plateau: Literal["server", "drop", "error"] = "server",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -146,6 +150,7 @@ class FederatedLoop(Forwarding):
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
+        self.plateau = Plateau(plateau)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
         self.metrics = as_collection(metrics)
@@ -185,17 +190,17 @@ class FederatedLoop(Forwarding):
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
-            self._engine = SequentialEngine(
-                self.client,
-                replace(self.settings, seed=self.seed),
-                self.weights,
-                self._services,
-                self.device,
-                self.trainer.precision_plugin,
-                getattr(self.data.source, "datamodule", None),
-                self._client_hooks,
-            )
+            settings = replace(self.settings, seed=self.seed)
+            self._engine = self._new_engine(settings, self._services, self._client_hooks)
         return self._engine
+
+    def _new_engine(
+        self, settings: LocalSettings, services: ClientServices, hooks: dict[str, list[Callable[..., None]]]
+    ) -> SequentialEngine:
+        precision, datamodule = self.trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
+        return SequentialEngine(
+            self.client, settings, self.weights, services, self.device, precision, datamodule, hooks
+        )
 
     @property
     def evaluation(self) -> Evaluation:
@@ -298,14 +303,18 @@ class FederatedLoop(Forwarding):
             for name in ("aggregator", "server_module", "transforms", "personal", "keep", "seed")
         }
         parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
-        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
+        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed, "plateau": self.plateau.mode}
         self.identity.describe(self.client, parts, self.data, self.trainer)
 
     def on_fit_start(self) -> None:
         self._describe()
+        if self.plateau.start(self.client) and not self.trainer.num_sanity_val_steps:
+            self.trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
         if self.trainer.ckpt_path is not None:
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             self.recorder.restore(C.rows_kept(self.recorder, self.loggers, callbacks))
+        else:
+            self.weights.frozen.load_state_dict({})
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
@@ -344,6 +353,9 @@ class FederatedLoop(Forwarding):
 
     def on_train_start(self) -> None:
         self.data.to(self.device)
+        if self.trainer.ckpt_path is None:
+            self.plateau.check_monitors(self._keys_of_a_client)
+        self.engine.local.scale_lr(self.plateau.factors)
         for transform, state in zip(self.transforms, self._loaded_transforms, strict=False):
             transform.load_state_dict(state)
         self._loaded_transforms = []
@@ -353,6 +365,17 @@ class FederatedLoop(Forwarding):
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self._services.logged)  # what the client has logged before its first round
 
+    def _keys_of_a_client(self) -> set[str]:
+        """Train one client for one step, undo it, and list the keys that it logged."""
+        round_ = built(self._round)
+        client_id = max(range(self.server.num_clients), key=self.server.size)
+        settings = replace(self.engine.local.settings, max_local_steps=1)
+        engine = self._new_engine(settings, ClientServices(), {})
+        with self._transaction(round_) as begun, torch.enable_grad():
+            keys = round_.probe(engine, client_id)
+            begun.restore()
+        return keys
+
     # --- the round ---------------------------------------------------------------------------------------------
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -360,6 +383,7 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
+        weights.begin_round(checks.keeps_state(self.server_module, self.aggregator, self.server_optimizer))
         with region, torch.enable_grad(), self._transaction(round_) as begun:
             before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
@@ -378,9 +402,14 @@ class FederatedLoop(Forwarding):
             if everyone:
                 reason = result.skipped[-1].reason if result.skipped else result.lost
                 self.faults.check_patience(self._fruitless, round_idx, reason)
-            weights.load(before | (result.personal or {}) | (stepped or {}))
+            new = before | (result.personal or {}) | (stepped or {})
+            if idle := weights.frozen.idle:
+                new = {name: value for name, value in new.items() if name not in idle}
+            weights.load(new)
             if result.records:
                 self.store.put(result.records, round_idx)
+            if not result.lost:
+                weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
         if round_idx == 0:
             needs = self.client.needs | self.server_module.needs | self.aggregator.needs
             result.metrics |= bytes_of_sets(self.data, needs)
@@ -448,8 +477,12 @@ class FederatedLoop(Forwarding):
     def on_train_epoch_end(self) -> None:
         """Hand the round's values to the loggers, at x = round."""
         round_idx = self.recorder.take_pending()
-        for logger in self.loggers if round_idx is not None else ():
+        if round_idx is None:
+            return
+        for logger in self.loggers:
             logger.log_metrics(self.round_metrics, step=round_idx)
+        self.plateau.step(round_idx, self.round_metrics)
+        self.engine.local.scale_lr(self.plateau.factors)
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -480,6 +513,7 @@ class FederatedLoop(Forwarding):
         self.forward_hook(hook)
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
+            self.plateau.saw(values)
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
@@ -538,8 +572,13 @@ class FederatedLoop(Forwarding):
             "settings": self.identity.state_dict(),
             C.DATA_SHAPE: C.data_shape(self.client),
         }
-        if self._server is not None and (buffers := self.weights.transient.tensors()):
-            checkpoint["federated"]["buffers"] = buffers
+        if plateau := self.plateau.state_dict():
+            checkpoint["federated"]["plateau"] = plateau
+        if self._server is not None:
+            if buffers := self.weights.transient.tensors():
+                checkpoint["federated"]["buffers"] = buffers
+            if frozen := self.weights.frozen.state_dict(start is not None):
+                checkpoint["federated"]["frozen"] = frozen
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         fits = self._trainer is not None and self.trainer.state.fn == "fit"
@@ -560,9 +599,11 @@ class FederatedLoop(Forwarding):
         processes = current_communicator()
         self.store.load_state_dict(saved["store"], processes.rank, processes.world)
         self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
+        self.plateau.load_state_dict(saved.get("plateau", {}))
         self._initial_buffers = saved.get("buffers", {})
         if not early:
             self.weights.transient.restore(self._initial_buffers or {})
+            self.weights.frozen.load_state_dict(saved.get("frozen", {}))
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])

@@ -134,6 +134,16 @@ class Round:
                 break
         return self._close(result)
 
+    def probe(self, engine: Engine, client_id: int) -> set[str]:
+        """Train a client by `engine` and list the keys that it logs; the caller undoes it."""
+        exchange = self.client.exchanges[0]
+        self.server.begin_round(0, self.weights.snapshot(self.weights.shared))
+        self.server_module.begin_round([client_id])
+        with closing(engine.run(exchange, self._jobs(exchange, [client_id], {}, RoundResult([client_id])))) as trained:
+            keys = {name for one in trained for name in one.logged.names}
+        self.abandon()
+        return keys
+
     def _exchange(self, exchange: str, mine: list[int], result: RoundResult) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
         server_module, rule, communicator = self.server_module, self.aggregator, self.communicator
@@ -175,7 +185,9 @@ class Round:
     ) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
-            broadcast = sent[client_id] = self.server_module.broadcast(exchange, client_id)
+            made = self.server_module.broadcast(exchange, client_id)
+            first = exchange == self.client.exchanges[0]
+            broadcast = sent[client_id] = self.weights.frozen.outgoing(made, client_id, first)
             self.traffic.count("comm/bytes_down", exchange, broadcast)
             memory, personal = result.records.get(client_id, ({}, None))
             if client_id in self.store.clients and client_id not in result.records:
@@ -183,8 +195,10 @@ class Round:
             if personal is None and self.initial_personal is not None:
                 personal = self.initial_personal(client_id)
             start = None
-            if broadcast.weights is None or len(broadcast.weights) < len(self.weights.shared):
-                start = {**self.server.weights, **(broadcast.weights or {})}
+            if made.weights is None or len(made.weights) < len(self.weights.shared):
+                start = {**self.server.weights, **(made.weights or {})}
+            elif made is not broadcast:
+                start = made.weights
             data = self.view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
@@ -206,7 +220,7 @@ class Round:
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
         if self.transforms:
-            check_update(update, self.server.weights)
+            check_update(update, self.server.travelling)
         if personal_state is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
                 personal_state = replace_nonfinite(
@@ -230,7 +244,8 @@ class Round:
             NonFiniteUpdateError: naming client or rule, and round.
         """
         logged = self.recorder.logged
-        findings = self.guard.take_findings(None if result.lost else result.weights)
+        new, idle = None if result.lost else result.weights, self.weights.frozen.idle
+        findings = self.guard.take_findings({n: v for n, v in new.items() if n not in idle} if new and idle else new)
         values, rows = logged.drain([finding.value for finding in findings])
         wrong = [
             Wrong(finding.client_id, finding.kind, value)

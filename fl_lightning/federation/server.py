@@ -14,6 +14,7 @@ from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.buffers import TransientBuffers
+from fl_lightning.federation.frozen import FrozenEntries
 from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
@@ -64,14 +65,45 @@ class GlobalWeights:
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
-        self.trainable = tuple(name for name, *_ in client.fix_trainable(kept) if name not in kept)
+        self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
-        self.client, self.transient = client, TransientBuffers(client, keep)
+        self._kept, self._flags = kept, list[bool]()
+        self._find_trainable()
+        self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept})
+        self.travelling = self.shared
+        """The shared entries that travel in this round."""
         if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
+
+    def begin_round(self, stateful: str = "") -> None:
+        """Find out what is trained from now on, and what travels.
+
+        Args:
+            stateful: who keeps a state of the trained entries, empty: nobody. What was trained at the start then goes
+                on travelling, and nothing may come to be trained.
+
+        Raises:
+            ValueError: naming an entry that was unfrozen, and who cannot bear it.
+        """
+        flags = [value.requires_grad for value in self._parameters.values()]
+        if flags != self._flags:
+            self._flags = flags
+            if not stateful:
+                self._find_trainable()
+            elif new := self.frozen.trained - set(self.trainable):
+                raise ValueError(
+                    f"{stateful} keeps a state of the entries that are trained, so that none may be unfrozen later, "
+                    f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
+                )
+        self.frozen.begin_round(self.trainable)
+        idle = self.frozen.idle
+        self.travelling = [name for name in self.shared if name not in idle] if idle else self.shared
+
+    def _find_trainable(self) -> None:
+        self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
 
     def personal_of(self, client_id: int) -> list[str]:
         """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
@@ -160,7 +192,7 @@ class Server:
 
     def begin_round(self, round_idx: int, weights: State) -> None:
         """Begin a round from `weights`, a snapshot of the shared entries."""
-        self.round_idx, self._snapshot = round_idx, weights
+        self.round_idx, self._snapshot, self.trainable = round_idx, weights, self.global_weights.trainable
 
     def advance(self, new: State) -> State:
         """Make the weights of an exchange the global ones; returns all shared entries."""
@@ -171,6 +203,12 @@ class Server:
     def end_round(self) -> None:
         """End the round: the global weights are those in the module again."""
         self._snapshot = None
+
+    @property
+    def travelling(self) -> State:
+        """The shared entries that travel in this round."""
+        whole, names = self.weights, self.global_weights.travelling
+        return whole if len(names) == len(whole) else {name: whole[name] for name in names}
 
     @property
     def num_clients(self) -> int:
@@ -211,7 +249,9 @@ class RoundStart:
         self, weights: GlobalWeights, parts: Mapping[str, ServerPart], transforms: Sequence[UpdateTransform]
     ) -> None:
         self._weights, self._parts, self._transforms = weights, parts, transforms
-        self.entries = weights.snapshot(weights.entries)
+        idle = weights.frozen.idle
+        copied = weights.snapshot(name for name in weights.entries if name not in idle)
+        self.entries = {n: idle[n] if n in idle else copied[n] for n in weights.entries} if idle else copied
         self._part_states = {name: part.snapshot() for name, part in parts.items()}
         self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
 

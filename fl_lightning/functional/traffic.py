@@ -19,7 +19,8 @@ def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
     Returns:
         Bytes.
     """
-    return (0 if weights is None else _floats(weights) * 4) + (_floats(extras) * 4 if extras else 0)
+    entries = sum(value.numel() for value in (weights or {}).values() if value.is_floating_point())
+    return entries * 4 + (_floats(extras) * 4 if extras else 0)
 
 
 def _floats(value: Any) -> int:

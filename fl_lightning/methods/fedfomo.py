@@ -120,7 +120,8 @@ class FedFOMOServer(ServerModule):
             self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
             if row.num_steps and bool(row.included) and row.weights is not None:
                 self.trained[client_id] = True
-                self.models[client_id] = StateBuffers(row.weights)
+                # with what did not travel, since nobody trains it
+                self.models[client_id] = StateBuffers({**self.server.weights, **row.weights})
         return aggregate
 
 

@@ -24,7 +24,7 @@ from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 from tests.user_data import Pairs
-from tests.user_modules import Classifier
+from tests.user_modules import Adapted, Classifier
 
 SIZES = (7, 12, 5, 0, 16, 9, 3)
 
@@ -180,7 +180,28 @@ def one_batch():
     return FederatedLoop(Reads(), seed=5, threads=1), data
 
 
-LIST = (fedavg, few, memory, gathers, transforms, personal, skips, all_at_once, some_log, metrics, module, one_batch)
+def adapted():
+    """A frozen base, which travels to a client once."""
+    pl.seed_everything(3, verbose=False)
+    schedule = [[0, 1], [0, 1, 2], [4, 2, 6], [5, 0]]
+    return FederatedLoop(Adapted(), seed=5, threads=1), toy_data(SIZES, schedule=schedule)
+
+
+LIST = (
+    fedavg,
+    few,
+    memory,
+    gathers,
+    transforms,
+    personal,
+    skips,
+    all_at_once,
+    some_log,
+    metrics,
+    module,
+    one_batch,
+    adapted,
+)
 CASES = {case.__name__: case for case in LIST}
 
 

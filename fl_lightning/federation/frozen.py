@@ -1,0 +1,105 @@
+"""Shared parameters that nobody trains: they travel in the first round after they changed, then no more."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.types import Broadcast, State
+
+
+class FrozenEntries:
+    """Finds the entries that stay where they are in a round, since nobody trains them and everyone has them.
+
+    An entry is *idle* in a round if its `requires_grad` is False when the round begins and the round in which it
+    travelled last has left it as it was. A client that has been in no round since then is sent it once.
+
+    Args:
+        parameters: shared ones, by name.
+
+    Attributes:
+        idle: values of the idle entries of the round, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self.idle = State()
+        self._sent = State()
+        """Frozen entries as they were sent last."""
+        self._since: dict[str, int] = {}
+        """Round in which they were."""
+        self._seen: dict[int, int] = {}
+        """Last round of every client."""
+        self._loaded = False
+
+    @property
+    def trained(self) -> set[str]:
+        """Names of the parameters that require a gradient."""
+        return {name for name, value in self._parameters.items() if value.requires_grad}
+
+    def begin_round(self, fixed: Collection[str]) -> None:
+        """Find the idle entries, `fixed` ones left out."""
+        if self._loaded:
+            self._sent = {name: self._parameters[name].detach().clone() for name in self._since}
+            self._loaded = False
+        frozen = [name for name, value in self._parameters.items() if not value.requires_grad and name not in fixed]
+        for name in self._sent.keys() - frozen if self._sent else ():
+            del self._sent[name], self._since[name]  # trained, so that it travels once when it is frozen again
+        known = [name for name in frozen if name in self._sent]
+        changed = set(self.changed(known, self._sent))
+        self.idle = {name: self._sent[name] for name in known if name not in changed}
+
+    def end_round(self, round_idx: int, cohort: Iterable[int], start: State, fixed: Collection[str]) -> None:
+        """Note what the clients of a round were sent, `start` holding the entries as they were when it began."""
+        self._seen.update(dict.fromkeys(cohort, round_idx))
+        for name, value in self._parameters.items():
+            if not value.requires_grad and name not in self.idle and name not in fixed:
+                self._sent[name], self._since[name] = start[name], round_idx
+
+    def outgoing(self, broadcast: Broadcast, client_id: int, first: bool) -> Broadcast:
+        """Take the idle entries that a client has out of a message, in the `first` exchange of a round or a later."""
+        if not self.idle or broadcast.weights is None:
+            return broadcast
+        last = self._seen.get(client_id, -1) if first else broadcast.round_idx
+        there = {name for name in self.idle if self._since[name] <= last}
+        return replace(broadcast, weights={n: v for n, v in broadcast.weights.items() if n not in there})
+
+    @torch.no_grad()
+    def changed(self, names: Iterable[str], wanted: Mapping[str, Tensor]) -> list[str]:
+        """Name the entries that are not as they are wanted; with one transfer from the device."""
+        names = list(names)
+        if not names:
+            return []
+        differs = torch.stack([(self._parameters[name].detach() != wanted[name]).any() for name in names])
+        return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]
+
+    def check(self) -> None:
+        """Refuse a client that has changed an idle entry.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.idle and (found := self.changed(self.idle, self.idle)):
+            raise ValueError(
+                f"a parameter with requires_grad=False when a round begins does not travel, but a client has changed "
+                f"{found[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
+                f"make it a buffer"
+            )
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self, inside_round: bool) -> dict[str, Any]:
+        """Entries that are idle in the next round, or in the present one, and the clients' last rounds."""
+        names: Iterable[str] = self.idle
+        if not inside_round:
+            changed = set(self.changed(self._sent, self._sent))
+            names = [name for name in self._sent if name not in changed]
+        since = {name: self._since[name] for name in names}
+        return {"since": since, "seen": dict(self._seen)} if since else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint; of none: a federation begins, whose clients have nothing."""
+        self._since, self._seen = dict(state.get("since", {})), dict(state.get("seen", {}))
+        self._sent, self.idle, self._loaded = {}, {}, bool(self._since)

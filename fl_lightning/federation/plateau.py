@@ -1,0 +1,152 @@
+"""ReduceLROnPlateau of the clients: stepped by the server, once a round, with a value that no client can know."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.utils.settings import check_choice
+
+Factors = list[list[float]]
+"""Factors of the local learning rates, by optimizer and parameter group."""
+
+
+def no_step(scheduler: Any, metric: Any) -> None:
+    """Leave the scheduler: there is no module yet."""
+
+
+class Plateau:
+    """Steps the `ReduceLROnPlateau` of the client's `configure_optimizers` once a round, for all clients.
+
+    The server has optimizers of its own, which are never stepped: their learning rates, relative to those they began
+    with, are the factors of the clients' learning rates in the next round.
+
+    Args:
+        mode: `server`: so; `drop`: such schedulers are left out; `error`: they are refused.
+
+    Attributes:
+        factors: of the round to come; empty where no learning rate is changed.
+    """
+
+    def __init__(self, mode: Literal["server", "drop", "error"] = "server") -> None:
+        check_choice(("server", "drop", "error"), plateau=mode)
+        self.mode, self.factors = mode, Factors()
+        self._entries: list[LRSchedulerConfig] = []
+        self._optimizers: list[Optimizer] = []
+        self._base: Factors = []
+        self._saved: dict[str, Any] | None = None
+        self._seen: set[str] = set()
+        self._step: Callable[[Any, Any], None] = no_step
+
+    def start(self, client: ClientModule) -> bool:
+        """Begin a fit; True where something is watched, whose keys are then to be told (`saw`) and checked.
+
+        Raises:
+            ValueError: where such a scheduler is refused.
+        """
+        owner = client.lightning_modules()[-1]
+        self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
+        if not client.automatic_optimization or not overridden(owner, "configure_optimizers", ClientModule):
+            return False  # under manual optimization the module steps its schedulers itself
+        name = type(owner).__name__
+        optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
+        entries = [entry for entry in schedulers if entry.reduce_on_plateau]
+        if not entries:
+            return False
+        keys = ", ".join(str(entry.monitor) for entry in entries)
+        if self.mode == "error":
+            raise ValueError(
+                f"a client sees its own samples only, and {name} has a ReduceLROnPlateau that watches {keys}; with "
+                f"model.plateau=server it is stepped once a round, with drop it is left out"
+            )
+        if self.mode == "drop":
+            rank_zero_info(f"ReduceLROnPlateau of {name}, which watches {keys}, is left out (model.plateau=drop)")
+            return False
+        rank_zero_info(
+            f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
+            f"holds for every client of the next round (model.plateau=server)"
+        )
+        self._entries, self._optimizers, self._step = entries, optimizers, owner.lr_scheduler_step
+        self._base = self._rates()
+        if self._saved is not None:
+            self._restore(self._saved)
+            self._saved = None
+        self.factors = self._relative()
+        return True
+
+    def saw(self, keys: Iterable[str]) -> None:
+        """Note keys that are logged."""
+        self._seen.update(keys)
+
+    def check_monitors(self, trained: Callable[[], Iterable[str]]) -> None:
+        """Refuse a monitor that nobody logs.
+
+        Args:
+            trained: gives the keys that a client logs in training; called only where the others are not enough.
+
+        Raises:
+            ValueError: naming it.
+        """
+        watched = [str(entry.monitor) for entry in self._entries if entry.strict]
+        if any(key not in self._seen for key in watched):
+            self.saw(trained())
+        for key in watched:
+            if key not in self._seen:
+                raise ValueError(
+                    f"ReduceLROnPlateau must watch a logged value, got monitor={key!r}; watch one of "
+                    f"{sorted(self._seen)}, set strict=False to wait for it, or leave the scheduler out by "
+                    f"model.plateau=drop"
+                )
+
+    def step(self, round_idx: int, values: Mapping[str, float]) -> None:
+        """Step at the end of a round, with its logged values; a scheduler whose value is not among them waits."""
+        for entry in self._entries:
+            value = values.get(str(entry.monitor))
+            if value is not None and (round_idx + 1) % entry.frequency == 0:
+                self._step(entry.scheduler, value)
+        now = self._relative()
+        if now != self.factors:
+            told = ", ".join(f"{factor:.3g}" for row in now for factor in row)
+            rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {told}")
+            self.factors = now
+
+    def _rates(self) -> Factors:
+        return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
+
+    def _relative(self) -> Factors:
+        pairs = zip(self._rates(), self._base, strict=True)
+        factors = [[a / b if b else 1.0 for a, b in zip(now, base, strict=True)] for now, base in pairs]
+        return factors if any(factor != 1.0 for row in factors for factor in row) else []
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learning rates and schedulers; empty where nothing is watched."""
+        if self._saved is not None:
+            return self._saved
+        if not self._entries:
+            return {}
+        schedulers = [entry.scheduler.state_dict() for entry in self._entries]
+        return {"rates": self._rates(), "schedulers": schedulers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint, when the next fit begins."""
+        self._saved = dict(state) or None
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        rates, schedulers = state["rates"], state["schedulers"]
+        if len(schedulers) != len(self._entries) or [*map(len, rates)] != [*map(len, self._base)]:
+            raise ValueError(
+                f"the checkpoint must be of the same ReduceLROnPlateau, but has {len(schedulers)} of them and there "
+                f"are {len(self._entries)} here; give the module it was made with"
+            )
+        for entry, saved in zip(self._entries, schedulers, strict=True):
+            entry.scheduler.load_state_dict(saved)
+        for optimizer, row in zip(self._optimizers, rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, row, strict=True):
+                group["lr"] = rate

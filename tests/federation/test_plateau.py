@@ -1,0 +1,156 @@
+"""ReduceLROnPlateau of a client's module, which the server steps once a round."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import FedProx
+from tests.toys import equal, toy_data, trainer, weights_of
+from tests.user_modules import Plain
+
+
+class Plateaued(Plain):
+    """As every torchgeo task: a plateau on the validation loss; here it never improves by the threshold."""
+
+    monitor = "val_loss"
+    settings = {"patience": 0, "factor": 0.5, "threshold": 0.9}
+    rates: list[float] = []
+
+    def training_step(self, batch, batch_idx):
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = ReduceLROnPlateau(optimizer, **self.settings)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
+
+
+class Watching(Plateaued):
+    monitor = "train_loss"
+
+
+class Unknown(Plateaued):
+    monitor = "val_los"
+
+
+class Stepped(Plateaued):
+    """With another scheduler, which must not see the plateau's factor, and two parameter groups."""
+
+    def configure_optimizers(self):
+        first, last = self.net[0].parameters(), self.net[2].parameters()
+        optimizer = torch.optim.SGD([{"params": first}, {"params": last, "lr": 0.4}], lr=0.1)
+        plateau = ReduceLROnPlateau(optimizer, **self.settings)
+        return [optimizer], [StepLR(optimizer, 1, gamma=0.1), {"scheduler": plateau, "monitor": "val_loss"}]
+
+
+def fit(module, rounds=4, ckpt_path=None, callbacks=None, wrap=lambda module: module, epochs=1, **settings):
+    pl.seed_everything(7, verbose=False)
+    Plateaued.rates.clear()
+    loop = FederatedLoop(wrap(module()), seed=1, local_epochs=epochs, **settings)
+    run = trainer(rounds, callbacks=callbacks)
+    run.fit(loop, datamodule=toy_data((8, 8), batch_size=8), ckpt_path=ckpt_path)
+    return loop
+
+
+@pytest.mark.parametrize("module", [Plateaued, Watching])
+def test_the_rate_of_the_next_round_is_by_the_global_value(module, caplog):
+    caplog.set_level("INFO")
+    fit(module)
+    rates = Plateaued.rates[-8:]  # one step a client, two clients a round; a probe may come before
+    assert rates == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
+    assert sum("is stepped once a round with" in text for text in caplog.messages) == 1
+
+
+def test_is_the_loop_by_hand():
+    """Two clients of equal size, one full-batch step each: their mean is one step on all samples, with its plateau."""
+    loop = fit(Plateaued, 6)
+    pl.seed_everything(7, verbose=False)
+    module = Plateaued()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    plateau = ReduceLROnPlateau(optimizer, **Plateaued.settings)
+    data = toy_data((8, 8), batch_size=8)
+    (x, y), (x_val, y_val) = data.source.train, data.source.test
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(module.net(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            plateau.step(F.cross_entropy(module.net(x_val), y_val))
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(loop.client.module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_method_around_the_module_and_a_second_scheduler():
+    seen = []
+
+    class Seen(Stepped):
+        def configure_optimizers(self):
+            found = super().configure_optimizers()
+            found[0][0].register_step_post_hook(lambda o, *_: seen.append([g["lr"] for g in o.param_groups]))
+            return found
+
+    fit(Seen, 3, wrap=lambda module: FedProx(module=module, mu=0.1), epochs=2)
+    taken = torch.tensor(seen[-4:])  # the third round: two clients, two epochs of one step; its rates are halved
+    torch.testing.assert_close(taken, torch.tensor([[0.05, 0.2], [0.005, 0.02]] * 2))
+
+
+def test_a_metric_that_nobody_logs_is_refused_before_a_client_trains():
+    class Rounds(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            raise AssertionError("a round began")
+
+    with pytest.raises(ValueError, match=r"got monitor='val_los'; watch one of \['loss', 'train_loss', 'val_loss'\]"):
+        fit(Unknown, callbacks=[Rounds()])
+
+
+def test_the_probe_for_keys_leaves_no_trace():
+    """`train_loss` is found by a step of a client that is undone."""
+    plain = fit(Watching, 1, plateau="drop")
+    watched = fit(Watching, 1)
+    assert equal(weights_of(plain), weights_of(watched))
+    assert plain.round_metrics == watched.round_metrics
+
+
+def test_drop_and_error(caplog):
+    caplog.set_level("INFO")
+    fit(Unknown, plateau="drop")
+    assert set(Plateaued.rates) == {0.1}
+    assert any("is left out (model.plateau=drop)" in text for text in caplog.messages)
+    with pytest.raises(ValueError, match=r"watches val_loss; with model\.plateau=server"):
+        fit(Plateaued, plateau="error")
+    with pytest.raises(ValueError, match="plateau must be one of server, drop, error, got 'local'"):
+        FederatedLoop(Plateaued(), plateau="local")
+
+
+@pytest.mark.parametrize("at_validation", [False, True])
+def test_resume_is_exact(tmp_path, at_validation):
+    """A checkpoint written by the evaluation comes before the plateau's step, one of the epoch's end after it."""
+    whole = fit(Plateaued, 5)
+    rates = Plateaued.rates[-4:]
+    keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=not at_validation)
+    pl.seed_everything(7, verbose=False)
+    loop = FederatedLoop(Plateaued(), seed=1)
+    trainer(3, callbacks=[keep], enable_checkpointing=True).fit(loop, datamodule=toy_data((8, 8), batch_size=8))
+    resumed = fit(Plateaued, 5, ckpt_path=tmp_path / "epoch=2.ckpt")
+    assert Plateaued.rates[-4:] == rates
+    assert len(set(rates)) > 1
+    assert equal(weights_of(resumed), weights_of(whole))
+    with pytest.raises(ValueError, match="plateau was server, is drop"):
+        fit(Plateaued, 5, ckpt_path=tmp_path / "epoch=2.ckpt", plateau="drop")
+
+
+def test_rounds_without_the_value_wait():
+    loop = FederatedLoop(Plateaued(), seed=1)
+    Plateaued.rates.clear()
+    trainer(6, check_val_every_n_epoch=2).fit(loop, datamodule=toy_data((8, 8), batch_size=8))
+    assert Plateaued.rates == pytest.approx([0.1] * 8 + [0.05] * 4)
