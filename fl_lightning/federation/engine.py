@@ -120,7 +120,8 @@ class SequentialEngine:
                 f"return {{}} for nothing"
             )
         self._structure.check()
-        weights.frozen.check()
+        if weights.freezes:
+            weights.frozen.check()
         if not self._noted:
             self._noted = True
             self.transient.find_new()

@@ -383,7 +383,8 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        weights.begin_round(checks.keeps_state(self.server_module, self.aggregator, self.server_optimizer))
+        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        weights.begin_round(stateful)
         with region, torch.enable_grad(), self._transaction(round_) as begun:
             before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
@@ -408,7 +409,7 @@ class FederatedLoop(Forwarding):
             weights.load(new)
             if result.records:
                 self.store.put(result.records, round_idx)
-            if not result.lost:
+            if weights.freezes and not result.lost:
                 weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
         if round_idx == 0:
             needs = self.client.needs | self.server_module.needs | self.aggregator.needs

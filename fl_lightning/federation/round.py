@@ -185,9 +185,10 @@ class Round:
     ) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
-            made = self.server_module.broadcast(exchange, client_id)
-            first = exchange == self.client.exchanges[0]
-            broadcast = sent[client_id] = self.weights.frozen.outgoing(made, client_id, first)
+            made = broadcast = self.server_module.broadcast(exchange, client_id)
+            if self.weights.freezes:
+                broadcast = self.weights.frozen.outgoing(made, client_id, exchange == self.client.exchanges[0])
+            sent[client_id] = broadcast
             self.traffic.count("comm/bytes_down", exchange, broadcast)
             memory, personal = result.records.get(client_id, ({}, None))
             if client_id in self.store.clients and client_id not in result.records:
