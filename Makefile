@@ -92,9 +92,10 @@ format: env  ## rewrite the files as ruff wants them
 smoke: env  ## two rounds of every method's experiment on digits, through the command line
 	@'$(RUN)' tests/smoke/smoke_configs.py
 
-soak: env  ## 200 runs killed at random moments and continued: equal to the last bit; 5,200 damaged files (an hour)
+soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills
 	@'$(RUN)' -m tests.soak.damage
+	@'$(RUN)' -m tests.soak.rounds
 
 bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
 	@'$(RUN)' -m bench
