@@ -49,6 +49,8 @@ class RunPlots(Callback):
         self._folder, self._due = None, monotonic() + self.every
         if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero and folder is not None:
             self._folder, self._history = folder, pl_module.recorder.history
+            if pl_module.client.module is not None and pl_module.data.split("train").known_labels is None:
+                return
             with suppress(ValueError):  # the samples have no classes
                 counts = pl_module.data.label_counts
                 save(plot_partition(counts, pl_module.evaluation.class_names), folder / "partition.png")

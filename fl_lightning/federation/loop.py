@@ -242,7 +242,7 @@ class FederatedLoop(Forwarding):
         data.key_batches(self.seed)
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
-            self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
+            self._build_net(data)  # refuses data of another kind than the last fit's
             self._server.attach(data)
         self.forward_hook("setup", stage)
 
@@ -256,7 +256,7 @@ class FederatedLoop(Forwarding):
             return
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         self.client.configure_model()
-        self.client.build(data.num_classes, data.input_shape)
+        self._build_net(data)
         weights = GlobalWeights(self.client, self.personal, self.keep)
         checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(self.client, self.server_module, self.aggregator)
@@ -277,6 +277,10 @@ class FederatedLoop(Forwarding):
             super().load_state_dict(self._deferred_state, strict=False)
             self._deferred_state = {}
         self._server = server
+
+    def _build_net(self, data: FederatedDataModule) -> None:
+        if self.client.module is None:  # of a module's data the classes need not be counted
+            self.client.build(data.num_classes, data.input_shape)
 
     def configure_optimizers(self) -> Any:
         server = self.server
@@ -497,6 +501,7 @@ class FederatedLoop(Forwarding):
         return self.evaluation.predict(batch, batch_idx, dataloader_idx)
 
     def _evaluated(self, hook: str, prefix: str) -> None:
+        self._evaluation_services.begin_loader("")
         self.forward_hook(hook)
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
