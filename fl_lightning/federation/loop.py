@@ -29,6 +29,7 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError, Patience
+from fl_lightning.federation.hyperparameters import final_key, hyperparameters, log_final
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
@@ -98,6 +99,7 @@ class FederatedLoop(Forwarding):
     _evaluation: Evaluation | None = None
     _initial_buffers: State | None = None
     _handed_over = False
+    _final_key = ""
 
     def __init__(
         self,
@@ -305,6 +307,8 @@ class FederatedLoop(Forwarding):
 
     def on_fit_start(self) -> None:
         self._describe()
+        for logger in self.loggers:
+            logger.log_hyperparams(self._hyperparameters())
         if self.plateau.start(self.client) and not self.trainer.num_sanity_val_steps:
             self.trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
         if self.trainer.ckpt_path is not None:
@@ -371,6 +375,15 @@ class FederatedLoop(Forwarding):
             keys = round_.probe(engine, client_id)
             begun.restore()
         return keys
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        return hyperparameters(self.identity.objects, self.client_modules())
+
+    def on_train_end(self) -> None:
+        key, values = self._final_key, self.recorder.round_metrics
+        if key in values:
+            log_final(self.loggers, self._hyperparameters(), values[key], self.current_epoch)
+        super().on_train_end()
 
     # --- the round ---------------------------------------------------------------------------------------------
 
@@ -513,6 +526,7 @@ class FederatedLoop(Forwarding):
                 values["local/alma"] = alma
             self.log_dict(values)
             return
+        self._final_key = final_key(values) or ""
         forgetting = self.recorder.forgetting(self.current_epoch)
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.loggers.logger import DummyExperiment, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from fl_lightning.utils.files import write_atomically
@@ -44,6 +44,11 @@ class RoundCSVLogger(Logger):
     @property
     def save_dir(self) -> str:
         return str(self.path.parent)
+
+    @property
+    def experiment(self) -> DummyExperiment:
+        """An object that takes every call and does nothing: images and text have no place in a table."""
+        return DummyExperiment()
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: hyper-parameters are in the run's config.yaml."""
