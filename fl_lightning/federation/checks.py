@@ -3,7 +3,15 @@
 from collections.abc import Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -16,10 +24,33 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.utils.packages import is_of_kind
 
-SWA = (
-    "StochasticWeightAveraging averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which "
-    "would be a round; leave it out, or take FedEXP, which averages the last two rounds"
-)
+REFUSED: dict[type[Callback], str] = {
+    StochasticWeightAveraging: (
+        "averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which would be a round; "
+        "leave it out, or take EMAWeightAveraging, which averages over rounds, or FedEXP, which averages the last two"
+    ),
+    LearningRateFinder: (
+        "(Tuner.lr_find) tries learning rates of the optimizer that the Trainer steps, which is the server's; try some "
+        "of the clients' in a loop over model.client.optimizer.lr, a round or two each"
+    ),
+    BatchSizeFinder: (
+        "(Tuner.scale_batch_size) tries sizes of the Trainer's batch, which is a round; set data.batch_size"
+    ),
+    BaseFinetuning: (
+        "adds what it unfreezes to the optimizer that the Trainer steps, which is the server's; freeze and unfreeze "
+        "loop.client by requires_grad_ in on_train_epoch_start of a callback: what is trained is asked every round"
+    ),
+    ModelPruning: (
+        "replaces parameters, which are then not those that the clients share; prune the trained client.ckpt"
+    ),
+    GradientAccumulationScheduler: (
+        "counts the Trainer's batches, of which a round has one; set model.accumulate_grad_batches"
+    ),
+}
+"""Callbacks that have no meaning in a federation, and what to do instead."""
+
+SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+"""Strategies that spread one model over devices."""
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -30,7 +61,14 @@ def check_trainer(trainer: Trainer) -> None:
     """
     overfit = getattr(trainer, "overfit_batches", 0)
     processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
     rules: list[tuple[bool, str]] = [
+        (
+            bool(sharded),
+            f"a client is trained whole on one device, where its entries are read to be sent, so that "
+            f"{''.join(sharded[:1])}, which spreads them over devices, is refused; freeze a part (it takes neither "
+            f"gradients nor traffic), or train in bf16-mixed",
+        ),
         (
             processes > 1 and not isinstance(strategy, ClientParallelStrategy),
             f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
@@ -75,13 +113,14 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_callback(callback: Callback) -> None:
-    """Refuse callbacks that count something else than rounds, or average weights themselves.
+    """Refuse callbacks that count something else than rounds, or need the clients' optimizer, batches or entries.
 
     Raises:
         ValueError: naming what to set instead.
     """
-    if is_of_kind(callback, StochasticWeightAveraging):
-        raise ValueError(SWA)
+    for kind, sentence in REFUSED.items():
+        if is_of_kind(callback, kind):
+            raise ValueError(f"{type(callback).__name__} {sentence}")
     if not is_of_kind(callback, ModelCheckpoint):
         return
     if "'train_time_interval': None" not in callback.state_key:

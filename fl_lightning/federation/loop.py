@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_module
+from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
@@ -132,6 +132,7 @@ class FederatedLoop(Forwarding):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        client = uncompiled(client)
         check_module(client)
         self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
