@@ -150,6 +150,7 @@ class ClientData(Protocol):
 
     client_id: int
     round_idx: int
+    drop_last: bool
 
     @property
     def num_clients(self) -> int:
@@ -183,7 +184,7 @@ class ClientData(Protocol):
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        """Batches of a split on the device; `epoch` None: in order and without augmentation.
+        """Batches of a split on the device; `epoch` None: in order and without augmentation, and the last one whole.
 
         With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
         """

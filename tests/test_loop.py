@@ -56,8 +56,8 @@ class Mute(pl.LightningModule):
 
 
 class Hooked(FedAvg):
-    def train_dataloader(self):
-        return []
+    def on_validation_model_zero_grad(self):
+        return None
 
 
 class Own(ServerModule):
@@ -80,7 +80,7 @@ class NeedsOwn(FedAvg):
         (
             lambda: FederatedLoop(Hooked()),
             TypeError,
-            "Hooked overrides train_dataloader.*give the data to Fed",
+            "Hooked overrides on_validation_model_zero_grad.*gradients are None",
         ),
         (
             lambda: FederatedLoop(NeedsOwn(), server_module=ServerModule()),

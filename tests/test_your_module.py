@@ -313,21 +313,21 @@ def test_frozen_weights_may_be_left_out_of_checkpoints(tmp_path):
     assert equal(weights_of(whole), weights_of(resumed))
 
 
-def test_several_validation_loaders_are_refused():
+def test_several_test_loaders_are_refused():
     class Several(Pairs):
-        def val_dataloader(self):
+        def test_dataloader(self):
             return [super().val_dataloader(), super().test_dataloader()]
 
-    with pytest.raises(TypeError, match=r"must return one torch DataLoader, got list; .* join several"):
+    with pytest.raises(TypeError, match=r"must return one torch DataLoader, got 2; .* join several"):
         federate(Plain, Several)
 
 
 def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():
     class Own(Lazy):
-        def train_dataloader(self):
-            return []
+        def on_validation_model_zero_grad(self):
+            return None
 
-    with pytest.raises(TypeError, match=r"Own overrides train_dataloader, .*give the data to FederatedDataModule"):
+    with pytest.raises(TypeError, match=r"Own overrides on_validation_model_zero_grad, .*gradients are None whenever"):
         FederatedLoop(Own())
 
 

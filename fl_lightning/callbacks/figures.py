@@ -91,6 +91,51 @@ def plot_accuracy(
     return figure
 
 
+def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
+    """Training samples of each client, where the samples have no classes.
+
+    Args:
+        sizes: (N,).
+        title: None: one that says N and the number of samples.
+    """
+    counts = np.asarray(sizes, dtype=np.float64)
+    figure = new_figure(float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0, 3.4)
+    axes = figure.add_subplot()
+    draw_totals(axes, counts, "x")
+    axes.set_xlabel("client")
+    label_places(axes.xaxis, [str(i) for i in range(len(counts))], 25)
+    axes.tick_params("x", labelbottom=True)
+    clients = f"{len(counts)} client{'s' * (len(counts) != 1)}"
+    figure.suptitle(title or f"{int(counts.sum()):,} training samples, {clients}", fontsize="large")
+    return figure
+
+
+def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:
+    """Any logged values over rounds, one panel each, since their units differ.
+
+    Args:
+        rounds: the 0-based round of each value.
+        curves: values by name, NaN where there is none; at least one.
+        title: None: none.
+    """
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = new_figure(3.8 * columns, 2.6 * rows)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, values) in zip(places, curves.items(), strict=False):
+        draw_curve(axes, 0, name, np.asarray(rounds), np.asarray(values, dtype=np.float64), 1.0)
+        label_rounds(axes, rounds)
+        axes.set_title(name, fontsize="medium")
+        axes.grid(True, color=GREY, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in places[len(curves) :]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(title, fontsize="large")
+    return figure
+
+
 def plot_classwise(
     history: ArrayLike,
     class_names: Sequence[str],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
+from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition, plot_sizes, plot_values
 from fl_lightning.callbacks.report import BY_CLASS
 from fl_lightning.federation.history import History
 from fl_lightning.federation.loop import FederatedLoop
@@ -29,7 +29,8 @@ LARGEST_SHARE = 0.02
 class RunPlots(Callback):
     """Writes the pictures `partition` when fit starts, `accuracy` and `classwise` during it and at its end.
 
-    A picture without content (no labels, no accuracy) is not written.
+    A picture without content (no accuracy, no classes) is not written. Of a LightningModule's further values there is
+    `values.png`; where the samples have no classes `partition.png` has the clients' sizes.
 
     Args:
         dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
@@ -44,7 +45,7 @@ class RunPlots(Callback):
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
-        self._stale = False
+        self._stale, self._any_module = False, False
 
     # --- during fit -------------------------------------------------------------------------------
 
@@ -53,9 +54,8 @@ class RunPlots(Callback):
         self._folder, self._due = None, monotonic() + self.every
         if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero and folder is not None:
             self._folder, self._history = folder, pl_module.recorder.history
-            with suppress(ValueError):  # the samples have no classes
-                counts = pl_module.data.label_counts
-                save(plot_partition(counts, pl_module.evaluation.class_names), folder / f"partition.{self.format}")
+            self._any_module = pl_module.client.module is not None
+            save(partition_of(pl_module), folder / f"partition.{self.format}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -86,14 +86,32 @@ class RunPlots(Callback):
         if accuracies or losses:
             name = f"accuracy.{self.format}"
             save(plot_accuracy(list(self._history.rounds), accuracies, losses), self._folder / name)
+        drawn = accuracies.keys() | losses.keys()
+        others = {name: values for name, values in curves.items() if name not in drawn and is_value(name)}
+        if self._any_module and others:
+            save(plot_values(list(self._history.rounds), others), self._folder / f"values.{self.format}")
         evaluated, names, table = self._history.columns(BY_CLASS)
         if evaluated:
             save(plot_classwise(table.numpy(), names, evaluated), self._folder / f"classwise.{self.format}")
 
 
+def partition_of(loop: FederatedLoop) -> Figure:
+    """Draw the clients' samples by class; without classes, or where finding them takes a pass, their numbers."""
+    data = loop.data
+    if loop.client.module is None or data.split("train").known_labels is not None:
+        with suppress(ValueError):  # the samples have no classes
+            return plot_partition(data.label_counts, loop.evaluation.class_names)
+    return plot_sizes([len(data.client_indices("train", client_id)) for client_id in range(data.num_clients)])
+
+
 def is_accuracy(name: str) -> bool:
     """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
     return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
+
+
+def is_value(name: str) -> bool:
+    """True for a key of the client's own: no bytes, no count of clients, no class."""
+    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
 
 
 def is_loss(name: str) -> bool:

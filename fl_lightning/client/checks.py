@@ -5,10 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.compile import from_compiled
 from torch import Tensor, nn
 
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.packages import lightning_base
+
+
+def uncompiled(module: Any) -> Any:
+    """Give the module in what `torch.compile` returned, which computes by the compiled steps, as a Trainer does."""
+    if type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), LightningModule):
+        return from_compiled(module)
+    return module
 
 
 def check_module(module: object) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.utils.packages import lightning_base
 
@@ -21,12 +22,10 @@ FORWARDED = frozenset({
     "on_load_checkpoint",
 })  # fmt: skip
 
+IGNORED = ("prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
+"""Hooks of a module that a data module takes the place of."""
+
 INSTEAD = {
-    "train_dataloader": "give the data to FederatedDataModule",
-    "val_dataloader": "give the data to FederatedDataModule",
-    "test_dataloader": "give the data to FederatedDataModule",
-    "predict_dataloader": "give the data to FederatedDataModule",
-    "prepare_data": "put it in the data module",
     "configure_sharded_model": "use configure_model",
     "on_validation_model_train": "modes are restored after evaluation; set others in on_train_epoch_start",
     "on_test_model_train": "modes are restored after evaluation; set others in on_train_epoch_start",
@@ -48,13 +47,18 @@ def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., A
 
 
 def refuse_unforwarded(module: LightningModule) -> None:
-    """Refuse a module that overrides a hook which is not called inside a round.
+    """Refuse a module that overrides a hook which is not called inside a round; name its loaders, which are not read.
 
     Raises:
         TypeError: naming the hook and what to do instead.
     """
     known = {name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"}
-    for name in sorted(known - FORWARDED):
+    if own := [name for name in IGNORED if overridden(module, name)]:
+        rank_zero_info(
+            f"{', '.join(own)} of {type(module).__name__} {'is' if len(own) == 1 else 'are'} not called: the data come "
+            f"from the FederatedDataModule"
+        )
+    for name in sorted(known - FORWARDED - set(IGNORED)):
         if overridden(module, name):
             raise TypeError(
                 f"{type(module).__name__} overrides {name}, which is not called inside a federated round; "

@@ -18,6 +18,7 @@ from fl_lightning.client.checks import (
     check_returned,
     num_arguments,
     same_or_unset,
+    uncompiled,
 )
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.passes import evaluation_mode
@@ -86,7 +87,7 @@ class ClientModule(CheckedLoading):
         super().__init__()
         self.may_be_neutral = can_be_neutral(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
-        self.module = cast(LightningModule | None, module)
+        self.module = cast(LightningModule | None, uncompiled(module))
         check_client_arguments(self, self.module, net=net, optimizer=optimizer)
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from itertools import islice
 from numbers import Number
 from operator import mul
@@ -38,6 +39,7 @@ class MetricAccumulator:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
         self._rows: dict[str, tuple[str, list[tuple[Any, float]]]] = {}
+        self._ended: dict[str, Metric] = {}
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
         """Take one value, without moving it to the host.
@@ -79,6 +81,21 @@ class MetricAccumulator:
         for name, (kind, rows) in other._rows.items():
             self._rows.setdefault(name, (kind, []))[1].extend(rows)
 
+    def end_loader(self) -> None:
+        """Keep the values of the metric objects so far for the keys they were logged by; as in Lightning they go on.
+
+        Raises:
+            RuntimeError: with several processes, which must all have the same objects.
+        """
+        if self.metrics and world_size() > 1:
+            raise RuntimeError(
+                "with several processes a metric object cannot be logged by several dataloaders; log the value, or "
+                "give data.source one validation loader"
+            )
+        for name, metric in self.metrics.items():
+            if name not in self._ended:
+                self._ended[name], self.metrics[name] = metric, deepcopy(metric)
+
     @property
     def names(self) -> set[str]:
         """Names of the values since they were read."""
@@ -119,16 +136,22 @@ class MetricAccumulator:
                 self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         values = reduced(rows)
         for name in sorted(self.metrics):
-            metric = self.metrics.pop(name)
-            values[name] = float(metric.compute())
+            values[name] = float(self.metrics[name].compute())
+        for metric in (*self.metrics.values(), *self._ended.values()):  # one may have several names
             metric.reset()
+        self.metrics, self._ended = {}, {}
         return values
 
     def clear(self) -> None:
         """Drop everything and reset the metric objects (a round that failed)."""
-        for metric in self.metrics.values():
+        for metric in (*self.metrics.values(), *self._ended.values()):
             metric.reset()
-        self._rows, self.metrics = {}, {}
+        self._rows, self.metrics, self._ended = {}, {}, {}
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
@@ -192,7 +215,7 @@ class ClientServices:
         self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
-        self._weight = 1
+        self._weight, self._suffix = 1, ""
         self._toggled = ExitStack()
 
     # --- called by what drives the client ---
@@ -216,6 +239,12 @@ class ClientServices:
         """Let logged values weigh `num_samples` from now on."""
         self._weight, self._batch = num_samples, None
 
+    def begin_loader(self, suffix: str) -> None:
+        """Let keys end in `suffix` from now on: that of one of several dataloaders, as Lightning's."""
+        if suffix and suffix != self._suffix:
+            self.logged.end_loader()
+        self._suffix = suffix
+
     # --- called by the client ---
 
     def log(
@@ -225,8 +254,11 @@ class ClientServices:
         *args: Any,
         reduce_fx: Any = "mean",
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **ignored: Any,
     ) -> None:
+        if add_dataloader_idx:
+            name += self._suffix
         if batch_size is None:
             if self._batch is not None:
                 self._weight, self._batch = batch_length(self._batch), None
@@ -243,8 +275,7 @@ class ClientServices:
         Raises:
             RuntimeError: with several processes, which are at different clients and would wait for each other for ever.
         """
-        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        if world > 1:
+        if (world := world_size()) > 1:
             raise RuntimeError(
                 f"self.all_gather cannot be called in local training, where {world} processes are at different "
                 f"clients; log the value, or gather in on_validation_epoch_end"

@@ -221,8 +221,8 @@ class LocalTrainer:
         client, hooks, cache = self.client, self._hooks, self.client.context.logit_cache
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         num_batches = -(-size // batch_size)
-        if self._batch_norms:
-            num_batches -= self._single_sample(data, phase, size, batch_size)
+        single = self._single_sample(data, phase, size, batch_size) if self._batch_norms else 0
+        num_batches -= int(size % batch_size > 0) if data.drop_last else single
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):

@@ -68,6 +68,7 @@ class FederatedData(Protocol):
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
+    drop_last: bool
 
     def split(self, name: str) -> Split:
         """The samples of a split."""
@@ -100,6 +101,7 @@ class ClientView:
     ) -> None:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
+        self.drop_last = data.drop_last
         self._data, self._train = data, train
         self._indices = dict(indices[client_id])
 
@@ -150,8 +152,13 @@ class ClientView:
             if self._data.shuffle if shuffle is None else shuffle:
                 order = torch.randperm(n, generator=self.generator(f"batches/{split}/{epoch}"))
                 own = own[order]
+            if self.drop_last and n % size:
+                n -= n % size
+                own, order = own[:n], None if order is None else order[:n]
             if split == "train" and source.augments:
                 draws = self.generator(f"augment/{split}/{epoch}")
+        if not n:
+            return iter(())
         batches = source.batches([own] if n <= size else torch.split(own, size), draws)
         if not with_index:
             return batches

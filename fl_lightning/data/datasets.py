@@ -1,8 +1,8 @@
 """Sources made of the user's own datasets and LightningDataModules, read as outside a federation."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
 )
 
@@ -59,6 +60,8 @@ class DatasetSplit(Split):
             )
         self.dataset: Any = dataset
         self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
+        self._whole: tuple[DatasetSplit, Tensor] | None = None
+        """The split that this one is a part of, and where it lies there."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -66,8 +69,14 @@ class DatasetSplit(Split):
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
-        found = labels_of(self.dataset)
-        return None if found is None else torch.from_numpy(found.astype(np.int64))
+        if self._whole is None:
+            return as_classes(labels_of(self.dataset))
+        split, indices = self._whole
+        return None if split.labels is None else split.labels[indices]
+
+    @cached_property
+    def known_labels(self) -> Tensor | None:
+        return None if vars(self).get("labels", ...) is None else as_classes(attribute_of(self.dataset, LABELS))
 
     def column(self, name: str) -> Array:
         found = self.columns.get(name)
@@ -87,7 +96,7 @@ class DatasetSplit(Split):
     def subset(self, indices: Tensor) -> "DatasetSplit":
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
         part = DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns)
-        part.labels = None if self.labels is None else self.labels[indices]
+        part._whole = self, indices
         return part
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
@@ -124,7 +133,8 @@ def items_at(dataset: Any, key: Any) -> Array:
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     """Read one value per sample, (n, ...), from the first of these attributes that the dataset has.
 
-    Looks through `Subset` and `ConcatDataset`, and takes the second tensor of a `TensorDataset` for its labels.
+    Looks through `Subset` and `ConcatDataset`, reads columns of Hugging Face's datasets, and takes the second tensor of
+    a `TensorDataset` for its labels.
     """
     if isinstance(dataset, Subset):
         found = attribute_of(dataset.dataset, names)
@@ -134,8 +144,11 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
         return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
     if isinstance(dataset, TensorDataset) and names is LABELS and len(dataset.tensors) > 1:
         return np.asarray(dataset.tensors[1].cpu())
+    columns = getattr(dataset, "column_names", None)  # of Hugging Face, where a column is read without the others
     for name in names:
         value: Any = getattr(dataset, name, None)
+        if isinstance(columns, list) and name in columns:
+            value = dataset[name][:]
         if hasattr(value, "__len__") and len(value) == len(dataset):
             return np.asarray(value.cpu() if isinstance(value, Tensor) else value)
     return None
@@ -155,6 +168,12 @@ def labels_of(dataset: Any) -> Array | None:
         if keys and isinstance(plain(item[keys[0]]), int):
             found = items_at(dataset, keys[0])
     return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def as_classes(found: Array | None) -> Tensor | None:
+    """Convert labels to (n,) int64; None where they are no whole numbers."""
+    whole = found is not None and found.ndim == 1 and found.dtype.kind in "iu"
+    return torch.from_numpy(found.astype(np.int64)) if whole and found is not None else None
 
 
 class DatasetSource(Source):
@@ -188,7 +207,7 @@ class DatasetSource(Source):
         for name, dataset in (("val", self.val), ("test", self.test)):
             if dataset is not None:
                 splits[name] = make_split(dataset, self.loader_spec)
-        self.num_classes = count_classes(splits, self.num_classes)
+        self.num_classes, self.classes = count_known(splits, self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
 
@@ -201,6 +220,16 @@ def make_split(
     if pair and loader_spec.collate_fn is default_collate and not columns:
         return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
     return DatasetSplit(dataset, loader_spec, columns)
+
+
+def count_known(
+    splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None
+) -> tuple[int | None, Callable[[], int | None] | None]:
+    """Count the classes at once where that takes no pass over the samples; else give what counts them when asked."""
+    known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
+    if num_classes is not None or len(known) == len(splits):
+        return count_classes(known, num_classes), None
+    return None, partial(count_classes, splits, None)
 
 
 def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None) -> int | None:
@@ -260,7 +289,9 @@ class DataModuleSource(Source):
     def load(self) -> tuple[Split, Split | None]:
         module = self.datamodule
         module.setup("fit")
-        loaders = {"train": self._loader("train_dataloader"), "val": self._loader("val_dataloader")}
+        validating = self._loaders("val_dataloader")
+        loaders = {"train": self._loader("train_dataloader")}
+        loaders |= {validation_name(i): loader for i, loader in enumerate(validating)}
         if self._has("test_dataloader"):
             module.setup("test")
         loaders["test"] = self._loader("test_dataloader")
@@ -270,9 +301,10 @@ class DataModuleSource(Source):
                 f"{type(module).__name__} must define train_dataloader, whose samples are divided among the clients"
             )
         splits = {name: make_split(*pair) for name, pair in read.items()}
-        self.num_classes = count_classes(splits, getattr(module, "num_classes", None))
+        self.num_classes, self.classes = count_known(splits, getattr(module, "num_classes", None))
         self.class_names = getattr(module, "class_names", None)
         self.loader_spec, self.validation = read["train"][1], splits.get("val")
+        self.further_validation = tuple(splits[validation_name(i)] for i in range(1, len(validating)))
         return splits["train"], splits.get("test")
 
     def predicted(self) -> Split | None:
@@ -288,21 +320,36 @@ class DataModuleSource(Source):
         own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
         return own or getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
 
+    def _loaders(self, name: str) -> list[DataLoader[Any]]:
+        """Get the DataLoaders that the method of this name returns."""
+        found = getattr(self.datamodule, name)() if self._has(name) else None
+        if found is None:
+            return []
+        if isinstance(found, Mapping):
+            found = list(found.values())
+        loaders = list(found) if isinstance(found, list | tuple) else [found]
+        for loader in loaders:
+            if not isinstance(loader, DataLoader):
+                raise TypeError(
+                    f"{type(self.datamodule).__name__}.{name} must return torch's DataLoader, got "
+                    f"{type(loader).__name__}; its dataset is what clients and server share"
+                )
+        return loaders
+
     def _loader(self, name: str) -> DataLoader[Any] | None:
         """Get the one DataLoader that the method of this name returns, or None."""
-        if not self._has(name):
-            return None
-        loader = getattr(self.datamodule, name)()
-        if isinstance(loader, list | tuple) and len(loader) == 1:
-            loader = loader[0]
-        if loader is None or loader == []:
-            return None
-        if not isinstance(loader, DataLoader):
+        loaders = self._loaders(name)
+        if len(loaders) > 1:
             raise TypeError(
-                f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got "
-                f"{type(loader).__name__}; its dataset is what clients and server share: join several by ConcatDataset"
+                f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "
+                f"dataset is what clients and server share: join several by ConcatDataset"
             )
-        return loader
+        return loaders[0] if loaders else None
+
+
+def validation_name(index: int) -> str:
+    """Name the split of a validation loader: `val` for the first."""
+    return f"val/dataloader_idx_{index}" if index else "val"
 
 
 def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
@@ -311,6 +358,16 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
     Raises:
         ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
     """
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"the samples of all clients are divided by their index, which a stream does not have, got a DataLoader of "
+            f"{type(loader.dataset).__name__}; give a dataset with __len__ and __getitem__"
+        )
+    if isinstance(loader.sampler, WeightedRandomSampler):
+        raise ValueError(
+            "a WeightedRandomSampler draws from the samples of all clients together, and a client has its own only; "
+            "leave it out and weigh the classes in the loss, or by data.partition"
+        )
     if loader.batch_size is None:
         raise ValueError(
             "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
@@ -322,4 +379,5 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             f"from their own samples only: leave the sampler out and set data.shuffle"
         )
     shuffle = isinstance(loader.sampler, RandomSampler)
-    return LoaderSpec(loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size, shuffle)
+    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
+    return LoaderSpec(*settings, shuffle, loader.drop_last)

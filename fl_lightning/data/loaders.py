@@ -20,6 +20,7 @@ class LoaderSpec:
         worker_init_fn: called in each of them.
         batch_size: samples per batch; None: not set.
         shuffle: whether the loader shuffles; None: not set.
+        drop_last: whether a last batch of fewer samples is left out in training.
     """
 
     collate_fn: Callable[[list[Any]], Any] = default_collate
@@ -27,6 +28,7 @@ class LoaderSpec:
     worker_init_fn: Callable[[int], None] | None = None
     batch_size: int | None = None
     shuffle: bool | None = None
+    drop_last: bool = False
 
 
 class EmptyBatch:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from fl_lightning.data.availability import AvailableCohorts
 from fl_lightning.data.clients import ClientView, Cohorts
-from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit
+from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit, validation_name
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
@@ -115,7 +115,7 @@ class FederatedDataModule(LightningDataModule):
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
-        self.batch_seed = 0
+        self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
         self.samples = ClientSamples([], None, None, seed)
@@ -205,13 +205,18 @@ class FederatedDataModule(LightningDataModule):
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
                 f"{self.holdout_sizes['val']}"
             )
-        self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
+        if source.classes is None:
+            self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
+        else:
+            vars(self).pop("num_classes")  # counted when somebody asks
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         spec = source.loader_spec
         self.batch_size = self._batch_size or spec.batch_size or self.batch_size
+        self.drop_last = spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
         found = {"train": train, "test": test, "val": source.validation}
+        found |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
         splits = {name: split for name, split in found.items() if split is not None}
         for name, extra in self.extra_splits.items():
             splits[name] = extra.load()[0]
@@ -221,6 +226,11 @@ class FederatedDataModule(LightningDataModule):
                     f"got {shape}"
                 )
         return splits
+
+    @cached_property
+    def num_classes(self) -> int | None:
+        """C, or None where the samples have no classes; counting them may take a pass over the samples."""
+        return None if self.source.classes is None else self.source.classes()
 
     def to(self, device: torch.device) -> None:
         """Move the samples in memory to `device`."""
@@ -293,30 +303,33 @@ class FederatedDataModule(LightningDataModule):
         pool = held.pop("clients")
         self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         self._pool = pool
-        parts = self.partition(self._input("train", pool), self.num_clients, keyed_numpy(self.seed, "partition"))
+        unread = self.partition.column is None and not self.partition.needs_labels
+        samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
+        parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
         return [torch.from_numpy(pool[part]) for part in parts]
 
     def _draw_shared(self) -> Split:
         """Draw the one-per-class set from the clients' samples."""
-        train = self._splits["train"]
+        train, num_classes = self._splits["train"], self.num_classes
         labels = train.labels
-        if labels is None or self.num_classes is None:
+        if labels is None or num_classes is None:
             raise ValueError(
                 "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
             )
-        drawn = one_per_class(labels.numpy(), self._pool, self.shared_per_class, self.num_classes, self.seed)
+        drawn = one_per_class(labels.numpy(), self._pool, self.shared_per_class, num_classes, self.seed)
         return train.subset(torch.from_numpy(drawn))
 
     def _input(self, split: str, pool: np.ndarray[Any, Any]) -> PartitionInput:
         """Samples `pool` of a split with what the partition divides by: the labels, or the column that it names."""
         samples, column = self._splits[split], self.partition.column
+        num_classes = self.num_classes if column is None else None  # before the labels: some are no classes
         try:
             values: Any = samples.labels if column is None else samples.column(column)
         except ValueError:
             if split == "train":
                 raise
             values = None
-        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], self.num_classes)
+        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], num_classes)
 
     def _divide_test(self) -> list[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none."""
@@ -343,10 +356,10 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ValueError: if the samples have no classes.
         """
-        labels = self._splits["train"].labels
-        if labels is None or self.num_classes is None:
+        num_classes, labels = self.num_classes, self._splits["train"].labels
+        if labels is None or num_classes is None:
             raise ValueError("label_counts needs samples with integer labels, and these have none")
-        return label_counts(labels, parts, self.num_classes)
+        return label_counts(labels, parts, num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """One client's data in one round."""
@@ -384,7 +397,15 @@ class FederatedDataModule(LightningDataModule):
         return RoundLoader(self.cohort_size)
 
     def val_dataloader(self) -> Any:
-        return [] if self.evaluated is None else self._batches_of(self.evaluated)
+        if self.evaluated is None:
+            return []
+        loaders = [self._batches_of(name) for name in (self.evaluated, *self.further_validation)]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+    @property
+    def further_validation(self) -> list[str]:
+        """Names of the splits of the source's second validation loader and those after it."""
+        return [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
 
     def test_dataloader(self) -> Any:
         return self._batches_of("test")

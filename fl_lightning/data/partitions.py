@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,9 @@ class Partition(ABC):
 
     column: str | None = None
     """The column whose values are handed over as labels; None: the samples' classes."""
+
+    needs_labels: ClassVar[bool] = True
+    """False where samples are dealt without labels, which are then not read."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,6 +120,8 @@ class IIDPartition(Partition):
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
     ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
     """
+
+    needs_labels = False
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         deal.check_clients(samples.size, num_clients)
@@ -357,6 +362,8 @@ class FixedPartition(Partition):
     Args:
         indices: for each client the indices of its samples, each from 0 to n-1.
     """
+
+    needs_labels = False
 
     def __init__(self, indices: list[list[int]]) -> None:
         arrays = [np.asarray(part) for part in indices]

@@ -1,6 +1,7 @@
 """Sources of samples: the base class, scikit-learn's digits, tensors of one's own."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from pytorch_lightning import Trainer
@@ -20,8 +21,14 @@ class Source(ABC):
     num_classes: int | None = None
     """Known after `load`; None: the samples have no classes."""
 
+    classes: Callable[[], int | None] | None = None
+    """Counts the classes by a pass over the samples, known after `load`; None: `num_classes` is all that is known."""
+
     validation: Split | None = None
     """The source's own validation samples, known after `load`."""
+
+    further_validation: tuple[Split, ...] = ()
+    """Those of further validation loaders, known after `load`."""
 
     loader_spec = LoaderSpec()
     """The settings of its own loader, known after `load`; the defaults where it has none."""

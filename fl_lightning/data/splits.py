@@ -27,6 +27,11 @@ class Split(ABC):
     augments = False
     """True where training batches are drawn with random augmentation."""
 
+    @property
+    def known_labels(self) -> Tensor | None:
+        """The labels where they are known without a pass over the samples."""
+        return self.labels
+
     @abstractmethod
     def __len__(self) -> int: ...
 

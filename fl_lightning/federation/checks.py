@@ -26,22 +26,37 @@ from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.utils.packages import is_of_kind
 
 REFUSED: dict[type[Callback], str] = {
-    StochasticWeightAveraging: "averages the weights along one optimizer's steps and adds an epoch for BatchNorm, "
-    "which would be a round; leave it out, or take FedEXP, which averages the last two rounds",
-    LearningRateFinder: "tries learning rates in steps of one optimizer, and a step of the Trainer is a round; leave "
-    "it out, and compare short runs with several model.client.optimizer.lr",
-    BatchSizeFinder: "enlarges the batches of one loader, and each client has its own; leave it out, and set "
-    "data.batch_size",
-    GradientAccumulationScheduler: "accumulates over batches of the Trainer, which are rounds; leave it out, and set "
-    "model.accumulate_grad_batches",
-    BaseFinetuning: "gives parameters to the Trainer's optimizer, which no client steps with; leave it out, and set "
-    "requires_grad in the module's own on_train_epoch_start",
-    ModelPruning: "replaces parameters of the module, which the server and all clients share; leave it out, and prune "
-    "the trained client.ckpt",
-    SpikeDetection: "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
-    "model.max_update_norm",
+    StochasticWeightAveraging: (
+        "averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which would be a round; "
+        "leave it out, or take EMAWeightAveraging, which averages over rounds, or FedEXP, which averages the last two"
+    ),
+    LearningRateFinder: (
+        "(Tuner.lr_find) tries learning rates of the optimizer that the Trainer steps, which is the server's; leave "
+        "it out, and compare short runs with several model.client.optimizer.lr"
+    ),
+    BatchSizeFinder: (
+        "(Tuner.scale_batch_size) tries sizes of the Trainer's batch, which is a round; leave it out, and set "
+        "data.batch_size"
+    ),
+    BaseFinetuning: (
+        "adds what it unfreezes to the optimizer that the Trainer steps, which is the server's; freeze and unfreeze "
+        "loop.client by requires_grad_ in on_train_epoch_start of a callback: what is trained is asked every round"
+    ),
+    ModelPruning: (
+        "replaces parameters, which are then not those that the clients share; prune the trained client.ckpt"
+    ),
+    GradientAccumulationScheduler: (
+        "counts the Trainer's batches, of which a round has one; leave it out, and set model.accumulate_grad_batches"
+    ),
+    SpikeDetection: (
+        "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
+        "model.max_update_norm"
+    ),
 }
-"""Callbacks of Lightning's that have no meaning in a federation: why, and what to do instead."""
+"""Callbacks that have no meaning in a federation, and what to do instead."""
+
+SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+"""Strategies that spread one model over devices."""
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -53,7 +68,14 @@ def check_trainer(trainer: Trainer) -> None:
     overfit = getattr(trainer, "overfit_batches", 0)
     processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
     interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
+    sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
     rules: list[tuple[bool, str]] = [
+        (
+            bool(sharded),
+            f"a client is trained whole on one device, where its entries are read to be sent, so that "
+            f"{''.join(sharded[:1])}, which spreads them over devices, is refused; freeze a part (it takes neither "
+            f"gradients nor traffic), or train in bf16-mixed",
+        ),
         (
             processes > 1 and not isinstance(strategy, ClientParallelStrategy),
             f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
@@ -98,14 +120,14 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_callback(callback: Callback) -> None:
-    """Refuse callbacks that count something else than rounds, or act on the Trainer's optimizer or batches.
+    """Refuse callbacks that count something else than rounds, or need the clients' optimizer, batches or entries.
 
     Raises:
         ValueError: naming what to set instead.
     """
-    for kind, reason in REFUSED.items():
+    for kind, sentence in REFUSED.items():
         if is_of_kind(callback, kind):
-            raise ValueError(f"{type(callback).__name__} {reason}")
+            raise ValueError(f"{type(callback).__name__} {sentence}")
     if not is_of_kind(callback, ModelCheckpoint):
         return
     if "'train_time_interval': None" not in callback.state_key:

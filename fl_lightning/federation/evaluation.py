@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,10 +55,10 @@ class Evaluation:
         self.engine, self.client, self.weights, self.modules = engine, engine.client, engine.weights, engine.modules
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
-        self.metrics = metrics
-        self.inspection, self.class_names = Inspection(engine, data), class_names(data)
+        self.metrics, self.inspection = metrics, Inspection(engine, data)
         self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
+        self._several = bool(data.further_validation)
         device = communicator.device
         self._accuracy = ClassifierScores(data.num_classes or 0).to(device) if classifies else None
 
@@ -97,6 +98,8 @@ class Evaluation:
             update(self.metrics, batch, self.client)
         if module is not None and overridden(module, f"{kind}_step"):
             self.services.begin_batch(batch)
+            if self._several:
+                self.services.begin_loader(f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else "")
             return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
         return None
 
@@ -128,6 +131,11 @@ class Evaluation:
         if self.before is not None:
             self.weights.load(self.before)
             self.before = None
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes, for log keys and pictures."""
+        return class_names(self.data)
 
     def end(self, prefix: str) -> dict[str, float]:
         """End a pass: load the global weights again and return the pass's values by log key."""

@@ -97,7 +97,7 @@ class RunIdentity:
         found |= {
             "data.participation": data.cohort_size / data.num_clients,
             "data.sampling_seed": data.cohort.seed,
-            "data.labels": digest_of([torch.tensor(len(train)) if train.labels is None else train.labels]),
+            "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if trainer.state.fn == "fit":
             found["data.clients"] = digest_of(data.samples.dealt)

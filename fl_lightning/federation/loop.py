@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_module
+from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
@@ -29,6 +29,7 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
+from fl_lightning.federation.hyperparameters import final_key, hyperparameters, log_final
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder, bytes_of_sets
@@ -102,6 +103,7 @@ class FederatedLoop(Forwarding):
     _evaluation: Evaluation | None = None
     _initial_buffers: State | None = None
     _handed_over = False
+    _final_key = ""
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class FederatedLoop(Forwarding):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        client = uncompiled(client)
         check_module(client)
         self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
@@ -249,7 +252,7 @@ class FederatedLoop(Forwarding):
         data.key_batches(self.seed)
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
-            self.client.build(data.num_classes, data.input_shape)  # refuses data of another kind than the last fit's
+            self._build_net(data)  # refuses data of another kind than the last fit's
             self._server.attach(data)
         self.forward_hook("setup", stage)
 
@@ -263,7 +266,7 @@ class FederatedLoop(Forwarding):
             return
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         self.client.configure_model()
-        self.client.build(data.num_classes, data.input_shape)
+        self._build_net(data)
         weights = GlobalWeights(self.client, self.personal, self.keep)
         checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(self.client, self.server_module, self.aggregator)
@@ -284,6 +287,10 @@ class FederatedLoop(Forwarding):
             super().load_state_dict(self._deferred_state, strict=False)
             self._deferred_state = {}
         self._server = server
+
+    def _build_net(self, data: FederatedDataModule) -> None:
+        if self.client.module is None:  # of a module's data the classes need not be counted
+            self.client.build(data.num_classes, data.input_shape)
 
     def configure_optimizers(self) -> Any:
         server = self.server
@@ -308,6 +315,8 @@ class FederatedLoop(Forwarding):
 
     def on_fit_start(self) -> None:
         self._describe()
+        for logger in self.loggers:
+            logger.log_hyperparams(self._hyperparameters())
         if self.plateau.start(self.client) and not self.trainer.num_sanity_val_steps:
             self.trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
         if self.trainer.ckpt_path is not None:
@@ -375,6 +384,15 @@ class FederatedLoop(Forwarding):
             keys = round_.probe(engine, client_id)
             begun.restore()
         return keys
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        return hyperparameters(self.identity.objects, self.client_modules())
+
+    def on_train_end(self) -> None:
+        key, values = self._final_key, self.recorder.round_metrics
+        if key in values:
+            log_final(self.loggers, self._hyperparameters(), values[key], self.current_epoch)
+        super().on_train_end()
 
     # --- the round ---------------------------------------------------------------------------------------------
 
@@ -511,6 +529,7 @@ class FederatedLoop(Forwarding):
         return self.evaluation.predict(batch, batch_idx, dataloader_idx)
 
     def _evaluated(self, hook: str, prefix: str) -> None:
+        self._evaluation_services.begin_loader("")
         self.forward_hook(hook)
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
@@ -521,6 +540,7 @@ class FederatedLoop(Forwarding):
                 values |= self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
             self.log_dict(values)
             return
+        self._final_key = final_key(values) or ""
         forgetting = self.recorder.forgetting(self.current_epoch)
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)

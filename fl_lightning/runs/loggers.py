@@ -14,6 +14,19 @@ from pytorch_lightning.utilities import rank_zero_only
 from fl_lightning.utils.files import at_path, write_atomically
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """Take whatever is logged, and drop it."""
+
+
+class NoExperiment:
+    """Experiment of a logger without one: every method of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask
+            raise AttributeError(name)
+        return nothing
+
+
 class RoundCSVLogger(Logger):
     """Writes `metrics.csv`: one row per round, on disk as soon as it is logged.
 
@@ -45,6 +58,11 @@ class RoundCSVLogger(Logger):
     @property
     def save_dir(self) -> str:
         return str(self.path.parent)
+
+    @property
+    def experiment(self) -> "NoExperiment":
+        """An object that takes every call and does nothing: images and text have no place in a table."""
+        return NoExperiment()
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: hyper-parameters are in the run's config.yaml."""

@@ -8,6 +8,7 @@ import pytest
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport, RunPlots, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks import plots as module
+from fl_lightning.callbacks.figures import plot_sizes, plot_values
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -21,7 +22,7 @@ def pictures(folder):
 @pytest.fixture
 def calls(monkeypatch):
     """The arguments that the pure functions are called with; nothing is drawn."""
-    seen = {name: [] for name in ("plot_partition", "plot_accuracy", "plot_classwise")}
+    seen = {name: [] for name in ("plot_partition", "plot_accuracy", "plot_classwise", "plot_sizes", "plot_values")}
     for name, found in seen.items():
         monkeypatch.setattr(module, name, lambda *a, found=found: found.append(a))
     monkeypatch.setattr(module, "save", lambda figure, path: None)
@@ -118,6 +119,21 @@ def test_module_client_without_classes(tmp_path, calls):
     assert set(losses) == {"val_loss"}
     assert not calls["plot_partition"]
     assert not calls["plot_classwise"]
+    assert calls["plot_sizes"] == [([25, 25, 25, 25],)]
+    ((rounds, values),) = calls["plot_values"]
+    assert rounds == [0, 1, 2]
+    assert set(values) == {"mse"}
+
+
+def test_a_module_without_classes_gets_its_own_pictures(tmp_path):
+    federated = FederatedLoop(client=Regression(), seed=0)
+    trainer([RunPlots()], tmp_path).fit(federated, datamodule=data(classes=False))
+    assert pictures(tmp_path) == {"partition.png", "accuracy.png", "values.png"}
+    many = plot_values([0, 1, 2], {f"value {i}": [i, float("nan"), 2.0] for i in range(4)}, title="four")
+    shown = [axes.get_title() for axes in many.axes if axes.axison]
+    assert shown == ["value 0", "value 1", "value 2", "value 3"]
+    (bars,) = plot_sizes([3, 0, 5]).axes
+    assert [bar.get_height() for bar in bars.patches] == [3, 0, 5]
 
 
 def test_alma_is_drawn_where_it_is_known(tmp_path, calls):

@@ -162,13 +162,29 @@ def module_of(loader):
 PAIRS = TensorDataset(*points(8, 0))
 
 
+class Backwards(torch.utils.data.Sampler):
+    def __init__(self, dataset):
+        self.size = len(dataset)
+
+    def __iter__(self):
+        return iter(range(self.size - 1, -1, -1))
+
+    def __len__(self):
+        return self.size
+
+
 @pytest.mark.parametrize(
     ("loader", "error", "words"),
     [
-        (DataLoader(Streams(), batch_size=2), ValueError, "order must be sequential or shuffled"),
+        (DataLoader(Streams(), batch_size=2), ValueError, "a stream does not have, got a DataLoader of Streams"),
         (DataLoader(PAIRS, batch_size=None), ValueError, "must have a batch_size"),
-        (DataLoader(PAIRS, sampler=WeightedRandomSampler([1.0] * 8, 8)), ValueError, "got WeightedRandomSampler"),
-        ([DataLoader(PAIRS), DataLoader(PAIRS)], TypeError, "must return one torch DataLoader, got list"),
+        (
+            DataLoader(PAIRS, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+            ValueError,
+            "a WeightedRandomSampler draws from",
+        ),
+        (DataLoader(PAIRS, sampler=Backwards(PAIRS)), ValueError, "sequential or shuffled, got Backwards"),
+        ([DataLoader(PAIRS), DataLoader(PAIRS)], TypeError, "must return one torch DataLoader, got 2"),
         (None, ValueError, "must define train_dataloader"),
     ],
 )
@@ -184,7 +200,7 @@ def test_a_dataset_without_a_length_is_refused():
 
 def test_a_label_outside_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
-        ready(FederatedDataModule.from_datasets(Items(), num_classes=2))
+        ready(FederatedDataModule.from_datasets(Targets(), num_classes=2))
 
 
 class Grades(Items):

@@ -118,7 +118,7 @@ def test_what_clients_move_themselves_goes_on_travelling():
 
 
 class Switch(pl.Callback):
-    """Freezes or unfreezes a part of the module when a round begins, as Lightning's BaseFinetuning does."""
+    """Freezes or unfreezes a part of the module when a round begins."""
 
     def __init__(self, part, freeze=(), unfreeze=()):
         self.part, self.freeze, self.unfreeze = part, freeze, unfreeze
