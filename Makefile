@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu dist clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu notebooks dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -101,6 +101,9 @@ bench: env  ## seconds per round against a bare PyTorch loop; writes bench/resul
 
 gpu: env  ## the tests that need a GPU
 	@'$(RUN)' -m pytest -m gpu
+
+notebooks: env  ## run the notebooks and keep their outputs in them
+	@PYTHONPATH='$(CURDIR)' '$(RUN)' docs/refresh_notebooks.py
 
 dist: env  ## wheel and sdist in dist/
 	@'$(RUN)' -m build --no-isolation .
