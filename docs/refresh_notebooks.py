@@ -36,6 +36,7 @@ def cleaned(notebook: NotebookNode) -> NotebookNode:
 
 
 def main() -> None:
+    """Renew all notebooks."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as work:
             nbformat.write(cleaned(executed(path, Path(work))), path)
