@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu dist clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu docs notebooks dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -103,9 +103,17 @@ bench: env  ## seconds per round against a bare PyTorch loop; writes bench/resul
 gpu: env  ## the tests that need a GPU
 	@'$(RUN)' -m pytest -m gpu
 
+docs: env  ## the site in site/: quick start, methods, recipes, API
+	@'$(RUN)' -c 'import mkdocs, mkdocstrings' 2>/dev/null || '$(RUN)' -m pip install --quiet -e '.[docs]'
+	@PYTHONPATH='$(CURDIR)' NO_MKDOCS_2_WARNING=1 '$(RUN)' -m mkdocs build --quiet
+	@echo 'site/index.html'
+
+notebooks: env  ## run the notebooks and keep their outputs in them
+	@PYTHONPATH='$(CURDIR)' '$(RUN)' docs/refresh_notebooks.py
+
 dist: env  ## wheel and sdist in dist/
 	@'$(RUN)' -m build --no-isolation .
 
 clean:  ## remove .venv/ and what the tools leave behind; run folders stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -70,10 +70,12 @@ class RoundProgressBar(ProgressBar):
             self._enter("client", trainer.current_epoch, pl_module)
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
+        """Count a client that has trained."""
         self.clients += 1
         self._show()
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
+        """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
