@@ -16,6 +16,9 @@ from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
 
+Moment = tuple[Hashable, ...]
+"""What the module's weights are: the kind of the moment (`received`, `trained`, …), then whose and when."""
+
 Value = TypeVar("Value")
 
 
@@ -32,8 +35,7 @@ class Inspection:
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
-        self._moment: Hashable = None
-        self._found: dict[Hashable, Any] = {}
+        self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
 
     @cached_property
@@ -42,7 +44,7 @@ class Inspection:
         return class_names(self.data)
 
     @property
-    def received(self) -> Hashable:
+    def received(self) -> Moment:
         """The moment at which the client's weights are those it received, the same for all that received the same."""
         return ("received", self.client.context.weights_token)
 
@@ -54,16 +56,18 @@ class Inspection:
         with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
             yield
 
-    def once(self, moment: Hashable, key: Hashable, compute: Callable[[], Value]) -> Value:
+    def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Compute a value of the module at a moment, or give the one that was computed before."""
-        if moment != self._moment:
-            self._moment, self._found = moment, {}
-        if key not in self._found:
-            self._found[key] = compute()
-        found: Value = self._found[key]
+        last, values = self._found.get(moment[0], (None, {}))
+        if last != moment:
+            values = {}
+            self._found[moment[0]] = moment, values
+        if key not in values:
+            values[key] = compute()
+        found: Value = values[key]
         return found
 
-    def scores(self, moment: Hashable, split: str, samples: int | None = None) -> Tensor:
+    def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
         """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.
 
         Args:
@@ -73,7 +77,7 @@ class Inspection:
         """
         return self.once(moment, (split, samples), lambda: self._scores(self.batches(split, samples)))
 
-    def own_scores(self, moment: Hashable, client_id: int, split: str = "test") -> Tensor:
+    def own_scores(self, moment: Moment, client_id: int, split: str = "test") -> Tensor:
         """The same over a client's own samples of a split; NaN where it has none."""
         size = self.data.eval_batch_size
 
@@ -82,7 +86,7 @@ class Inspection:
 
         return self.once(moment, (split, "of", client_id), compute)
 
-    def own_loss(self, moment: Hashable, client_id: int) -> float:
+    def own_loss(self, moment: Moment, client_id: int) -> float:
         """Mean local loss over a client's own training samples; NaN without, and under manual optimization."""
         if not self.client.automatic_optimization:
             return float("nan")
