@@ -6,6 +6,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -17,6 +18,7 @@ from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.tables import RoundTable
 from fl_lightning.types import ClientUpdate
+from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 
 Found = dict[str, Any]
@@ -152,3 +154,14 @@ def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:
 def stacked(found: Mapping[int, Found], name: str) -> Tensor:
     """One value of all clients, (K, ...)."""
     return torch.stack([torch.as_tensor(values[name]) for values in found.values()])
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name as an npz file, whole or not at all."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:
+            columns: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
+            np.savez_compressed(file, **columns)
+
+    write_atomically(path, write)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
@@ -100,6 +101,49 @@ class Inspection:
             return total / count if count else float("nan")
 
         return self.once(moment, ("loss", client_id), compute)
+
+    def outputs(
+        self, moment: Moment, layer: str | None, split: str, samples: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of a layer over a split, (n, d), and the targets, (n,), both on the CPU.
+
+        Args:
+            moment: what the module's weights are.
+            layer: name of a module within the client; None: the features that the net's head reads.
+            split: name of the split.
+            samples: evaluate so many, drawn once for the run; None: all.
+        """
+
+        def compute() -> tuple[Tensor, Tensor]:
+            parts = self.over(self.batches(split, samples), lambda b: (self.layer(b[0], layer).cpu(), b[1].cpu()))
+            values, targets = zip(*parts, strict=True)
+            return torch.cat(values), torch.cat(targets)
+
+        return self.once(moment, ("outputs", layer, split, samples), compute)
+
+    def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
+        """Outputs of a layer for a batch, (B, d), float32 or better; of a convolution the mean over the image."""
+        if layer is None:
+            return raised(self.client.features(x))
+        found: list[Tensor] = []
+        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
+        try:
+            self.client(x)
+        finally:
+            handle.remove()
+        return raised(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+
+    def check_layer(self, layer: str | None, who: str) -> None:
+        """Refuse a layer that the client does not have.
+
+        Raises:
+            ValueError: naming some that it has; without a layer: the client has no net.
+        """
+        names = [name for name, _ in self.client.named_modules() if name]
+        if layer is None and self.client.net is None:
+            raise ValueError(f"{who} needs the name of a layer for a client without net=, such as {names[-1]!r}")
+        if layer is not None and layer not in names:
+            raise ValueError(f"{who}: layer must name a module of the client, such as {names[-1]!r}, got {layer!r}")
 
     def over(self, batches: Iterator[Batch], fn: Callable[[Any], Value]) -> list[Value]:
         """Apply `fn` to every batch, where the module has it."""
