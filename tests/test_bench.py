@@ -7,6 +7,7 @@ import pytest
 
 from bench.__main__ import COLUMNS, main
 from bench.methods import METHODS, seconds_per_client
+from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
 
 
@@ -31,3 +32,11 @@ def test_a_partial_run_keeps_the_other_rows(tmp_path):
 def test_the_step_of_every_method_is_timed(name):
     work = replace(WORKLOADS["tiny"], cohort_size=2, rounds=1)
     assert seconds_per_client(name, work) > 0
+
+
+@pytest.mark.parametrize("name", ["ClasswiseReport", "ForgettingMonitor", "LossLandscape"])
+def test_the_cost_of_a_monitor_is_timed(name):
+    assert name in MONITORS
+    own, rest = seconds(name, "tiny")
+    assert own > 0
+    assert rest > 0

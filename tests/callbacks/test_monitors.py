@@ -2,6 +2,7 @@
 
 import copy
 import csv
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -9,12 +10,20 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
-from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy
+from fl_lightning.callbacks import (
+    ClientTable,
+    DriftMonitor,
+    ForgettingMonitor,
+    Monitor,
+    PersonalisedAccuracy,
+    SampleReduction,
+)
 from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedBN, FedCL, FedNTD, KnFu, Local
 from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
+from tests.commands import TINY, say
 from tests.federation.faulty import faulty
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 from tests.user_data import Pairs
@@ -237,3 +246,58 @@ def test_what_cannot_be_measured_is_refused():
         DriftMonitor(every=0)
     with pytest.raises(ValueError, match="samples must be at least 1"):
         ForgettingMonitor(samples=0)
+
+
+def test_half_precision_and_a_whole_cohort_of_monitors(tmp_path):
+    def fitted(callbacks):
+        loop = FederatedLoop(FedNTD(net=BatchNormNet, optimizer=sgd()), seed=3, local_epochs=2)
+        trainer(2, callbacks=callbacks, precision="bf16-mixed").fit(loop, datamodule=toy_data())
+        return loop
+
+    assert equal(weights_of(fitted(monitors(tmp_path))), weights_of(fitted([])))
+
+
+class Norms(Monitor):
+    """A monitor of one's own: the norm of the head before and after."""
+
+    def start(self, loop, client_id):
+        return {"before": float(loop.client.net.head.weight.detach().norm())}
+
+    def end(self, loop, update, found):
+        found["after"] = float(loop.client.net.head.weight.detach().norm())
+
+    def summarise(self, trainer, loop, found):
+        assert list(found) == sorted(found)
+        loop.log("local/growth", sum(v["after"] - v["before"] for v in found.values()) / len(found))
+
+
+def test_a_monitor_of_ones_own_is_three_methods():
+    copies = Copies()
+    loop = run(callbacks=[copies, Norms()])
+    growth = [
+        copies.trained[2, i].head.weight.norm() - copies.received[2, i].head.weight.norm() for i in range(len(SIZES))
+    ]
+    assert loop.round_metrics["local/growth"] == pytest.approx(float(sum(growth) / 5), abs=1e-6)
+
+
+def test_the_command_line_puts_their_files_into_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    callbacks = "--trainer.callbacks+=ForgettingMonitor --trainer.callbacks+=ClientTable --trainer.callbacks.every 2"
+    said = say(f"fit {TINY} --trainer.max_epochs 2 --trainer.enable_progress_bar false {callbacks}")
+    assert said.code == 0, said.err
+    (folder,) = tmp_path.glob("runs/*/*")
+    assert {row["round"] for row in rows_of(folder / "clients.csv")} == {"1"}
+    assert {row["round"] for row in rows_of(folder / "client_classwise.csv")} == {"0", "1"}
+    assert "local/forgetting_degree" in (folder / "metrics.csv").read_text()
+
+
+def test_the_document_names_every_metric_and_monitor():
+    import fl_lightning.callbacks as C
+    import fl_lightning.metrics as M
+
+    text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
+    kinds = [
+        kind for kind in vars(C).values() if isinstance(kind, type) and issubclass(kind, (Monitor, SampleReduction))
+    ]
+    names = {kind.__name__ for kind in kinds} | {name for name in M.__all__ if name != "FederatedMetric"}
+    assert not {name for name in names if f"`{name}`" not in text}
