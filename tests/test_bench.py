@@ -8,6 +8,7 @@ import pytest
 from bench import costs
 from bench.__main__ import COLUMNS, main
 from bench.methods import METHODS, seconds_per_client
+from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
 
 
@@ -48,3 +49,11 @@ def test_the_memory_of_a_stateful_method_is_read_over_its_rounds():
     rows = costs.stateful(num_clients=100, rounds=4, budget_mb=0)
     assert [row[0] for row in rows] == ["100, 1", "100, 2", "100, 3", "100, 4"]
     assert all(mb > 0 and records > 0 for _, mb, records in rows)
+
+
+@pytest.mark.parametrize("name", ["ClasswiseReport", "ForgettingMonitor", "LossLandscape"])
+def test_the_cost_of_a_monitor_is_timed(name):
+    assert name in MONITORS
+    own, rest = seconds(name, "tiny")
+    assert own > 0
+    assert rest > 0

@@ -12,9 +12,13 @@ from torch import Tensor
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
+
+Moment = tuple[Hashable, ...]
+"""What the module's weights are: the kind of the moment (`received`, `trained`, …), then whose and when."""
 
 Value = TypeVar("Value")
 
@@ -32,8 +36,7 @@ class Inspection:
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
-        self._moment: Hashable = None
-        self._found: dict[Hashable, Any] = {}
+        self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
 
     @cached_property
@@ -42,7 +45,7 @@ class Inspection:
         return class_names(self.data)
 
     @property
-    def received(self) -> Hashable:
+    def received(self) -> Moment:
         """The moment at which the client's weights are those it received, the same for all that received the same."""
         return ("received", self.client.context.weights_token)
 
@@ -54,16 +57,18 @@ class Inspection:
         with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
             yield
 
-    def once(self, moment: Hashable, key: Hashable, compute: Callable[[], Value]) -> Value:
+    def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Compute a value of the module at a moment, or give the one that was computed before."""
-        if moment != self._moment:
-            self._moment, self._found = moment, {}
-        if key not in self._found:
-            self._found[key] = compute()
-        found: Value = self._found[key]
+        last, values = self._found.get(moment[0], (None, {}))
+        if last != moment:
+            values = {}
+            self._found[moment[0]] = moment, values
+        if key not in values:
+            values[key] = compute()
+        found: Value = values[key]
         return found
 
-    def scores(self, moment: Hashable, split: str, samples: int | None = None) -> Tensor:
+    def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
         """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.
 
         Args:
@@ -73,7 +78,7 @@ class Inspection:
         """
         return self.once(moment, (split, samples), lambda: self._scores(self.batches(split, samples)))
 
-    def own_scores(self, moment: Hashable, client_id: int, split: str = "test") -> Tensor:
+    def own_scores(self, moment: Moment, client_id: int, split: str = "test") -> Tensor:
         """The same over a client's own samples of a split; NaN where it has none."""
         size = self.data.eval_batch_size
 
@@ -82,7 +87,7 @@ class Inspection:
 
         return self.once(moment, (split, "of", client_id), compute)
 
-    def own_loss(self, moment: Hashable, client_id: int) -> float:
+    def own_loss(self, moment: Moment, client_id: int) -> float:
         """Mean local loss over a client's own training samples; NaN without, and under manual optimization."""
         if not self.client.automatic_optimization:
             return float("nan")
@@ -96,6 +101,49 @@ class Inspection:
             return total / count if count else float("nan")
 
         return self.once(moment, ("loss", client_id), compute)
+
+    def outputs(
+        self, moment: Moment, layer: str | None, split: str, samples: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of a layer over a split, (n, d), and the targets, (n,), both on the CPU.
+
+        Args:
+            moment: what the module's weights are.
+            layer: name of a module within the client; None: the features that the net's head reads.
+            split: name of the split.
+            samples: evaluate so many, drawn once for the run; None: all.
+        """
+
+        def compute() -> tuple[Tensor, Tensor]:
+            parts = self.over(self.batches(split, samples), lambda b: (self.layer(b[0], layer).cpu(), b[1].cpu()))
+            values, targets = zip(*parts, strict=True)
+            return torch.cat(values), torch.cat(targets)
+
+        return self.once(moment, ("outputs", layer, split, samples), compute)
+
+    def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
+        """Outputs of a layer for a batch, (B, d), float32 or better; of a convolution the mean over the image."""
+        if layer is None:
+            return raised(self.client.features(x))
+        found: list[Tensor] = []
+        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
+        try:
+            self.client(x)
+        finally:
+            handle.remove()
+        return raised(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+
+    def check_layer(self, layer: str | None, who: str) -> None:
+        """Refuse a layer that the client does not have.
+
+        Raises:
+            ValueError: naming some that it has; without a layer: the client has no net.
+        """
+        names = [name for name, _ in self.client.named_modules() if name]
+        if layer is None and self.client.net is None:
+            raise ValueError(f"{who} needs the name of a layer for a client without net=, such as {names[-1]!r}")
+        if layer is not None and layer not in names:
+            raise ValueError(f"{who}: layer must name a module of the client, such as {names[-1]!r}, got {layer!r}")
 
     def over(self, batches: Iterator[Batch], fn: Callable[[Any], Value]) -> list[Value]:
         """Apply `fn` to every batch, where the module has it."""

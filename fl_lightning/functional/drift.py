@@ -144,8 +144,25 @@ def preferred_classes(activations: Tensor, target: Tensor, num_classes: int) -> 
     >>> preferred_classes(torch.tensor([[1.0, 0.0], [3.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 0, 1]), num_classes=3)
     tensor([1, 0])
     """
+    return preferred_by_sums(*activation_sums(activations, target, num_classes))
+
+
+def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sum activations over the samples of each class, for `preferred_by_sums`; sums of several batches add up.
+
+    Args:
+        activations: (..., B, n).
+        target: class of each sample, (B,) int64 in 0 ... C-1.
+        num_classes: C.
+
+    Returns:
+        The sums (..., C, n), and the samples of each class (C,), both float64.
+
+    >>> activation_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 1, 1]), num_classes=2)[0].tolist()
+    [[1.0], [6.0]]
+    """
     own = true_class(target, num_classes).T.double()
-    return preferred_by_sums(own @ activations.double(), own.sum(1))
+    return own @ activations.double(), own.sum(1)
 
 
 def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:

@@ -5,8 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.drift import drift_diversity, preferred_by_sums, weight_alignment, weight_divergence
-from fl_lightning.functional.losses import true_class
+from fl_lightning.functional.drift import (
+    activation_sums,
+    drift_diversity,
+    preferred_by_sums,
+    weight_alignment,
+    weight_divergence,
+)
 from fl_lightning.functional.state import StateLike
 from fl_lightning.metrics.base import FederatedMetric
 from fl_lightning.utils.settings import check_at_least
@@ -140,9 +145,9 @@ class WeightAlignment(FederatedMetric):
         self.add_state("activation_samples", torch.zeros(num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, first: Tensor, second: Tensor, target: Tensor) -> None:
-        own = true_class(target, self.num_classes).T.double()
-        self.activation_sums += own @ torch.stack([first, second]).double()
-        self.activation_samples += own.sum(1)
+        sums, samples = activation_sums(torch.stack([first, second]), target, self.num_classes)
+        self.activation_sums += sums
+        self.activation_samples += samples
 
     def compute(self) -> Tensor:
         first, second = (preferred_by_sums(sums, self.activation_samples) for sums in self.activation_sums)

@@ -186,15 +186,21 @@ VALUES = [
     ),
     ("--trainer.val_check_interval 00:00:01:00", "trainer.val_check_interval must be 1.0, got a time; use trainer."),
     ("--trainer.callbacks LearningRateFinder", "leave it out, and compare short runs with several model.client.opti"),
-    ("--trainer.callbacks BatchSizeFinder", "each client has its own; leave it out, and set data.batch_size"),
+    (
+        "--trainer.callbacks BatchSizeFinder",
+        "the Trainer's batch, which is a round; leave it out, and set data.batch_size",
+    ),
     (
         "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{0: 2}'",
-        "which are rounds; leave it out, and set model.accumulate_grad_batches",
+        "of which a round has one; leave it out, and set model.accumulate_grad_batches",
     ),
-    ("--trainer.callbacks BackboneFinetuning", "which no client steps with; leave it out, and set requires_grad in "),
+    (
+        "--trainer.callbacks BackboneFinetuning",
+        "which is the server's; freeze and unfreeze loop.client by requires_grad_ in ",
+    ),
     (
         "--trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn l1_unstructured",
-        "which the server and all clients share; leave it out, and prune the trained client.ckpt",
+        "not those that the clients share; prune the trained client.ckpt",
     ),
     ("--trainer.callbacks SpikeDetection", "a step of the Trainer is a round; leave it out, and set model.max_update_"),
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),

@@ -20,6 +20,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
+from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy, SampleReduction
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
@@ -159,6 +160,12 @@ def metrics():
     return FederatedLoop(client, seed=5, threads=1, alma_every=2, metrics=own), toy_data(SIZES, eval_batch_size=7)
 
 
+def monitors():
+    """Every monitor; only the sums of moves depend on the order of the processes, in the last bits."""
+    client = FedNTD(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, seed=5, threads=1, local_epochs=2), toy_data(SIZES, participation=0.8)
+
+
 def module():
     """A user's module with metric objects, and validation samples that do not divide."""
     pl.seed_everything(3, verbose=False)
@@ -198,11 +205,24 @@ LIST = (
     all_at_once,
     some_log,
     metrics,
+    monitors,
     module,
     one_batch,
     adapted,
 )
 CASES = {case.__name__: case for case in LIST}
+
+
+def callbacks_of(name, folder):
+    if name != "monitors":
+        return []
+    return [
+        ForgettingMonitor(epochs=True, dirpath=folder),
+        PersonalisedAccuracy(train=True),
+        DriftMonitor(dirpath=folder),
+        ClientTable(dirpath=folder),
+        SampleReduction(class_idx=0, client=4, start=1, every=1, step=0.1),
+    ]
 
 
 class Trouble(pl.Callback):
@@ -248,13 +268,14 @@ def run_case(name, folder, devices):
     loop, data = CASES[name]()
     rounds = 3 if name == "few" else 4
     rows = Rows(folder / f"{name}-{devices}.ckpt")
-    run = trainer(rounds, folder, callbacks=[rows], **parallel(devices))
+    files = folder / f"{name}-{devices}"
+    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
     run.fit(loop, datamodule=data)
     found = {"hash": digest(loop), "rows": rows.rows}
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
-        run = trainer(rounds, folder, **parallel(devices))
+        run = trainer(rounds, folder, callbacks=callbacks_of(name, folder / "resumed"), **parallel(devices))
         run.fit(loop, datamodule=data, ckpt_path=other)
         found["resumed"] = digest(loop)
     if run.is_global_zero:
