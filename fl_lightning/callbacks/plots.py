@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition
-from fl_lightning.callbacks.report import BY_CLASS
-from fl_lightning.federation.history import History
+from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.figures import is_accuracy, is_loss, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.saved import PARTITION, write_partition
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 
@@ -25,7 +25,7 @@ LARGEST_SHARE = 0.02
 
 
 class RunPlots(Callback):
-    """Writes `partition.png` when fit starts, `accuracy.png` and `classwise.png` during it and at its end.
+    """Writes `partition.png` and `.csv` when fit starts, `accuracy.png` and `classwise.png` during it and at its end.
 
     A picture without content (no labels, no accuracy) is not written.
 
@@ -51,7 +51,9 @@ class RunPlots(Callback):
             self._folder, self._history = folder, pl_module.recorder.history
             with suppress(ValueError):  # the samples have no classes
                 counts = pl_module.data.label_counts
-                save(plot_partition(counts, pl_module.evaluation.class_names), folder / "partition.png")
+                names = pl_module.evaluation.class_names
+                write_partition(folder / PARTITION, counts.tolist(), names)
+                save(plot_partition(counts, names), folder / "partition.png")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -84,16 +86,6 @@ class RunPlots(Callback):
         evaluated, names, table = self._history.columns(BY_CLASS)
         if evaluated:
             save(plot_classwise(table.numpy(), names, evaluated), self._folder / "classwise.png")
-
-
-def is_accuracy(name: str) -> bool:
-    """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
-    return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
-
-
-def is_loss(name: str) -> bool:
-    """True for a key whose values are losses."""
-    return name.endswith("loss")
 
 
 def save(figure: Figure, path: Path) -> None:

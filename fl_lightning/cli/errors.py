@@ -16,7 +16,7 @@ from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 
 PROG = "fl-lightning"
-COMMANDS = ("methods",)
+COMMANDS = ("methods", "check", "report", "compare")
 """Commands besides LightningCLI's, dispatched in `__main__`."""
 
 HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)

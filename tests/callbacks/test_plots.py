@@ -33,6 +33,7 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
     assert pictures(tmp_path) == ALL
     assert {path.name for path in tmp_path.iterdir()} == ALL | {
         "metrics.csv",
+        "partition.csv",
         "hparams.yaml",
         "last.ckpt",
     } - (set() if (tmp_path / "hparams.yaml").exists() else {"hparams.yaml"})
