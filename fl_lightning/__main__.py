@@ -14,6 +14,7 @@ HELP = """\
 usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
        fl-lightning methods [--output {md,csv,json}]
        fl-lightning check PATH ...
+       fl-lightning compare -c BASE --methods NAME ... --seeds SEED ... --output FOLDER [--set NAME=V1,V2 ...]
        fl-lightning report RUN ... [--output FOLDER] [--format {html,svg,png,pdf} ...]
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
@@ -24,6 +25,7 @@ commands:
   test       evaluate a checkpoint on the test split
   predict    write the outputs of a checkpoint's model to predictions.pt
   methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
+  compare    methods × seeds × settings: all runs, and their tables
   report     one run or several as a page with tables and figures
   check      say whether checkpoints, or all of a folder and below, are as they were written
 
@@ -76,6 +78,11 @@ def main(args: list[str] | None = None) -> None:
             from fl_lightning.cli.methods import run  # noqa: PLC0415 - slow to import
 
             run(argv[1:])
+            return
+        if argv[0] == "compare":
+            from fl_lightning.cli.compare import run as compare  # noqa: PLC0415
+
+            compare(argv[1:])
             return
         if argv[0] == "report":
             from fl_lightning.cli.report import run as report  # noqa: PLC0415

@@ -40,7 +40,11 @@ NAMES = {
 
 
 def write_report(
-    groups: Sequence[Group], folder: Path, forms: Iterable[str] = (), tables: Sequence[Table] | None = None
+    groups: Sequence[Group],
+    folder: Path,
+    forms: Iterable[str] = (),
+    tables: Sequence[Table] | None = None,
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write `report.html`, and each figure on its own.
 
@@ -49,11 +53,12 @@ def write_report(
         folder: of the report, made where there is none.
         forms: of the figures' files in `figures`: svg, png, pdf; none: they are in the report only.
         tables: of results; None: those of all known metrics.
+        notes: sentences above them.
 
     Returns:
         The path of the page.
     """
-    sections = sections_of(groups, results_of(groups) if tables is None else tables)
+    sections = sections_of(groups, [*notes, *(results_of(groups) if tables is None else tables)])
     path = folder / "report.html"
     pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
     for form in forms:
@@ -69,7 +74,7 @@ def save(figure: "Figure", path: Path, form: str) -> None:
     write_atomically(path, lambda part: part.write_bytes(content))
 
 
-def sections_of(groups: Sequence[Group], tables: Sequence[Table]) -> list[Section]:
+def sections_of(groups: Sequence[Group], tables: Sequence[Table | str]) -> list[Section]:
     """Collect what there is to say and to show."""
     found = [
         Section("Results", [*warnings_of(groups), *tables]),
