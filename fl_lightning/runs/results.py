@@ -23,6 +23,7 @@ SCOPES = {
     "global/acc": "accuracy of the global model on the test split",
     "val/acc": "accuracy of the global model on the server's validation split",
     "test/acc": "accuracy of the last round's global model on the test split",
+    "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
     "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
     "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
     "accuracy",

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from fl_lightning.cli.compare import running
-from fl_lightning.cli.compare.cells import CellFiles, Outcome, fit
+from fl_lightning.cli.compare import results, running
+from fl_lightning.cli.compare.cells import CellFiles, Outcome, Rounds, fit
 from fl_lightning.cli.compare.grid import Composer, cells_of, option_names, seeded
 from fl_lightning.cli.errors import one_line
 from fl_lightning.runs.saved import read_run
@@ -50,7 +50,7 @@ def base(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def here(base, monkeypatch):
+def drawn(base, monkeypatch):
     """The same, where cells are run one after the other in this process; their names, as they are begun."""
     begun = []
 
@@ -65,6 +65,13 @@ def here(base, monkeypatch):
 
     monkeypatch.setattr(running, "run_all", run_all)
     return begun
+
+
+@pytest.fixture
+def here(drawn, monkeypatch):
+    """The same, without a report, which takes seconds."""
+    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+    return drawn
 
 
 def rows(path):
@@ -102,6 +109,7 @@ def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_a_grid_that_is_killed_ends_with_the_same_table(base):
     whole = start(base, "--output", "whole", "--processes", "2")
     said = whole.communicate(timeout=500)[0]
@@ -127,7 +135,8 @@ def test_a_grid_that_is_killed_ends_with_the_same_table(base):
     assert rounds_on_disk(base / "killed") == 12
 
 
-def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
+def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, drawn):
+    here = drawn
     said = say(f"compare -c base.yaml {GRID} --output out")
     assert said.code == 0, said
     assert here == ["FedAvg-seed0", "FedAvg-seed1", "FedNTD-seed0", "FedNTD-seed1"]
@@ -151,6 +160,32 @@ def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
     assert tables("out") == before
     assert say(f"compare -c base.yaml {GRID} --output out --set trainer.max_epochs=4").code == 0
     assert len(here) == 8  # another setting, another cell
+
+
+class Stopped(BaseException):
+    """In place of the death of the process."""
+
+
+@pytest.mark.parametrize(("cell", "rounds"), [("FedAvg-seed1", 0), ("FedNTD-seed0", 1), ("FedNTD-seed0", 3)])
+def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, here, monkeypatch, cell, rounds):
+    grid = "compare -c base.yaml --methods FedAvg FedNTD --seeds 0 1"
+    assert say(f"{grid} --output whole").code == 0
+    tell = Rounds.on_train_start if rounds == 0 else Rounds.on_train_epoch_end
+
+    def stop(self, trainer, module):
+        tell(self, trainer, module)
+        if cell in trainer.default_root_dir and trainer.current_epoch + 1 >= rounds:
+            raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounds, tell.__name__, stop)
+        with pytest.raises(Stopped):
+            say(f"{grid} --output out")
+    del here[:]
+    assert say(f"{grid} --output out").code == 0
+    assert here[0] == cell
+    assert tables("out") == tables("whole")
+    assert [path.name for path in CellFiles(Path("out"), cell).parent.iterdir()] == ["0"]
 
 
 def test_a_cell_is_an_ordinary_run(base, here):
@@ -187,6 +222,7 @@ def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here
     assert here == ["Krum-seed0", "FedAvg-seed0", "Krum-seed0"]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_its_cell_only(base):
     (base / "dying.py").write_text(
         "import os\nfrom pytorch_lightning import Callback\n"
@@ -227,7 +263,7 @@ def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_spli
     final = read_run(CellFiles(Path("out"), here[-1]).run)
     assert final.history.curve("global/acc")
     assert final.settings["data.val_fraction"] == 0.0
-    assert best in Path("out/report.html").read_text(encoding="utf-8")
+    assert best in Path("out/results.md").read_text(encoding="utf-8")
 
 
 def test_with_a_validation_split_the_last_and_the_best_model_are_tested(base, here):
@@ -307,7 +343,7 @@ def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, 
     assert not here
 
 
-def test_different_data_are_one_table_where_that_is_asked_for(base, here):
+def test_different_data_are_one_table_where_that_is_asked_for(base, drawn):
     grid = "compare -c base.yaml --methods FedAvg FedCL --seeds 0 --output out"
     assert say(f"{grid} --allow_different_data true").code == 0
     assert "these runs differ in their data or cohorts" in Path("out/report.html").read_text(encoding="utf-8")
@@ -320,4 +356,4 @@ def test_a_wrong_option_is_one_sentence(base):
     assert "model.clint" in refusal("compare -c base.yaml --methods FedAvg --output out --set model.clint.mu=1", 1)
     (base / "base.yaml").write_text(BASE + "  num_clint: 4\n", encoding="utf-8")
     assert "num_clint" in refusal("compare -c base.yaml --methods FedAvg --output out", 2)
-    assert "--methods" in refusal("compare -c base.yaml --output out", 2)
+    assert "required: methods" in refusal("compare -c base.yaml --output out", 2)
