@@ -16,6 +16,8 @@ usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE 
        fl-lightning methods [--output {md,csv,json}]
        fl-lightning configs [NAME] [--copy DIR]
        fl-lightning check PATH ...
+       fl-lightning compare -c BASE --methods NAME ... --seeds SEED ... --output FOLDER [--set NAME=V1,V2 ...]
+       fl-lightning report RUN ... [--output FOLDER] [--format {html,svg,png,pdf} ...]
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
 
@@ -26,6 +28,8 @@ commands:
   predict    write the outputs of a checkpoint's model to predictions.pt
   methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
   configs    list the configuration files that come with the package, print one, or copy them
+  compare    methods × seeds × settings: all runs, and their tables
+  report     one run or several as a page with tables and figures
   check      say whether checkpoints, or all of a folder and below, are as they were written
 
 options of the commands that run a federation:
@@ -47,7 +51,14 @@ examples:
 A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
 """
-COMMANDS = {"methods": "methods", "configs": "configs", "check": "check", "--print_shtab": "completion"}
+COMMANDS = {
+    "methods": "methods",
+    "configs": "configs",
+    "check": "check",
+    "compare": "compare",
+    "report": "report",
+    "--print_shtab": "completion",
+}
 """Modules of `cli`, slow to import, that run the commands besides LightningCLI's."""
 
 CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")

@@ -5,9 +5,6 @@ from fl_lightning.callbacks.client_checkpoint import ClientCheckpoint as ClientC
 from fl_lightning.callbacks.client_table import ClientTable as ClientTable
 from fl_lightning.callbacks.drift import DriftMonitor as DriftMonitor
 from fl_lightning.callbacks.features import FeatureProbe as FeatureProbe
-from fl_lightning.callbacks.figures import plot_accuracy as plot_accuracy
-from fl_lightning.callbacks.figures import plot_classwise as plot_classwise
-from fl_lightning.callbacks.figures import plot_partition as plot_partition
 from fl_lightning.callbacks.forgetting import ForgettingMonitor as ForgettingMonitor
 from fl_lightning.callbacks.forgetting import PersonalisedAccuracy as PersonalisedAccuracy
 from fl_lightning.callbacks.landscape import LossLandscape as LossLandscape
@@ -18,3 +15,6 @@ from fl_lightning.callbacks.predictions import SavePredictions as SavePrediction
 from fl_lightning.callbacks.reduction import SampleReduction as SampleReduction
 from fl_lightning.callbacks.report import ClasswiseReport as ClasswiseReport
 from fl_lightning.callbacks.skipped import SkippedClients as SkippedClients
+from fl_lightning.runs.figures import plot_accuracy as plot_accuracy
+from fl_lightning.runs.figures import plot_classwise as plot_classwise
+from fl_lightning.runs.figures import plot_partition as plot_partition

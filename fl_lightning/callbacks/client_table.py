@@ -9,7 +9,7 @@ from fl_lightning.callbacks.drift import drift_of
 from fl_lightning.callbacks.monitor import Found, Monitor, ended
 from fl_lightning.federation.inspection import Moment
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.runs.tables import RoundTable
+from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")

@@ -15,7 +15,7 @@ from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import StateLike, sub
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
-from fl_lightning.runs.tables import RoundTable
+from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 
 

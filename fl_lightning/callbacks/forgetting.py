@@ -21,7 +21,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.runs.tables import RoundTable
+from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 

@@ -16,7 +16,7 @@ from fl_lightning.federation.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
-from fl_lightning.runs.tables import RoundTable
+from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least

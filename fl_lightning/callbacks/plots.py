@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.callbacks.figures import plot_accuracy, plot_classwise, plot_partition, plot_sizes, plot_values
-from fl_lightning.callbacks.report import BY_CLASS
-from fl_lightning.federation.history import History
+from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.figures import (
+    is_accuracy,
+    is_loss,
+    plot_accuracy,
+    plot_classwise,
+    plot_partition,
+    plot_sizes,
+    plot_values,
+)
 from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.saved import PARTITION, write_partition
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least, check_choice
 
@@ -27,7 +35,7 @@ LARGEST_SHARE = 0.02
 
 
 class RunPlots(Callback):
-    """Writes the pictures `partition` when fit starts, `accuracy` and `classwise` during it and at its end.
+    """Writes `partition`, also as csv, when fit starts, `accuracy` and `classwise` during it and at its end.
 
     A picture without content (no accuracy, no classes) is not written. Of a LightningModule's further values there is
     `values.png`; where the samples have no classes `partition.png` has the clients' sizes.
@@ -55,7 +63,7 @@ class RunPlots(Callback):
         if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero and folder is not None:
             self._folder, self._history = folder, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            save(partition_of(pl_module), folder / f"partition.{self.format}")
+            save(partition_of(pl_module, folder), folder / f"partition.{self.format}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -95,28 +103,20 @@ class RunPlots(Callback):
             save(plot_classwise(table.numpy(), names, evaluated), self._folder / f"classwise.{self.format}")
 
 
-def partition_of(loop: FederatedLoop) -> Figure:
-    """Draw the clients' samples by class; without classes, or where finding them takes a pass, their numbers."""
+def partition_of(loop: FederatedLoop, folder: Path) -> Figure:
+    """Draw the clients' samples by class, and write their table; without known classes, draw their numbers."""
     data = loop.data
     if loop.client.module is None or data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
-            return plot_partition(data.label_counts, loop.evaluation.class_names)
+            counts, names = data.label_counts, loop.evaluation.class_names
+            write_partition(folder / PARTITION, counts.tolist(), names)
+            return plot_partition(counts, names)
     return plot_sizes([len(data.client_indices("train", client_id)) for client_id in range(data.num_clients)])
-
-
-def is_accuracy(name: str) -> bool:
-    """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
-    return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
 
 
 def is_value(name: str) -> bool:
     """True for a key of the client's own: no bytes, no count of clients, no class."""
     return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
-
-
-def is_loss(name: str) -> bool:
-    """True for a key whose values are losses."""
-    return name.endswith("loss")
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.figures import GREY, new_figure
 from fl_lightning.functional.density import angle_density, kernel_density
+from fl_lightning.runs.figures import GREY, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.runs.tables import RoundTable
+from fl_lightning.runs.round_table import RoundTable
 
 COLUMNS = ("round", "client", "reason")
 

@@ -89,6 +89,7 @@ class FederatedCLI(LightningCLI):
 
     Args:
         args: in place of those of the process.
+        callbacks: of the Trainer, besides those of the configuration.
 
     Attributes:
         parent: holds the folders of this configuration's runs.
@@ -96,7 +97,8 @@ class FederatedCLI(LightningCLI):
         first_round: that a continued run will train, or None: the run is new.
     """
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: list[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
+        self.callbacks = list(callbacks)
         self.parent = Path(runs.DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
@@ -160,7 +162,7 @@ class FederatedCLI(LightningCLI):
             identity.compare({"config": was, "objects": {}}, evaluates=self.subcommand != "fit")
         if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
             raise ValueError(NO_SYNC)
-        given = as_list(settings.callbacks)
+        given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
             found, self.folder = self.folder, None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}

@@ -188,9 +188,14 @@ def newest_first(run: Path, pattern: str) -> list[Path]:
 
 def settings_in(path: Path) -> Settings | None:
     """Fixed settings that a checkpoint's run was begun with; None where it cannot be read."""
+    return (identity_in(path) or {}).get("config")
+
+
+def identity_in(path: Path) -> dict[str, Settings] | None:
+    """Settings of a checkpoint's run, as `RunIdentity.state_dict` gave them; None where it cannot be read."""
     try:
-        found: Settings = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["federated"]["settings"]
-        return dict(found["config"])
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return dict(content["federated"]["settings"])
     except Exception:
         return None
 

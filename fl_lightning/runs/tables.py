@@ -1,53 +1,114 @@
-"""Tables of a run with several rows a round."""
+"""Tables of results, and how they are written as Markdown, LaTeX and HTML."""
 
-import csv
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 
-from fl_lightning.utils.files import write_atomically
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
+"""Letters that LaTeX has other uses for, or does not know in every font."""
+
+SHORT = 30
+"""Characters of a cell that stay in one line."""
 
 
-class RoundTable:
-    """A csv file whose first column is the round; rows are appended, each round's at once.
+@dataclass(frozen=True)
+class Cell:
+    """Text of a table; `best` is what the eye should find."""
 
-    Args:
-        path: of the file; it is made with the first row.
-        columns: names of the columns, the first one `round`.
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column holds names.
+
+    Attributes:
+        title: above it.
+        header: of the columns.
+        rows: a cell for each column.
+        note: below it.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self.columns = path, tuple(columns)
-
-    def begin(self, first_round: int) -> None:
-        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew."""
-        if not self.path.is_file():
-            return
-        kept = []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = csv.reader(file)
-            same = next(rows, []) == list(self.columns)
-            for row in rows if same else ():
-                with suppress(ValueError):
-                    if len(row) == len(self.columns) and int(row[0]) < first_round:
-                        kept.append(row)
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                add(file, [self.columns, *kept])
-
-        write_atomically(self.path, write)
-
-    def append(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows; None and NaN leave a cell empty."""
-        cells = [["" if value is None or str(value) == "nan" else value for value in row] for row in rows]
-        if cells:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                add(file, [*([self.columns] if not file.tell() else []), *cells])
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
 
 
-def add(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows to an open file."""
-    csv.writer(file, lineterminator="\n").writerows(rows)
+def as_markdown(table: Table) -> str:
+    r"""Write a table as Markdown.
+
+    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", best=True)]])))
+    **Accuracy**
+    <BLANKLINE>
+    | method | final |
+    | --- | ---: |
+    | A\|B | **1 ± 0** |
+    <BLANKLINE>
+    """
+
+    def text(cell: Cell) -> str:
+        said = cell.text.replace("|", "\\|")
+        return f"**{said}**" if cell.best else said
+
+    lines = [list(table.header), ["---", *["---:"] * (len(table.header) - 1)], *([*map(text, r)] for r in table.rows)]
+    body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"**{table.title}**\n\n{body}" + (f"\n{table.note}\n" if table.note else "")
+
+
+def as_latex(table: Table) -> str:
+    r"""Write a table as LaTeX, for the package booktabs.
+
+    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", best=True)]])))
+    \begin{table}
+      \centering
+      \caption{50 \% of}
+      \begin{tabular}{lr}
+        \toprule
+        method & final \\
+        \midrule
+        A\_1 & \textbf{1 $\pm$ 0} \\
+        \bottomrule
+      \end{tabular}
+    \end{table}
+    <BLANKLINE>
+    """
+    rows = [" & ".join(rf"\textbf{{{latex(c.text)}}}" if c.best else latex(c.text) for c in row) for row in table.rows]
+    caption = latex(" ".join(filter(None, (table.title + "." * bool(table.note), table.note))))
+    lines = [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}}}"]
+    lines += [rf"  \begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"    \toprule"]
+    lines += [rf"    {' & '.join(map(latex, table.header))} \\", r"    \midrule", *(rf"    {row} \\" for row in rows)]
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def latex(text: str) -> str:
+    """Write text so that LaTeX shows it as it is."""
+    return "".join(LATEX.get(letter, letter) for letter in text)
+
+
+def unbroken(text: str) -> str:
+    """Escape a text; a short one is not broken into lines."""
+    return escape(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+
+
+def as_html(table: Table) -> str:
+    """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
+
+    >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", True)]]))
+    True
+    """
+    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in table.header)
+    rows = []
+    for name, *cells in table.rows:
+        texts = [f"<b>{unbroken(cell.text)}</b>" if cell.best else unbroken(cell.text) for cell in cells]
+        rows.append(f"<tr><th scope='row'>{escape(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
+    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
+    body = "\n".join(rows)
+    return (
+        f"<h3>{escape(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>{body}</tbody></table></div>{note}\n"
+    )
