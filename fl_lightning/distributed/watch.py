@@ -211,8 +211,8 @@ class Watch:
         """End the run since a process is silent."""
         self._decide(
             Verdict(
-                f"{said} for {self.timeout:g} s, last seen at {peer.sign}; raise process_timeout of ClientParallelStrategy if it "
-                f"needs longer",
+                f"{said} for {self.timeout:g} s, last seen at {peer.sign}; raise process_timeout of "
+                f"ClientParallelStrategy if it needs longer",
                 peer.rank,
             )
         )

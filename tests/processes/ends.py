@@ -87,6 +87,8 @@ def run(folder, name):
         done, status = os.waitpid(child, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status) if done else None
         time.sleep(0.05)
+    struck = folder / name / "struck"
+    after = time.time() - struck.stat().st_mtime if struck.exists() else None
     until = time.monotonic() + 15
     while code is not None and of_session(child) and time.monotonic() < until:
         time.sleep(0.1)
@@ -98,7 +100,7 @@ def run(folder, name):
     at = folder / name
     files = [str(path.relative_to(at)) for path in at.rglob("*") if path.is_file()]
     texts = {stream: (at / stream).read_text() for stream in ("out", "err")}
-    return {"code": code, "seconds": time.monotonic() - began, "left": len(left), "files": files, **texts}
+    return {"code": code, "seconds": after, "left": len(left), "files": files, **texts}
 
 
 if __name__ == "__main__":
@@ -106,5 +108,5 @@ if __name__ == "__main__":
         found = run(Path(sys.argv[1]), each)
         (Path(sys.argv[1]) / f"{each}.json").write_text(json.dumps(found))
         if os.environ.get("SHOW"):
-            print("===", each, found["code"], round(found["seconds"], 1), "left", found["left"])
+            print("===", each, found["code"], found["seconds"], "left", found["left"])
             print(found["err"], [name.partition("steps=1/")[2] for name in found["files"]], flush=True)
