@@ -95,6 +95,8 @@ def run_rank(
         first = error if strategy.watch is None else strategy.watch.explain(error)
         if forked:
             leave(mail, strategy.watch.rank if strategy.watch is not None else 0, first)
+            if os.getppid() != starter:
+                shutil.rmtree(mail, ignore_errors=True)
             sys.exit(1)
         if strategy.watch is not None:
             first.reported = not strategy.watch.reports  # type: ignore[attr-defined]

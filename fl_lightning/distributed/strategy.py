@@ -1,7 +1,7 @@
 """Strategy that spreads the clients of a round over processes; no gradient is ever synchronised."""
 
+import os
 import sys
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class ClientParallelStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.world_size > 1:
-            self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word)
+            starter = None if self.mail is None else os.getppid()
+            self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
             if self.mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
                 self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
@@ -70,8 +71,7 @@ class ClientParallelStrategy(DDPStrategy):
         if self.watch is not None:
             self.watch.close()
         self.watch = None
-        with suppress(RuntimeError):  # another process is gone
-            super().teardown()
+        super().teardown()
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped.

@@ -91,10 +91,19 @@ class Watch:
         world: number of processes, > 1.
         timeout: seconds between two signs of life of a process for which others wait.
         last_word: called with the error, where the main thread does not get to raise it.
+        starter: id of the process that has started this one and waits for it; None: there is none.
     """
 
-    def __init__(self, rank: int, world: int, timeout: float, last_word: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        timeout: float,
+        last_word: Callable[[BaseException], None],
+        starter: int | None = None,
+    ) -> None:
         self.rank, self.world, self.timeout, self.last_word = rank, world, timeout, last_word
+        self._starter = starter
         self.verdict: Verdict | None = None
         self._decided, self._closed, self._told = threading.Event(), threading.Event(), False
         self._lock = threading.Lock()
@@ -167,6 +176,8 @@ class Watch:
             self._me.note(LIFE.sign())  # before it is judged
             for peer in self._others():
                 self._send(peer, (BEAT, self._me.sign))
+            if self._starter is not None and os.getppid() != self._starter:
+                self._decide(Verdict("the process that has started the run is gone", self.rank))
             if self.verdict is None and not self._told:
                 self._judge()
 

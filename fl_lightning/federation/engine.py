@@ -140,7 +140,7 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
-        LIFE.begin_client(job.client_id, job.broadcast.round_idx)
+        LIFE.client_id, LIFE.round_idx, LIFE.count = job.client_id, job.broadcast.round_idx, LIFE.count + 1
         start = job.broadcast.weights if job.start is None else job.start
         if start is None or start is not self._last_start or job.personal is not None:
             self._weights_token = object()

@@ -25,15 +25,17 @@ class Sign(NamedTuple):
 
 
 class Life:
-    """Notes the signs of life of a process; a sign costs an addition."""
+    """Notes the signs of life of a process.
+
+    Attributes:
+        count: of the signs; whatever gets on adds one, which costs nothing else.
+        waits: depth of the blocks of `waiting`.
+        client_id: of the client at work; -1: none yet.
+        round_idx: of that client.
+    """
 
     def __init__(self) -> None:
         self.count, self.waits, self.client_id, self.round_idx = 0, 0, -1, -1
-
-    def begin_client(self, client_id: int, round_idx: int) -> None:
-        """Note that a client is at work."""
-        self.client_id, self.round_idx = client_id, round_idx
-        self.count += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

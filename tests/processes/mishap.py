@@ -55,6 +55,11 @@ class Mishap(Callback):
         os.kill(os.getsid(0), signal.SIGINT)
         time.sleep(1000)
 
+    def kill_starter(self):
+        """The process that waits for this one and the other."""
+        os.kill(os.getsid(0), signal.SIGKILL)
+        time.sleep(1000)
+
     def interrupt_itself(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
@@ -63,6 +68,6 @@ class Mishap(Callback):
         """Takes longer than a process may be silent, in signs of life."""
         from fl_lightning.utils.life import LIFE
 
-        for _ in range(30):
+        for _ in range(60):
             time.sleep(0.2)
             LIFE.count += 1

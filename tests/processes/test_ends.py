@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("ends.py")
 BUG = r"ValueError in round \d: a bug of one's own \(.*mishap\.py, line \d+\); mend that line"
 KILLED = r"rank {} of 2 ended without a word, last seen at .*; was it killed, or was there no memory left"
 SILENT = (
-    r"rank {} of 2 has given no sign of life for 3 s, last seen at {}; raise process_timeout of ClientParallelStrategy"
+    r"rank {} of 2 has given no sign of life for 8 s, last seen at {}; raise process_timeout of ClientParallelStrategy"
 )
 STOPPED = r"interrupted after 1 complete round; continue with fl-lightning fit .*last\.ckpt"
 CLIENT = r"client \d in round 1"
@@ -35,6 +35,7 @@ REST = {
     "stop,1,fork": SILENT.format(1, ".*"),
     "stop,0,fork": SILENT.format(0, ".*"),
     "interrupt_starter,1,fork": STOPPED,
+    "kill_starter,1,fork": None,
     "interrupt_itself,1,fork": STOPPED,
     "ctrl_c,1,fork,0": "interrupted before the first round was complete; nothing is kept",
     "late,1,fork": None,
