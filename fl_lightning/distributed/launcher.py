@@ -21,8 +21,15 @@ from fl_lightning.utils.tracebacks import raised_by_check
 
 
 class Watched(Protocol):
-    """A strategy with a watch over its processes."""
+    """A strategy with a watch over its processes.
 
+    Attributes:
+        watch: while the processes run.
+        mail: folder for an error, where another process has started this one.
+        starts_all: whether the first process starts all others and only waits; else it runs rank 0.
+    """
+
+    starts_all: bool
     watch: Watch | None
     mail: Path | None
 
@@ -55,7 +62,7 @@ class WatchedLauncher:
         Raises:
             BaseException: the first error of any process.
         """
-        mail = Path(tempfile.mkdtemp(prefix="fl_lightning-"))
+        mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if self._strategy.starts_all else None
         try:
             run = partial(run_rank, self._strategy, mail, os.getpid(), function)
             return self.inner.launch(run, *args, trainer=trainer, **kwargs)
@@ -63,20 +70,21 @@ class WatchedLauncher:
             end_all(self.inner.procs)
             raise
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise first_error(mail, error) from None
+            raise first_error(mail, error) if mail is not None else error from None
         finally:
-            shutil.rmtree(mail, ignore_errors=True)
+            if mail is not None:
+                shutil.rmtree(mail, ignore_errors=True)
 
 
 def run_rank(
-    strategy: Watched, mail: Path, starter: int, function: Callable[..., Any], *args: Any, **kwargs: Any
+    strategy: Watched, mail: Path | None, starter: int, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Run `function` in one of the processes.
 
     Args:
         strategy: of this process.
-        mail: folder for an error, where another process started this one and waits for it.
-        starter: id of the process that starts the others; it runs rank 0 itself where they are started by script.
+        mail: folder for an error, where another process has started this one and waits for it; else None.
+        starter: id of that process.
         function: to be run.
         args: of the function.
         kwargs: of the function.
@@ -85,15 +93,14 @@ def run_rank(
         BaseException: the run's first error.
         SystemExit: instead of it, in a process that was started for the fit.
     """
-    forked = os.getpid() != starter
-    strategy.mail = mail if forked else None
+    strategy.mail = mail
     try:
         return function(*args, **kwargs)
     except BaseException as error:
-        if forked:  # who started this process sends that signal once one has ended, and the handler may block
+        if mail is not None:  # who started this process sends that signal once one has ended, and the handler may block
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         first = error if strategy.watch is None else strategy.watch.explain(error)
-        if forked:
+        if mail is not None:
             leave(mail, strategy.watch.rank if strategy.watch is not None else 0, first)
             if os.getppid() != starter:
                 shutil.rmtree(mail, ignore_errors=True)

@@ -37,6 +37,7 @@ class ClientParallelStrategy(DDPStrategy):
         self.process_timeout = process_timeout
         self.watch: Watch | None = None
         self.mail: Path | None = None
+        self.starts_all = kwargs.get("start_method", "popen") != "popen"
         self._children: list[Any] = []  # that this process has started
 
     @property
