@@ -6,8 +6,6 @@ import sys
 import threading
 from importlib import import_module
 from importlib.metadata import version
-from linecache import getline
-from traceback import walk_tb
 from typing import NoReturn
 
 PROG = "fl-lightning"
@@ -61,9 +59,6 @@ COMMANDS = {
 }
 """Modules of `cli`, slow to import, that run the commands besides LightningCLI's."""
 
-CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
-"""Packages whose own `raise` statements are about the user's input."""
-
 
 def main(args: list[str] | None = None) -> None:
     """Run a command.
@@ -93,10 +88,14 @@ def main(args: list[str] | None = None) -> None:
         with quiet_lightning():
             FederatedCLI(args)
     except KeyboardInterrupt as stop:
+        if int(os.environ.get("LOCAL_RANK") or 0):  # rank 0 says it
+            sys.exit(130)
         fail(str(stop) or "interrupted", 130)
     except Exception as error:
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
+        if getattr(error, "reported", False):  # by another process of the run
+            sys.exit(1)
         from fl_lightning.cli.errors import one_line  # noqa: PLC0415
 
         fail(one_line(str(error)), 1)
@@ -117,17 +116,17 @@ def is_the_users(error: Exception) -> bool:
     """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
+    from fl_lightning.distributed import RemoteError  # noqa: PLC0415
     from fl_lightning.federation.faults import FaultError  # noqa: PLC0415
+    from fl_lightning.utils.tracebacks import raised_by_check  # noqa: PLC0415
 
-    if isinstance(error, FaultError):
+    if isinstance(error, FaultError | RemoteError):
         return True
     if not isinstance(
         error, ValueError | TypeError | OSError | RuntimeError | ModuleNotFoundError | MisconfigurationException
     ):
         return False
-    *_, (frame, line) = walk_tb(error.__traceback__)
-    checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
-    return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
+    return raised_by_check(error)
 
 
 if __name__ == "__main__":

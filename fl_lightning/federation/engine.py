@@ -19,6 +19,7 @@ from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.federation.structure import Structure
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
+from fl_lightning.utils.life import LIFE
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
 """Callables by hook name: `on_client_start(client_id)` and `on_client_epoch_end(client_id, epoch)`."""
@@ -140,6 +141,7 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
+        LIFE.client_id, LIFE.round_idx, LIFE.count = job.client_id, job.broadcast.round_idx, LIFE.count + 1
         start = job.broadcast.weights if job.start is None else job.start
         if start is None or start is not self._last_start or job.personal is not None:
             self._weights_token = object()
