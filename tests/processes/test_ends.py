@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("ends.py")
 BUG = r"ValueError in round \d: a bug of one's own \(.*mishap\.py, line \d+\); mend that line"
 KILLED = r"rank {} of 2 ended without a word, last seen .*; was it killed, or was there no memory left"
 SILENT = (
-    r"rank {} of 2 has given no sign of life for 8 s, last seen {}; raise process_timeout of ClientParallelStrategy"
+    r"rank {} of 2 has given no sign of life for 15 s, last seen {}; raise process_timeout of ClientParallelStrategy"
 )
 STOPPED = r"interrupted after 1 complete round; continue with fl-lightning fit .*last\.ckpt"
 CLIENT = r"at client \d in round 1"
