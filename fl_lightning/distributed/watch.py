@@ -190,7 +190,7 @@ class Watch:
             if not self._closed.is_set():
                 self._decide(
                     Verdict(
-                        f"rank {peer.rank} of {self.world} ended without a word, last seen at {peer.sign}; was it "
+                        f"rank {peer.rank} of {self.world} ended without a word, last seen {peer.sign}; was it "
                         f"killed, or was there no memory left",
                         peer.rank,
                     )
@@ -222,7 +222,7 @@ class Watch:
         """End the run since a process is silent."""
         self._decide(
             Verdict(
-                f"{said} for {self.timeout:g} s, last seen at {peer.sign}; raise process_timeout of "
+                f"{said} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
                 f"ClientParallelStrategy if it needs longer",
                 peer.rank,
             )

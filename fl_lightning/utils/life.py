@@ -21,7 +21,8 @@ class Sign(NamedTuple):
     round_idx: int = -1
 
     def __str__(self) -> str:
-        return f"client {self.client_id} in round {self.round_idx}" if self.client_id >= 0 else "no client"
+        begun = self.client_id >= 0
+        return f"at client {self.client_id} in round {self.round_idx}" if begun else "before its first client"
 
 
 class Life:

@@ -20,7 +20,7 @@ from fl_lightning.__main__ import main
 from tests.commands import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 8
+TIMEOUT = 15
 """Seconds for which a process may be silent."""
 
 LONGEST = 150

@@ -68,6 +68,6 @@ class Mishap(Callback):
         """Takes longer than a process may be silent, in signs of life."""
         from fl_lightning.utils.life import LIFE
 
-        for _ in range(60):
+        for _ in range(100):
             time.sleep(0.2)
             LIFE.count += 1
