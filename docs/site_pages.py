@@ -1,9 +1,11 @@
 """Pages of the site that are made of the repository's other files and of the code; hooks of mkdocs (`make docs`)."""
 
+import inspect
 import posixpath
 import re
 from collections import Counter
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
 
 def public_names(room: str) -> list[str]:
     """Return the names that a module offers: what it lists, else what it defines or hands on from this package."""
-    module = __import__(room, fromlist=["_"])
+    module = import_module(room)
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     here = room if not hasattr(module, "__path__") else "fl_lightning"
@@ -121,6 +123,9 @@ def method_page(record: Record, shared: Counter[str]) -> str:
         "| goes with | |\n| --- | --- |\n" + "\n".join(f"| {what} | {which} |" for what, which in goes_with),
     ]
     if target := documented(record, shared):
+        whole = import_module(record["file"].removesuffix(".py").replace("/", "."))
+        if target != whole.__name__ and ".methods." in target:  # its class does not say what the file says of all
+            lines.append(inspect.cleandoc(whole.__doc__ or ""))
         lines.append(f"::: {target}")
     if yaml is not None:
         tried = HOME / f"experiment/digits_{yaml.stem}.yaml"
@@ -178,7 +183,7 @@ def methods_index(found: list[Record]) -> str:
 def api_page(room: str, title: str) -> str:
     """Return the page of a module of the API."""
     names = "\n\n".join(f"::: {room}.{name}" for name in public_names(room))
-    module = __import__(room, fromlist=["_"])
+    module = import_module(room)
     return f"# {title}\n\n`{room}`: {(module.__doc__ or '').strip()}\n\n{names}\n"
 
 
