@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench gpu docs notebooks dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -58,9 +58,9 @@ env:  ## create .venv/, or bring it up to date; without network when it is
 	rm -f '$(STAMP)'; \
 	echo 'installing fl_lightning and its tools into $(VENV) (the first time this downloads PyTorch: some minutes)'; \
 	'$(RUN)' -m pip install --quiet uv || echo 'uv cannot be had here: pip does the work' >&2; \
-	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev]' 2>/dev/null; }; then \
+	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev,tensorboard]' 2>/dev/null; }; then \
 	    echo 'uv does not get through here: pip installs, which takes longer and would say why' >&2; \
-	    '$(RUN)' -m pip install --quiet -e '.[dev]' || exit 1; \
+	    '$(RUN)' -m pip install --quiet -e '.[dev,tensorboard]' || exit 1; \
 	fi; \
 	made_from > '$(STAMP)'
 
@@ -76,7 +76,7 @@ test-all: env  ## the slow tests too
 
 test-oldest: env  ## the tests with the oldest supported versions of what we depend on, in an environment of their own
 	@'$(BIN)/uv' venv --quiet --clear --python '$(RUN)' '$(VENV)/oldest'
-	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev]'
+	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev,tensorboard]'
 	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile -m 'not slow and not gpu'
 
 lint: env  ## ruff, mypy --strict, import directions
@@ -92,9 +92,10 @@ format: env  ## rewrite the files as ruff wants them
 smoke: env  ## two rounds of every method's experiment on digits, through the command line
 	@'$(RUN)' tests/smoke/smoke_configs.py
 
-soak: env  ## 200 runs killed at random moments and continued: equal to the last bit; 5,200 damaged files (an hour)
+soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills
 	@'$(RUN)' -m tests.soak.damage
+	@'$(RUN)' -m tests.soak.rounds
 
 bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
 	@'$(RUN)' -m bench
@@ -102,6 +103,17 @@ bench: env  ## seconds per round against a bare PyTorch loop; writes bench/resul
 gpu: env  ## the tests that need a GPU
 	@'$(RUN)' -m pytest -m gpu
 
+docs: env  ## the site in site/: quick start, methods, recipes, API
+	@'$(RUN)' -c 'import mkdocs, mkdocstrings' 2>/dev/null || '$(RUN)' -m pip install --quiet -e '.[docs]'
+	@PYTHONPATH='$(CURDIR)' NO_MKDOCS_2_WARNING=1 '$(RUN)' -m mkdocs build --quiet
+	@echo 'site/index.html'
+
+notebooks: env  ## run the notebooks and keep their outputs in them
+	@PYTHONPATH='$(CURDIR)' '$(RUN)' docs/refresh_notebooks.py
+
+dist: env  ## wheel and sdist in dist/
+	@'$(RUN)' -m build --no-isolation .
+
 clean:  ## remove .venv/ and what the tools leave behind; run folders stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
     asked = parse(arguments)
     if results is None and not asked.quick:
         results = RESULTS
-    whole = not (asked.quick or asked.workload or asked.variant or asked.methods or asked.parallel)
+    parts = (asked.quick, asked.workload, asked.variant, asked.methods, asked.costs, asked.monitors, asked.parallel)
+    whole = not any(parts)
     speed = whole or asked.quick or asked.workload or asked.variant
     if speed:
         print(HEAD)
@@ -56,6 +57,18 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
 
         steps = methods.measure(asked.repeats or 3)
         table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor"), steps)
+    if results is not None and (asked.costs or whole):
+        from bench import costs  # noqa: PLC0415
+
+        for name in WORKLOADS:
+            table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, asked.repeats or 1))
+        rows = [row for num_clients in (100, 1000) for row in costs.stateful(num_clients, rounds=200)]
+        table(results / "stateful.csv", ("clients and round", "mb", "records_mb"), rows)
+    if results is not None and (asked.monitors or whole):
+        from bench import monitors  # noqa: PLC0415
+
+        monitored = monitors.measure(asked.repeats or 1)
+        table(results / "monitors.csv", ("monitor", "s_per_round", "round_s", "share"), monitored)
     if results is not None and (asked.parallel or whole):
         from bench import parallel  # noqa: PLC0415
 
@@ -64,9 +77,9 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
 
 def table(path: Path, columns: Sequence[str], rows: Sequence[tuple[str, *tuple[float, ...]]]) -> None:
     """Print a table and write it."""
-    print("\n" + f"{columns[0]:18}" + "".join(f"{name:>16}" for name in columns[1:]))
+    print("\n" + f"{columns[0]:26}" + "".join(f"{name:>16}" for name in columns[1:]))
     for name, *values in rows:
-        print(f"{name:18}" + "".join(f"{value:16.4f}" for value in values), flush=True)
+        print(f"{name:26}" + "".join(f"{value:16.4f}" for value in values), flush=True)
     update(path, columns, [[name, *(f"{value:.4f}" for value in values)] for name, *values in rows], keys=1)
 
 
@@ -75,6 +88,8 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     parser.add_argument("--methods", action="store_true", help="only the cost of each method's local step")
+    parser.add_argument("--costs", action="store_true", help="only the cost of each method's round")
+    parser.add_argument("--monitors", action="store_true", help="only the cost of each monitor")
     parser.add_argument("--parallel", action="store_true", help="only one process against two")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")
     parser.add_argument("--repeats", type=int, help="blocks of each variant")

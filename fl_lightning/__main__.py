@@ -4,16 +4,18 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from importlib.metadata import version
-from linecache import getline
-from traceback import walk_tb
 from typing import NoReturn
 
 PROG = "fl-lightning"
 HELP = """\
 usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
        fl-lightning methods [--output {md,csv,json}]
+       fl-lightning configs [NAME] [--copy DIR]
        fl-lightning check PATH ...
+       fl-lightning compare -c BASE --methods NAME ... --seeds SEED ... --output FOLDER [--set NAME=V1,V2 ...]
+       fl-lightning report RUN ... [--output FOLDER] [--format {html,svg,png,pdf} ...]
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
 
@@ -23,28 +25,39 @@ commands:
   test       evaluate a checkpoint on the test split
   predict    write the outputs of a checkpoint's model to predictions.pt
   methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
+  configs    list the configuration files that come with the package, print one, or copy them
+  compare    methods × seeds × settings: all runs, and their tables
+  report     one run or several as a page with tables and figures
   check      say whether checkpoints, or all of a folder and below, are as they were written
 
 options of the commands that run a federation:
-  -c CONFIG             a YAML file; several are merged, the later one wins
+  -c CONFIG             a YAML file, or the name of one of the package's; several are merged, the later one wins
   --model.client NAME   what every client trains: FedAvg, FedProx, FedNTD or the path of any LightningModule
   --data.NAME VALUE     source, num_clients, partition, participation, batch_size, ...
   --trainer.NAME VALUE  of pytorch_lightning.Trainer; max_epochs is the number of rounds
   --print_config        print the merged configuration and stop
   --help                list every option of a command; --model.client.help NAME those of a class
   --version             print the version and stop
+  --print_shtab SHELL   instead of a command: print the script with which bash, zsh or tcsh complete the options
 
 examples:
-  fl-lightning fit -c configs/experiment/digits_fedntd.yaml
+  fl-lightning fit -c experiment/digits_fedntd
   fl-lightning fit --model.client FedNTD --model.client.beta 0.3 --trainer.max_epochs 20
-  fl-lightning fit -c configs/method/fedprox.yaml -c configs/data/cifar10.yaml -c configs/trainer/gpu.yaml
-  fl-lightning test -c configs/experiment/digits_fedntd.yaml --ckpt_path last
+  fl-lightning fit -c method/fedprox -c data/cifar10 -c trainer/gpu
+  fl-lightning test -c experiment/digits_fedntd --ckpt_path last
 
 A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
 """
-CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
-"""Packages whose own `raise` statements are about the user's input."""
+COMMANDS = {
+    "methods": "methods",
+    "configs": "configs",
+    "check": "check",
+    "compare": "compare",
+    "report": "report",
+    "--print_shtab": "completion",
+}
+"""Modules of `cli`, slow to import, that run the commands besides LightningCLI's."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -66,25 +79,23 @@ def main(args: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
     handler = signal.getsignal(signal.SIGINT)
     try:
-        if argv[0] == "check":
-            from fl_lightning.cli.check import check  # noqa: PLC0415
-
-            sys.exit(min(check(argv[1:]), 1))
-        if argv[0] == "methods":
-            from fl_lightning.cli.methods import run  # noqa: PLC0415 - slow to import
-
-            run(argv[1:])
+        if argv[0] in COMMANDS:
+            import_module(f"fl_lightning.cli.{COMMANDS[argv[0]]}").run(argv[1:])
             return
-        from fl_lightning.cli import FederatedCLI  # noqa: PLC0415
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
+        from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
 
         with quiet_lightning():
             FederatedCLI(args)
     except KeyboardInterrupt as stop:
+        if int(os.environ.get("LOCAL_RANK") or 0):  # rank 0 says it
+            sys.exit(130)
         fail(str(stop) or "interrupted", 130)
     except Exception as error:
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
+        if getattr(error, "reported", False):  # by another process of the run
+            sys.exit(1)
         from fl_lightning.cli.errors import one_line  # noqa: PLC0415
 
         fail(one_line(str(error)), 1)
@@ -105,15 +116,17 @@ def is_the_users(error: Exception) -> bool:
     """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
+    from fl_lightning.distributed import RemoteError  # noqa: PLC0415
     from fl_lightning.federation.faults import FaultError  # noqa: PLC0415
+    from fl_lightning.utils.tracebacks import raised_by_check  # noqa: PLC0415
 
-    if isinstance(error, FaultError):
+    if isinstance(error, FaultError | RemoteError):
         return True
-    if not isinstance(error, ValueError | TypeError | OSError | MisconfigurationException):
+    if not isinstance(
+        error, ValueError | TypeError | OSError | RuntimeError | ModuleNotFoundError | MisconfigurationException
+    ):
         return False
-    *_, (frame, line) = walk_tb(error.__traceback__)
-    checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
-    return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
+    return raised_by_check(error)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench import costs
 from bench.__main__ import COLUMNS, main
 from bench.methods import METHODS, seconds_per_client
+from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
 
 
@@ -31,3 +33,27 @@ def test_a_partial_run_keeps_the_other_rows(tmp_path):
 def test_the_step_of_every_method_is_timed(name):
     work = replace(WORKLOADS["tiny"], cohort_size=2, rounds=1)
     assert seconds_per_client(name, work) > 0
+
+
+def test_the_round_of_a_method_is_timed_and_what_it_sends_is_counted():
+    work = replace(WORKLOADS["tiny"], **costs.SIZES["tiny"] | {"rounds": 3, "unmeasured": 1})
+    fedavg, scaffold = (next(e for e in costs.entries() if e.name == name) for name in ("FedAvg", "SCAFFOLD"))
+    with costs.quietly():
+        (seconds, down, up, _), (_, more_down, more_up, _) = (costs.cost(entry, work) for entry in (fedavg, scaffold))
+    assert seconds > 0
+    assert down == up == 10 * 4 * 4810 / costs.MB
+    assert (more_down, more_up) == (2 * down, 2 * up)
+
+
+def test_the_memory_of_a_stateful_method_is_read_over_its_rounds():
+    rows = costs.stateful(num_clients=100, rounds=4, budget_mb=0)
+    assert [row[0] for row in rows] == ["100, 1", "100, 2", "100, 3", "100, 4"]
+    assert all(mb > 0 and records > 0 for _, mb, records in rows)
+
+
+@pytest.mark.parametrize("name", ["ClasswiseReport", "ForgettingMonitor", "LossLandscape"])
+def test_the_cost_of_a_monitor_is_timed(name):
+    assert name in MONITORS
+    own, rest = seconds(name, "tiny")
+    assert own > 0
+    assert rest > 0

@@ -10,7 +10,7 @@ import yaml
 
 import fl_lightning.methods
 from fl_lightning import ClientModule
-from fl_lightning.cli import FederatedCLI
+from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS
 
 FILES = sorted(CONFIGS.rglob("*.yaml"))

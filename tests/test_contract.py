@@ -112,7 +112,9 @@ class Run:
     def fit(self, *more: str) -> "Run":
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
-            patch.setattr(fl_lightning.cli.main, "RunPlots", lambda folder: pl.Callback())  # slow, and tried elsewhere
+            patch.setattr(
+                fl_lightning.cli.main, "RunPlots", lambda *_, **__: pl.Callback()
+            )  # slow, and tried elsewhere
             main(["fit", *self.files, *more])
         return self
 

@@ -124,6 +124,10 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
     shown = commands("README.md")
     assert len(shown) > 5
     for _, verb, *arguments in shown:  # in the README's order: tests and resumed runs need what came before
+        if verb == "configs":
+            main([verb, *arguments])
+            assert re.search("digits_fedntd|copied", capsys.readouterr().out)
+            continue
         only_parsed = any(name in argument for argument in arguments for name in ("gpu", "cifar", "print_config"))
         ending = ["--print_config"] if only_parsed else []
         if verb == "fit" and not only_parsed:
@@ -134,11 +138,15 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
                 "--trainer.enable_progress_bar=false",
             ]
             ending += ["--model.alma_every=1"] if "--model.alma_every" in arguments else []
+        ending += ["--seeds", "0", "--set", "trainer.max_epochs=1"] if verb == "compare" else []
         with suppress(SystemExit) if only_parsed else nullcontext():
             main([verb, *arguments, *ending])
         out = capsys.readouterr().out
         if verb == "predict":
             assert (run_in(readers_folder) / "predictions.pt").is_file()
+            continue
+        if verb in ("compare", "report"):
+            assert "report.html" in out
             continue
         assert "class_path" in out if only_parsed else re.search("Class-wise accuracy|Last values", out)
     resumed = run_in(readers_folder) / "metrics.csv"
@@ -208,7 +216,11 @@ def test_make_targets_of_the_documents_exist(document):
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decisions", "your-module"))],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("architecture", "compare", "decisions", "your-module")),
+    ],
 )
 def test_files_that_the_documents_name_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """The guard against values that must not become the model: the first transform between client and sum."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,9 @@ from fl_lightning.aggregation.transforms import UpdateTransform
 from fl_lightning.functional.state import flatten
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 
+Kind = Literal["values", "norm", "weight"]
+MOST = sys.float_info.max
+
 
 class Finding(NamedTuple):
     """A value that is judged at the end of the round.
@@ -20,11 +24,23 @@ class Finding(NamedTuple):
         client_id: of the client; -1: the aggregate.
         kind: `values` (finite where all are), `norm` of the update, or `weight` that the rule gave.
         value: 0-d, on the device.
+        least: that it may be.
+        most: that it may be.
     """
 
     client_id: int
-    kind: Literal["values", "norm", "weight"]
+    kind: Kind
     value: Tensor
+    least: float = -MOST
+    most: float = MOST
+
+
+class Wrong(NamedTuple):
+    """A finding whose value, now on the host, is not what it may be."""
+
+    client_id: int
+    kind: Kind
+    value: float
 
 
 class NonFiniteGuard(UpdateTransform):
@@ -67,13 +83,13 @@ class NonFiniteGuard(UpdateTransform):
             norm = update_norm(
                 update.weights, {**self.server.weights, **(broadcast.weights or {})}, self.server.trainable
             )
-            self._findings.append(Finding(update.client_id, "norm", norm))
+            self._findings.append(Finding(update.client_id, "norm", norm, 0.0, self.max_norm))
             allowed = None if allowed is None else allowed & (norm <= self.max_norm)
         return update if allowed is None else self._skipped(update, allowed)
 
     def weighed(self, client_id: int, weights: Iterable[float | Tensor]) -> None:
         """Note the weights that the rule gave a client."""
-        self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach()) for weight in weights]
+        self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach(), 0.0) for weight in weights]
 
     def _sums(self, state: State) -> list[Tensor]:
         """Sum the floating entries but for constants, one 0-d float64 for each type: finite where all entries are."""
@@ -107,8 +123,9 @@ class NonFiniteGuard(UpdateTransform):
 
     def take_findings(self, aggregate: State | None = None) -> list[Finding]:
         """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""
-        found = self._findings + [Finding(-1, "values", total) for total in self._sums(aggregate or {})]
-        self._findings = []
+        found, self._findings = self._findings, []
+        if aggregate is not None:
+            found += [Finding(-1, "values", total) for total in self._sums(aggregate)]
         return found
 
 

@@ -66,14 +66,18 @@ class ServerPart(nn.Module):
             checked before any client trains.
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
+        weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.
+        unchecked: such weights since `take_unchecked` that are wrong, or lie on the device and may be.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    weighs_clients: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self.partial = PartialAggregate()
+        self.unchecked: list[float | Tensor] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -105,10 +109,17 @@ class ServerPart(nn.Module):
 
     def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
         """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
+        if self.weighs_clients and (isinstance(weight, Tensor) or not 0 <= weight < math.inf):
+            self.unchecked.append(weight)
         sums = self.partial.sums
         if name not in sums:
             sums[name] = StateSum()
         sums[name].add(state, weight)
+
+    def take_unchecked(self) -> list[float | Tensor]:
+        """Hand over `unchecked`."""
+        found, self.unchecked = self.unchecked, []
+        return found
 
     def total_weight(self, name: str) -> float | Tensor:
         """Σ of the weights in the sum `name`; 0 if no client added to it."""
@@ -150,21 +161,11 @@ class Aggregator(ServerPart):
         weighting: `samples`: a client weighs n_i; `uniform`: 1 (and 0 without samples).
     """
 
+    weighs_clients = True
+
     def __init__(self) -> None:
         super().__init__()
         self.weighting: Literal["samples", "uniform"] = "samples"
-        self._unchecked: list[float | Tensor] = []
-
-    def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
-        """Add weight · state, as every part of the server does; a weight must be finite and at least 0."""
-        if isinstance(weight, Tensor) or not 0 <= weight < math.inf:
-            self._unchecked.append(weight)
-        super().sum(name, state, weight)
-
-    def take_unchecked(self) -> list[float | Tensor]:
-        """Hand over the weights since the last call that are wrong, or lie on the device and may be."""
-        found, self._unchecked = self._unchecked, []
-        return found
 
     def weigh_by(self, weighting: Literal["samples", "uniform"]) -> None:
         """Set `weighting`."""

@@ -24,7 +24,7 @@ class RoundProgressBar(ProgressBar):
     """Shows the round, its clients, the accuracy and forgetting of the round before, and the time, on one line.
 
     On a terminal the line is redrawn in place, below what others print; elsewhere a plain line is printed now and then,
-    and one at the end.
+    and one at the end. Rounds are counted from 0, as epochs are in Lightning's bars: the last of 30 is `Round 29/29`.
 
     Args:
         refresh_rate: redrawings per second on a terminal at most; 0 shows no bar.
@@ -70,10 +70,12 @@ class RoundProgressBar(ProgressBar):
             self._enter("client", trainer.current_epoch, pl_module)
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
+        """Count a client that has trained."""
         self.clients += 1
         self._show()
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
+        """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -134,7 +136,8 @@ class RoundProgressBar(ProgressBar):
 
     def _text(self, done: float, seconds: float, total: float | None) -> str:
         """Text beside the bar after `done` of `total` rounds and `seconds` seconds."""
-        number = f"Round {self.rounds + bool(self.phase)}" + (f"/{total}" if total is not None else "")
+        round_idx = self.rounds if self.phase else self.rounds - 1  # between two rounds the one before is shown
+        number = f"Round {round_idx}" + (f"/{int(total) - 1}" if total is not None else "")
         client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
         time = str(timedelta(seconds=int(seconds)))
         if total is not None and self.first < done < total:  # rich's own estimate covers the last 30 s only

@@ -10,14 +10,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.callbacks.tables import print_classes, print_metrics
-from fl_lightning.federation.history import History
+from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
-
-BY_CLASS = "/acc_class/"
-"""Part of the log key of one class's accuracy; the class's name follows it."""
 
 
 class ClasswiseReport(Callback):

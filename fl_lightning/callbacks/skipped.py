@@ -1,14 +1,11 @@
 """Callback that names the clients which a run left out."""
 
-import csv
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.runs.round_table import RoundTable
 
 COLUMNS = ("round", "client", "reason")
 
@@ -26,22 +23,9 @@ class SkippedClients(Callback):
         self._written = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the rows of rounds that are run again, and one that was cut."""
-        path, self._written = self._path(trainer), trainer.current_epoch - 1
-        if not trainer.is_global_zero or not path.is_file():
-            return
-        kept = []
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.reader(file):
-                with suppress(ValueError):
-                    if len(row) == len(COLUMNS) and int(row[0]) < trainer.current_epoch:
-                        kept.append(row)
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                add(file, [COLUMNS, *kept])
-
-        write_atomically(path, write)
+        self._written = trainer.current_epoch - 1
+        if trainer.is_global_zero:
+            self._table(trainer).begin(trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module)
@@ -51,17 +35,14 @@ class SkippedClients(Callback):
         self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, loop: Any) -> None:
-        if not loop.skipped or not trainer.is_global_zero or loop.skipped[0].round_idx <= self._written:
+        if (
+            not getattr(loop, "skipped", None)
+            or not trainer.is_global_zero
+            or loop.skipped[0].round_idx <= self._written
+        ):
             return
-        path, self._written = self._path(trainer), loop.skipped[0].round_idx
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            add(file, [*([COLUMNS] if not file.tell() else []), *loop.skipped])
+        self._written = loop.skipped[0].round_idx
+        self._table(trainer).append(loop.skipped)
 
-    def _path(self, trainer: Trainer) -> Path:
-        return Path(self.dirpath or trainer.default_root_dir, self.filename)
-
-
-def add(file: TextIO, rows: Sequence[Sequence[Any]]) -> None:
-    """Add rows to a table."""
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    def _table(self, trainer: Trainer) -> RoundTable:
+        return RoundTable(Path(self.dirpath or trainer.default_root_dir, self.filename), COLUMNS)

@@ -1,10 +1,21 @@
 """`fl-lightning check`: whether checkpoints, and the clients' files that they name, are as they were written."""
 
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from fl_lightning.client.records import files_of
 from fl_lightning.client.store import hash_of
 from fl_lightning.utils.files import DIGEST, read_saved
+
+
+def run(argv: list[str]) -> NoReturn:
+    """End with 1 where a checkpoint is broken, else with 0.
+
+    Args:
+        argv: paths of checkpoints and folders.
+    """
+    sys.exit(min(check(argv), 1))
 
 
 def check(paths: list[str]) -> int:

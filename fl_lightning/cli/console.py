@@ -25,8 +25,11 @@ INFOS = (
     "Seed set to",
     "Restor",
     "Loaded model weights",
+    "Received SIGTERM",
+    "Terminating process",
+    "Unable to shutdown process",
 )
-"""Beginnings of Lightning's notes that say nothing about the run."""
+"""Beginnings of notes of Lightning and torch that say nothing about the run; of its processes the first error does."""
 
 
 def worth_showing(record: logging.LogRecord) -> bool:
@@ -38,8 +41,10 @@ def worth_showing(record: logging.LogRecord) -> bool:
 def quiet_lightning() -> Iterator[None]:
     """Suppress the warnings in `WARNINGS` and the notes in `INFOS` within the block."""
     packages = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
-    places = ("", ".utilities.rank_zero", ".utilities.seed")  # whichever package was imported last has the notes
-    loggers = [logging.getLogger(package + place) for package in packages for place in places]
+    # whichever package was imported last has the notes
+    places = ("", ".utilities.rank_zero", ".utilities.seed", ".trainer.connectors.signal_connector")
+    names = [package + place for package in packages for place in places] + ["torch.multiprocessing.spawn"]
+    loggers = [logging.getLogger(name) for name in names]
     with warnings.catch_warnings():
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=rf"\s*{message}")

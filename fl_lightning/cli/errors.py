@@ -2,44 +2,21 @@
 
 import re
 from argparse import ArgumentError
-from contextlib import suppress
-from difflib import get_close_matches
-from inspect import isabstract
-from pkgutil import resolve_name
+from importlib import import_module
+from pathlib import Path
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
-from torch import optim
 
-from fl_lightning import aggregation, callbacks, data, methods, nets
+from fl_lightning.cli.classes import BASES, EMPTY, choice, class_names
+from fl_lightning.cli.meaning import meant, nearest
+from fl_lightning.federation.faults import place_of
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 
 PROG = "fl-lightning"
-COMMANDS = ("methods",)
+COMMANDS = ("methods", "configs", "check", "report", "compare")
 """Commands besides LightningCLI's, dispatched in `__main__`."""
-
-HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)
-CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
-"""Classes that can be given by their short names."""
-
-BASES: dict[str, type] = {
-    "client": pl.LightningModule,
-    "net": nets.Backbone,
-    "source": data.Source,
-    "partition": data.Partition,
-    "aggregator": aggregation.Aggregator,
-    "server_module": aggregation.ServerModule,
-    "transforms": aggregation.UpdateTransform,
-    "optimizer": optim.Optimizer,
-    "server_optimizer": optim.Optimizer,
-    "callbacks": pl.Callback,
-    "logger": pl.loggers.Logger,
-}
-"""Base class of the values of an option, by the option's last part."""
-
-EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.NonFiniteGuard)
-"""Classes that can be created, but do nothing, or are there already."""
 
 # What jsonargparse tells in its messages only. Everything else is taken from its exceptions and from the parser.
 KEY = re.compile(r'Parser key "([\w.]+)"[^:]*:\s*|--([\w.]+)\.help: ')
@@ -93,7 +70,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     if base := BASES.get(key.rpartition(".")[2]):
         if option := CLASS_NOT_NAMED.search(message):
             return class_not_named(option[1], base)
-        if (given := CLASS.search(message)) and (reason := no_class(given[1], base, error)):
+        if (given := CLASS.search(message)) and (reason := no_class(given[1], base)):
             return reason
     if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
         return expected(names, "".join(VALUE.findall(message)[-1:]))
@@ -110,11 +87,6 @@ def expected(names: list[str], given: str) -> str:
     return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{nearest(given, names)}"
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """Name the one of `names` that is meant; nothing where none is like it."""
-    return "".join(f"; the nearest is {near!r}" for near in get_close_matches(name, names, 1))
-
-
 def unknown_option(option: str | None, argument: str, options: list[str], kinds: dict[str, type]) -> str:
     """Say that a class or the command line has no such option."""
     name = option or argument.lstrip("-").partition("=")[0]
@@ -129,8 +101,11 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
         return f"unexpected argument {name!r}; options begin with --"
     if name == "class_path":
         return "the options of a class belong under init_args, beside its class_path"
+    known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
+    near = meant(name, known)
+    hint = f"; the nearest is {near!r}" if near else nearest(name, known)
     all_options = f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help lists all"
-    return f"unknown option {name!r}{nearest(name, options)}; {all_options}"
+    return f"unknown option {name!r}{hint}; {all_options}"
 
 
 def class_not_named(option: str, base: type) -> str:
@@ -138,14 +113,13 @@ def class_not_named(option: str, base: type) -> str:
     return f"its class must be named before the option {option!r}{choice(base)}"
 
 
-def no_class(given: str, base: type, error: object) -> str:
+def no_class(given: str, base: type) -> str:
     """Say that `given` names no class, or one of another kind; nothing where it is of the kind."""
-    if isinstance(error, ModuleNotFoundError) and error.name and not given.startswith(error.name):
-        return f"{given} cannot be imported, it needs {error.name}, which is not there; install that module"
-    found = None
-    with suppress(Exception):  # whatever a module does when it is imported
-        found = resolve_name(given) if "." in given else None
-    if not isinstance(found, type):
+    try:
+        found = find_class(given)
+    except Exception as error:  # whatever a module does when it is imported
+        return import_error(given, error)
+    if found is None:
         return f"there is no class {given!r}{nearest(given.rpartition('.')[2], class_names(base)) or choice(base)}"
     if issubclass(found, base) or (base is pl.LightningModule and issubclass(found, TrainableModule)):
         return ""
@@ -154,12 +128,54 @@ def no_class(given: str, base: type, error: object) -> str:
     return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
 
 
-def choice(base: type) -> str:
-    """List what can be given where a subclass of `base` is asked for."""
-    return f"; it takes {', '.join(class_names(base))} or the import path of a class"
+def disk_error(error: OSError, folder: Path) -> str:
+    """Say what is wrong with a file of a run's folder; nothing where the error is about another file.
+
+    >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
+    'runs/fit/0/metrics.csv cannot be written (No space left on device);'
+    """
+    if error.errno is None or not isinstance(error.filename, str):
+        return ""
+    path, within = Path(error.filename), Path(folder).resolve()
+    if not (path.resolve().is_relative_to(within) or within.is_relative_to(path.resolve())):
+        return ""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return (
+            f"{path} is gone ({error.strerror}): the run's folder was deleted or moved while it ran; leave it where "
+            f"it is until the run ends"
+        )
+    return (
+        f"{path} cannot be written ({error.strerror}); checkpoints that were written before are as they were: make "
+        f"space, or give the run a folder that can be written, and continue with --ckpt_path last"
+    )
 
 
-def class_names(base: type) -> list[str]:
-    """Return the short names of the public subclasses of `base`."""
-    kinds = {kind for kind in CLASSES if issubclass(kind, base) and kind not in EMPTY and not isabstract(kind)}
-    return sorted(kind.__name__ for kind in kinds)
+def find_class(path: str) -> type | None:
+    """Find the class of an import path; None where there is no such module, or no such class in it.
+
+    Raises:
+        Exception: of any kind, by the module that holds it.
+    """
+    found: object = None
+    parts = path.split(".")
+    for k in range(1, len(parts)):
+        name = ".".join(parts[:k])
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            break  # the rest are classes, one within the other
+    for part in parts[k:] if found is not None else ():
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def import_error(given: str, error: Exception) -> str:
+    """Say why the module of a class cannot be imported, and where."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        reason = f"it needs {error.name}, which is not there; install that module"
+    else:
+        reason = f"its import raised {type(error).__name__}: {' '.join(str(error).split())}; mend that"
+    place = f" ({place_of(error)[0]})" if not isinstance(error, SyntaxError) else ""  # which says it by itself
+    return f"{given} cannot be imported{place}, {reason}"

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from enum import Enum
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from fl_lightning.callbacks import (
     SavePredictions,
     SkippedClients,
 )
-from fl_lightning.cli.errors import PROG
+from fl_lightning.callbacks.plots import Format
+from fl_lightning.cli.errors import PROG, disk_error
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import check_trainer
@@ -43,6 +45,10 @@ CHANGES = "CHANGES"
 """Name of the file that lists settings that changed in the course of a run."""
 
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
+
+NO_TENSORBOARD = (
+    "TensorBoard is not installed: the run logs metrics.csv only; pip install 'fl_lightning[tensorboard]' adds it"
+)
 
 
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
@@ -66,12 +72,24 @@ class SaveConfig(SaveConfigCallback):
                 with (folder / CHANGES).open("a", encoding="utf-8") as file:
                     file.writelines(f"round {trainer.current_epoch}: {change}\n" for change in changed)
 
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Refuse to write a round to a folder that was deleted: it would hold a part of a run.
+
+        Raises:
+            FileNotFoundError: naming the folder.
+        """
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            config = Path(trainer.default_root_dir) / self.config_filename
+            if not config.is_file():
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(config))
+
 
 class FederatedCLI(LightningCLI):
     """The command line of a federation: a fit leaves one run folder, complete after every round.
 
     Args:
         args: in place of those of the process.
+        callbacks: of the Trainer, besides those of the configuration.
 
     Attributes:
         parent: holds the folders of this configuration's runs.
@@ -79,7 +97,8 @@ class FederatedCLI(LightningCLI):
         first_round: that a continued run will train, or None: the run is new.
     """
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: list[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
+        self.callbacks = list(callbacks)
         self.parent = Path(runs.DEFAULT_ROOT)
         self.folder: Path | None = None
         self.first_round: int | None = None
@@ -98,11 +117,13 @@ class FederatedCLI(LightningCLI):
                 load_from_checkpoint_support=False,
             )
         except BaseException as stop:
-            rounds = self.trainer.global_step if hasattr(self, "trainer") else 0
-            if self.folder is not None and self.first_round is None and not rounds:
+            if self.folder is not None:
                 runs.discard(self.folder)
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
+                rounds = self.trainer.global_step or (runs.rounds_kept(self.folder) if self.folder else 0)
                 raise KeyboardInterrupt(interrupted(rounds, self._argv, self.folder)) from None
+            if isinstance(stop, OSError) and (said := disk_error(stop, self.folder or self.parent)):
+                raise OSError(said) from stop
             raise
         finally:
             if self._lock is not None:
@@ -116,9 +137,13 @@ class FederatedCLI(LightningCLI):
             default=[],
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
+        parser.add_argument("--plots.format", type=Format, default="png", help="of the pictures in the run folder")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        super().parse_arguments(parser, args)
+        try:
+            super().parse_arguments(parser, args)
+        except UnicodeDecodeError as error:
+            parser.error(not_utf8(error, self._argv), error)
         config = self.config[self.config.subcommand]
         self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
         if config.ckpt_path:
@@ -137,7 +162,7 @@ class FederatedCLI(LightningCLI):
             identity.compare({"config": was, "objects": {}}, evaluates=self.subcommand != "fit")
         if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
             raise ValueError(NO_SYNC)
-        given = as_list(settings.callbacks)
+        given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
             found, self.folder = self.folder, None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
@@ -149,7 +174,11 @@ class FederatedCLI(LightningCLI):
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            ours = [ClasswiseReport(self.folder), RunPlots(self.folder), SkippedClients(self.folder)]
+            ours = [
+                ClasswiseReport(self.folder),
+                RunPlots(self.folder, format=config.plots.format),
+                SkippedClients(self.folder),
+            ]
             if settings.enable_checkpointing is not False:
                 ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
@@ -168,7 +197,8 @@ class FederatedCLI(LightningCLI):
         if self.folder is not None:
             rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
-            rank_zero_info(f"{rounds} rounds are complete; for more, set --trainer.max_epochs above {rounds}")
+            complete = "1 round is" if rounds == 1 else f"{rounds} rounds are"
+            rank_zero_info(f"{complete} complete; for more, set --trainer.max_epochs above {rounds}")
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
@@ -176,7 +206,11 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     if given is False:
         return []
     if given is None or given is True:
-        given = RunTensorBoard(folder, first_round)
+        try:
+            given = RunTensorBoard(folder, first_round)
+        except ModuleNotFoundError:
+            rank_zero_info(NO_TENSORBOARD)
+            given = []
     chosen: list[Logger] = as_list(given)
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
@@ -191,6 +225,13 @@ def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Ca
     if not any(callback.save_last for callback in own):
         ours.append(runs.LastCheckpoint(folder))  # after the best one, whose path it stores
     return ours
+
+
+def not_utf8(error: UnicodeDecodeError, argv: Sequence[str]) -> str:
+    """Sentence for a configuration file that is no text in UTF-8; the error itself does not say which one."""
+    given = (Path(word.rpartition("=")[2]) for word in argv)
+    name = next((path for path in given if path.is_file() and error.object in path.read_bytes()), "the file")
+    return f"config: {name} must be text in UTF-8, got byte 0x{error.object[error.start]:02x}; save it as UTF-8"
 
 
 def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:

@@ -5,9 +5,10 @@ import sys
 from argparse import ArgumentError
 from typing import Any, NoReturn, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 from pytorch_lightning.cli import LightningArgumentParser
 
+from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import PROG, format_error
 
 
@@ -32,8 +33,25 @@ class CommandParser(ArgumentParser):
         sys.exit(2)
 
 
+class NamedConfigFile(ActionConfigFile):
+    """`-c`: a file, the name of one that comes with the package, or YAML."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        if ":" not in values:  # else it is YAML
+            try:
+                values = str(locate(values))
+            except ValueError as error:
+                raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
+        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+
+
 class FederatedParser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser."""
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs["action"] = NamedConfigFile
+        return super().add_argument(*args, **kwargs)
 
     def add_class_arguments(self, kind: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         self.kinds[nested_key or ""] = get_origin(kind) or kind

@@ -20,7 +20,7 @@ from fl_lightning.data import FederatedDataModule, TensorSource
 from fl_lightning.data.splits import Split
 from fl_lightning.federation.checkpoint import SERVER_PARTS
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.federation.recorder import traffic
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
@@ -147,22 +147,26 @@ class Federation:
     server_module: Callable[[], ServerModule] | None = None
     server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None
 
-    def loop(self, around_module: bool, contents: Contents) -> FederatedLoop:
-        """Build the loop, around a classifier or around a regression."""
-        personal = list(self.personal)
-        if around_module:
-            client = self.client(module=ToyRegression(self.optimizer))
-            personal = [pattern.replace("net.", "module.net.") for pattern in personal]
-        else:
-            client = self.client(net=ToyNet, optimizer=self.optimizer)
+    def around_net(self, net: Callable[[int, tuple[int, ...]], Backbone] = ToyNet, **settings: Any) -> FederatedLoop:
+        """Build the loop around a classifier, with further settings of it."""
+        return self._loop(self.client(net=net, optimizer=self.optimizer), list(self.personal), settings)
+
+    def around_module(self, **settings: Any) -> FederatedLoop:
+        """Build the loop around a regression, with further settings of it."""
+        personal = [pattern.replace("net.", "module.net.") for pattern in self.personal]
+        return self._loop(self.client(module=ToyRegression(self.optimizer)), personal, settings)
+
+    def _loop(self, client: ClientModule, personal: list[str], settings: dict[str, Any]) -> FederatedLoop:
+        own = [self.transform()] if self.transform else []
         return FederatedLoop(
             client,
             self.rule and self.rule(),
             server_module=self.server_module and self.server_module(),
             server_optimizer=self.server_optimizer,
             personal=personal,
-            transforms=[*([self.transform()] if self.transform else []), contents],
+            transforms=own + settings.pop("transforms", []),
             seed=0,
+            **settings,
         )
 
 
@@ -199,7 +203,8 @@ def trial(federation: Federation, around_module: bool = False) -> Trial:
     """
     contents, first, data = Contents(), Started(), ToyData(regression=around_module)
     try:
-        loop = federation.loop(around_module, contents)
+        build = federation.around_module if around_module else federation.around_net
+        loop = build(transforms=[contents])
         trainer = Trainer(
             max_epochs=2,
             accelerator="cpu",

@@ -186,8 +186,9 @@ def read_registry(path: Path) -> list[str] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         names: list[str] = found["checkpoints"]
-        return names if path.read_text(encoding="utf-8") == registry_of(names) else None
-    except (OSError, ValueError, TypeError, KeyError):
+        strings = all(isinstance(name, str) for name in names)
+        return names if strings and path.read_text(encoding="utf-8") == registry_of(names) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -1,9 +1,13 @@
 """Which clients are available in a round: by rates, or by a trace."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from fl_lightning.data.clients import Cohorts
 from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_at_least
 
 
 class Availability:
@@ -47,6 +51,42 @@ class Availability:
 
     def _draw(self, round_idx: int, client_id: int) -> float:
         return float(keyed_numpy(self._seed, "availability", round_idx, client_id).random())
+
+
+class AvailableCohorts(Cohorts):
+    """The client ids of every round, of those that are available, perhaps none.
+
+    Args:
+        availability: as `Availability` takes it; None: all clients are available.
+        over_selection: share of further clients that are drawn, since some may not be available: of those that are,
+            the first `size` in drawn order take part.
+        of: arguments of `Cohorts`.
+
+    Raises:
+        ValueError: `over_selection` where it does nothing.
+    """
+
+    def __init__(
+        self, availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any
+    ) -> None:
+        super().__init__(*of)
+        check_at_least(0, "0 draws no more than a cohort", over_selection=over_selection)
+        if over_selection and (availability is None or self.schedule is not None):
+            raise ValueError(
+                f"over_selection draws more clients because some may not be available, got {over_selection} "
+                f"{'without data.availability' if availability is None else 'with data.schedule'}; leave it at 0"
+            )
+        self._available = None if availability is None else Availability(availability, self.num_clients, self.seed)
+        self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
+
+    def __call__(self, round_idx: int) -> list[int]:
+        if self._available is None:
+            return super().__call__(round_idx)
+        if self._num_asked == self.size:
+            return self._available.of(super().__call__(round_idx), round_idx)
+        generator = keyed_numpy(self.seed, "cohort", round_idx)
+        asked = generator.choice(self.num_clients, self._num_asked, replace=False).tolist()
+        return sorted(self._available.of(asked, round_idx)[: self.size])
 
 
 def read_trace(path: Path, num_clients: int) -> list[set[int]]:

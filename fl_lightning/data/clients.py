@@ -1,17 +1,14 @@
 """The clients' side of the data: the cohorts of the rounds, and each client's view of its samples."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fl_lightning.data.availability import Availability
 from fl_lightning.data.splits import Split
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
-from fl_lightning.utils.settings import check_at_least
 
 
 class Cohorts:
@@ -22,25 +19,16 @@ class Cohorts:
         participation: share of the clients in a drawn cohort, in (0, 1].
         schedule: the cohorts of all rounds, in place of drawn ones; or None.
         seed: of the draws, which depend on it and the round only.
-        availability: tells which clients are available; None: all of them.
-        over_selection: share of further clients that are drawn, since some may not be available: of those that are,
-            the first `size` in drawn order take part.
 
     Attributes:
         size: clients in a drawn cohort, max(1, floor(participation · N)).
 
     Raises:
-        ValueError: a share outside (0, 1], a scheduled cohort that is none, or `over_selection` where it does nothing.
+        ValueError: a share outside (0, 1], or a scheduled cohort that is none.
     """
 
     def __init__(
-        self,
-        num_clients: int,
-        participation: float,
-        schedule: Sequence[Sequence[int]] | None,
-        seed: int,
-        availability: Availability | None = None,
-        over_selection: float = 0.0,
+        self, num_clients: int, participation: float, schedule: Sequence[Sequence[int]] | None, seed: int
     ) -> None:
         if not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
@@ -53,31 +41,9 @@ class Cohorts:
                 )
         self.num_clients, self.schedule, self.seed = num_clients, schedule, seed
         self.size = max(1, int(participation * num_clients + 1e-9))
-        check_at_least(0, "0 draws no more than a cohort", over_selection=over_selection)
-        if over_selection and (availability is None or schedule is not None):
-            raise ValueError(
-                f"over_selection draws more clients because some may not be available, got {over_selection} "
-                f"{'without data.availability' if availability is None else 'with data.schedule'}; leave it at 0"
-            )
-        self._availability = availability
-        self._num_asked = min(num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
 
     def __call__(self, round_idx: int) -> list[int]:
-        """The client ids of a round, ascending where they are drawn; those that are available, perhaps none.
-
-        Raises:
-            ValueError: if the schedule has no such round.
-        """
-        if self._availability is None:
-            return self._chosen(round_idx)
-        if self._num_asked == self.size:
-            return self._availability.of(self._chosen(round_idx), round_idx)
-        generator = keyed_numpy(self.seed, "cohort", round_idx)
-        asked = generator.choice(self.num_clients, self._num_asked, replace=False).tolist()
-        return sorted(self._availability.of(asked, round_idx)[: self.size])
-
-    def _chosen(self, round_idx: int) -> list[int]:
-        """The client ids that a schedule names, or that are drawn.
+        """The client ids of a round, ascending where they are drawn.
 
         Raises:
             ValueError: if the schedule has no such round.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -10,21 +10,20 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.availability import Availability
+from fl_lightning.data.availability import AvailableCohorts
 from fl_lightning.data.clients import ClientView, Cohorts
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit, validation_name
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
+from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.renamed import refuses_renamed
-from fl_lightning.utils.settings import check_at_least
-
-Value = TypeVar("Value")
+from fl_lightning.utils.settings import agreed, check_at_least
 
 
 class FederatedDataModule(LightningDataModule):
@@ -102,8 +101,10 @@ class FederatedDataModule(LightningDataModule):
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
         sampling_seed = seed if sampling_seed is None else sampling_seed
-        found = None if availability is None else Availability(availability, num_clients, sampling_seed)
-        self.cohort = Cohorts(num_clients, participation, schedule, sampling_seed, found, over_selection)
+        drawn = (num_clients, participation, schedule, sampling_seed)
+        self.cohort = Cohorts(*drawn)
+        if availability is not None or over_selection:
+            self.cohort = AvailableCohorts(availability, over_selection, *drawn)
         self.availability, self.over_selection = availability, over_selection
         self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
@@ -117,6 +118,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
+        self.samples = ClientSamples([], None, None, seed)
         self._pool = np.arange(0)
 
     @classmethod
@@ -280,7 +282,9 @@ class FederatedDataModule(LightningDataModule):
         """
         if split not in self._clients:
             if split == "train":
-                self._clients["train"] = self._divide()
+                dealt = self._divide()
+                self.samples = ClientSamples(dealt, self._splits["train"].labels, self.num_classes, self.seed)
+                self._clients["train"] = self.samples.current
             elif split == "test":
                 self.client_indices("train", 0)
                 self._clients["test"] = self._divide_test()
@@ -331,7 +335,7 @@ class FederatedDataModule(LightningDataModule):
         """Deal each client's own test set by the partition; without test samples they have none."""
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
-        train = [part.numpy() for part in self._clients["train"]]
+        train = [part.numpy() for part in self.samples.dealt]
         samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
@@ -339,11 +343,7 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64.
-
-        Raises:
-            ValueError: if the samples have no classes.
-        """
+        """Training samples of each client and class, (N, C) int64; errors are those of `count_labels`."""
         self.client_indices("train", 0)
         return self.count_labels(self._clients["train"])
 
@@ -368,10 +368,30 @@ class FederatedDataModule(LightningDataModule):
     def views(self) -> Callable[[int, int], ClientView]:
         """Every client's data, as `(client_id, round_idx) -> ClientView`."""
         self.client_indices("train", 0)
-        indices = {client_id: {"train": part} for client_id, part in enumerate(self._clients["train"])}
-        return partial(ClientView, self, self._splits["train"], indices)
+        return partial(ClientView, self, self._splits["train"], self.samples.views)
+
+    def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
+        """Let a client have only `count` of its training samples of a class from now on; None: all it was dealt.
+
+        To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
+        only; the client's test samples stay. The counts are part of every checkpoint.
+
+        Raises:
+            ValueError: no such client or class, or a count that is not in [0, the samples dealt].
+        """
+        self.client_indices("train", 0)
+        self.samples.set_count(client_id, class_idx, count)
+        self.__dict__.pop("label_counts", None)
 
     # --- Lightning -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.samples.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.client_indices("train", 0)
+        self.samples.load_state_dict(state_dict)
+        self.__dict__.pop("label_counts", None)
 
     def train_dataloader(self) -> Any:
         return RoundLoader(self.cohort_size)
@@ -399,14 +419,3 @@ class FederatedDataModule(LightningDataModule):
         """This process's evaluation batches of a split."""
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)
-
-
-def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """Choose the value of a setting that the user gave or the source knows; where both do, it must be the same.
-
-    >>> agreed("num_classes", None, 10)
-    10
-    """
-    if given is not None and known is not None and given != known:
-        raise ValueError(f"data.{name} must be that of the source ({known}), got {given}; leave it unset")
-    return known if given is None else given

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from fl_lightning.aggregation import PartialAggregate
 from fl_lightning.distributed.communicator import Communicator
+from fl_lightning.distributed.watch import RemoteError
 from fl_lightning.functional.state import StateSum
 from fl_lightning.types import ClientUpdate, State
-
-
-class RemoteError(RuntimeError):
-    """Error for a failure in another process; names its rank and the cause."""
+from fl_lightning.utils.life import LIFE
 
 
 class ProcessCommunicator(Communicator):
@@ -28,7 +26,8 @@ class ProcessCommunicator(Communicator):
 
     def gather(self, value: Any) -> list[Any]:
         out: list[Any] = [None] * self.world
-        dist.all_gather_object(out, value)
+        with LIFE.waiting():
+            dist.all_gather_object(out, value)
         return out
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
@@ -71,7 +70,8 @@ class ProcessCommunicator(Communicator):
             total = out[key] = sums[key] if key in sums else StateSum.zeros(union[key], self.device)
             total.weigh(to_device(weights[key], self.device))
             for vector in (total.flat[dtype] for dtype in sorted(total.flat, key=str)):
-                dist.all_reduce(vector)
+                with LIFE.waiting():
+                    dist.all_reduce(vector)
         return out
 
     def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
@@ -88,12 +88,14 @@ class ProcessCommunicator(Communicator):
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             there = tensor.detach().to(self.device).contiguous()
-            dist.broadcast(there, 0)
+            with LIFE.waiting():
+                dist.broadcast(there, 0)
             tensor.detach().copy_(there)
 
     def gather_to_root(self, value: Any) -> list[Any]:
         out: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(value, out, 0)
+        with LIFE.waiting():
+            dist.gather_object(value, out, 0)
         return out or []
 
     def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:

@@ -1,15 +1,78 @@
 """Strategy that spreads the clients of a round over processes; no gradient is ever synchronised."""
 
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
 import torch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
+
+from fl_lightning.distributed.launcher import WatchedLauncher, end_all, leave
+from fl_lightning.distributed.watch import Watch
+from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.settings import check_above
+
+WHOLE_ROUND = timedelta(days=1)
+"""Longest time that a process waits for the others: the watch ends a run much earlier where one is silent."""
 
 
 class ClientParallelStrategy(DDPStrategy):
     """Each process trains its share of the cohort; sums of weights cross once per exchange.
 
     Registered as `client_parallel` (one script per process), `client_parallel_spawn`, `client_parallel_fork` and
-    `client_parallel_notebook` (processes started from the running one).
+    `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
+
+    Args:
+        process_timeout: seconds between two signs of life (a client, a batch) of a process for which others wait;
+            longer ends the run.
+        timeout: of one collective.
+        kwargs: of Lightning's DDPStrategy.
     """
+
+    def __init__(self, process_timeout: float = 600.0, timeout: timedelta | None = WHOLE_ROUND, **kwargs: Any) -> None:
+        check_above(0, process_timeout=process_timeout)
+        super().__init__(timeout=timeout, **kwargs)
+        self.process_timeout = process_timeout
+        self.watch: Watch | None = None
+        self.mail: Path | None = None
+        self.starts_all = kwargs.get("start_method", "popen") != "popen"
+        self._children: list[Any] = []  # that this process has started
+
+    @property
+    def launcher(self) -> Any:
+        found = super().launcher
+        return found if found is None else WatchedLauncher(found, self)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self.world_size > 1:
+            starter = None if self.mail is None else os.getppid()
+            self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
+            if self.mail is None and self.launcher is not None:
+                self._children += self.launcher.procs
+                self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
+
+    def _last_word(self, error: BaseException) -> None:
+        """Say why the run ends, in place of the main thread, which is stuck."""
+        if self.watch is None:
+            return
+        if self.mail is not None:
+            leave(self.mail, self.watch.rank, error)
+        elif self.watch.reports:
+            sys.stderr.write(f"fl-lightning: error: {error}\n")
+            sys.stderr.flush()
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        end_all(self._children)
+
+    def teardown(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = None
+        super().teardown()
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped.
@@ -22,6 +85,36 @@ class ClientParallelStrategy(DDPStrategy):
                 "processes train different clients, whose BatchNorm must not be synchronised, got SyncBatchNorm; leave "
                 "trainer.sync_batchnorm unset"
             )
+
+    # --- signs of life -----------------------------------------------------------------------------------------
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        with LIFE.waiting():
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        with LIFE.waiting():
+            return super().broadcast(obj, src)
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        with LIFE.waiting():
+            return super().reduce(*args, **kwargs)
+
+    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        with LIFE.waiting():
+            return super().all_gather(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        LIFE.count += 1
+        return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        LIFE.count += 1
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        LIFE.count += 1
+        return super().predict_step(*args, **kwargs)
 
 
 for suffix, method in {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}.items():

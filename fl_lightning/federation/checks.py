@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    SpikeDetection,
     StochasticWeightAveraging,
 )
 from torch.optim import Optimizer
@@ -30,11 +31,12 @@ REFUSED: dict[type[Callback], str] = {
         "leave it out, or take EMAWeightAveraging, which averages over rounds, or FedEXP, which averages the last two"
     ),
     LearningRateFinder: (
-        "(Tuner.lr_find) tries learning rates of the optimizer that the Trainer steps, which is the server's; try some "
-        "of the clients' in a loop over model.client.optimizer.lr, a round or two each"
+        "(Tuner.lr_find) tries learning rates of the optimizer that the Trainer steps, which is the server's; leave "
+        "it out, and compare short runs with several model.client.optimizer.lr"
     ),
     BatchSizeFinder: (
-        "(Tuner.scale_batch_size) tries sizes of the Trainer's batch, which is a round; set data.batch_size"
+        "(Tuner.scale_batch_size) tries sizes of the Trainer's batch, which is a round; leave it out, and set "
+        "data.batch_size"
     ),
     BaseFinetuning: (
         "adds what it unfreezes to the optimizer that the Trainer steps, which is the server's; freeze and unfreeze "
@@ -44,7 +46,11 @@ REFUSED: dict[type[Callback], str] = {
         "replaces parameters, which are then not those that the clients share; prune the trained client.ckpt"
     ),
     GradientAccumulationScheduler: (
-        "counts the Trainer's batches, of which a round has one; set model.accumulate_grad_batches"
+        "counts the Trainer's batches, of which a round has one; leave it out, and set model.accumulate_grad_batches"
+    ),
+    SpikeDetection: (
+        "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
+        "model.max_update_norm"
     ),
 }
 """Callbacks that have no meaning in a federation, and what to do instead."""
@@ -61,6 +67,7 @@ def check_trainer(trainer: Trainer) -> None:
     """
     overfit = getattr(trainer, "overfit_batches", 0)
     processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
     sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
     rules: list[tuple[bool, str]] = [
         (
@@ -90,9 +97,9 @@ def check_trainer(trainer: Trainer) -> None:
             f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
         ),
         (
-            isinstance(trainer.val_check_interval, float) and trainer.val_check_interval < 1,
+            interval is None or (isinstance(interval, float) and interval < 1),
             f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
-            f"{trainer.val_check_interval}; use trainer.check_val_every_n_epoch to evaluate less often",
+            f"{'a time' if interval is None else interval}; use trainer.check_val_every_n_epoch to evaluate less often",
         ),
         (
             bool(overfit),

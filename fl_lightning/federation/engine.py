@@ -19,6 +19,7 @@ from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.federation.structure import Structure
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
+from fl_lightning.utils.life import LIFE
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
 """Callables by hook name: `on_client_start(client_id)` and `on_client_epoch_end(client_id, epoch)`."""
@@ -60,7 +61,7 @@ class SequentialEngine:
         self.services, self.transient = services or ClientServices(), self.weights.transient
         self.transient.place()
         self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
-        self._receives = overridden(client, "receive", ClientModule)
+        self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._structure = Structure(client, self.weights.entries, self.weights.tied)
         self._noted = False
         self._last_start: object = None
@@ -73,7 +74,7 @@ class SequentialEngine:
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
-        self._structure.note_frozen()
+        self._structure.begin()
         try:
             with attach_services(self.modules, self.services.methods):
                 for job in jobs:
@@ -81,7 +82,6 @@ class SequentialEngine:
                         result = self._train(exchange, job)
                     except Exception as error:
                         raise client_error(job.client_id, job.broadcast.round_idx, error) from error
-                    self._structure.restore_frozen()
                     yield result
         except GeneratorExit:  # the caller takes no more results
             self.services.logged.clear()
@@ -91,7 +91,6 @@ class SequentialEngine:
             self.services.untoggle_optimizer(None)
             self._structure.restore()
             self.weights.load(self.weights.frozen.idle)  # which no client is given anew
-            self._structure.restore_frozen()
             self.local.forget_optimizers()
             raise
         finally:
@@ -115,14 +114,15 @@ class SequentialEngine:
         found = hooks.get("on_client_epoch_end", ())
         told = [partial(hook, job.client_id) for hook in found] if found else ()
         local.train(job.data, exchange, neutral, told)
-        extras = client.reply(exchange, job.data)
+        extras = client.reply(exchange, job.data) if self._replies else {}
         if not isinstance(extras, Mapping):
             raise TypeError(
                 f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
                 f"return {{}} for nothing"
             )
         self._structure.check()
-        weights.frozen.check()
+        if weights.freezes:
+            weights.frozen.check()
         if not self._noted:
             self._noted = True
             self.transient.find_new()
@@ -141,6 +141,7 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
+        LIFE.client_id, LIFE.round_idx, LIFE.count = job.client_id, job.broadcast.round_idx, LIFE.count + 1
         start = job.broadcast.weights if job.start is None else job.start
         if start is None or start is not self._last_start or job.personal is not None:
             self._weights_token = object()

@@ -1,12 +1,13 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torchmetrics import MetricCollection
 
 from fl_lightning.client.checks import num_arguments
 from fl_lightning.client.hooks import overridden
@@ -15,9 +16,12 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
-from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.functional.state import raised
+from fl_lightning.metrics import ALMA, ClassifierScores
 from fl_lightning.types import Broadcast, ClientJob, State
 
 
@@ -31,9 +35,11 @@ class Evaluation:
         services: attached to the client's modules; they take what is logged in evaluation.
         recorder: is told the class accuracies.
         communicator: to add up the processes' counts.
+        metrics: the user's own, evaluated besides; or None.
 
     Attributes:
         before: the global weights while others are evaluated in their place, else None.
+        inspection: evaluates clients in the middle of a round, for monitors.
     """
 
     def __init__(
@@ -44,15 +50,17 @@ class Evaluation:
         services: ClientServices,
         recorder: Recorder,
         communicator: Communicator,
+        metrics: MetricCollection | None = None,
     ) -> None:
         self.engine, self.client, self.weights, self.modules = engine, engine.client, engine.weights, engine.modules
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
+        self.metrics, self.inspection = metrics, Inspection(engine, data)
         self.before: State | None = None
         classifies = self.client.module is None and data.num_classes is not None
         self._several = bool(data.further_validation)
         device = communicator.device
-        self._accuracy = ClasswiseAccuracy(data.num_classes or 0).to(device) if classifies else None
+        self._accuracy = ClassifierScores(data.num_classes or 0).to(device) if classifies else None
 
     def start(self) -> None:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
@@ -64,6 +72,8 @@ class Evaluation:
         self.services.logged.clear()
         if self._accuracy is not None:
             self._accuracy.reset()
+        if self.metrics is not None:
+            self.metrics.reset()
         if not weights.shared:
             return  # there is no global model
         live = weights.live(weights.shared)
@@ -79,8 +89,14 @@ class Evaluation:
         batch, module = self.transfer(batch), self.client.module
         if self._accuracy is not None:
             x, y = batch
-            self._accuracy.update(self.client(x), y)
-        elif module is not None and overridden(module, f"{kind}_step"):
+            logits = self.client(x)
+            self._accuracy.update(logits, y)
+            if self.metrics is not None:
+                self.metrics.update(raised(logits), y)
+            return None
+        if self.metrics is not None:
+            update(self.metrics, batch, self.client)
+        if module is not None and overridden(module, f"{kind}_step"):
             self.services.begin_batch(batch)
             if self._several:
                 self.services.begin_loader(f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else "")
@@ -127,9 +143,13 @@ class Evaluation:
         logged = self.services.logged
         gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
         values = logged.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
-        if self._accuracy is None or not self.weights.shared:
+        if not self.weights.shared:
             return values
-        result = self._accuracy.compute().cpu()
+        if self.metrics is not None:
+            values |= values_of(computed(self.metrics), prefix, self.class_names)
+        if self._accuracy is None:
+            return values
+        result = computed(self._accuracy).cpu()
         self.recorder.evaluated(result[:-2])
         *by_class, accuracy, loss = result.tolist()
         own = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
@@ -137,18 +157,23 @@ class Evaluation:
         return own | values
 
     @torch.no_grad()
-    def alma(self, round_idx: int, server: Server, initial_personal: Callable[[int], State | None]) -> float:
-        """Compute the mean over all clients of the accuracy, on its own test split, of what each would deploy.
+    def alma(self, round_idx: int, server: Server, initial_personal: Callable[[int], State | None]) -> dict[str, float]:
+        """Evaluate, on each client's own test split, what it would deploy.
 
         Args:
             round_idx: of the round.
             server: has the store of the clients' memory and personal entries.
             initial_personal: `client_id -> ` its personal entries before its first training.
+
+        Returns:
+            Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
-        accuracies, store = [], server.store
+        store, device = server.store, self.communicator.device
         mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
         before = self.weights.snapshot(self.weights.entries)
         start = {name: before[name] for name in self.weights.shared}
+        accuracy, own = ALMA(server.num_clients).to(device), None if self.metrics is None else alone(self.metrics)
+        found: dict[int, dict[str, float]] = {}
         try:
             for client_id in mine:
                 local = self.data.view(client_id, round_idx)
@@ -160,20 +185,24 @@ class Evaluation:
                 self.engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
                 self.client.eval()
                 predict = self.client.deployed()
-                batches = map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size))
-                hits: list[Tensor] = [predict(x).argmax(1) == y for x, y in batches]
-                accuracies.append(torch.cat(hits).double().mean())
+                for x, y in map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size)):
+                    logits = predict(x)
+                    accuracy.update(logits, y, client_id)
+                    if own is not None:
+                        own.update(raised(logits), y)
+                if own is not None:
+                    found[client_id] = values_of(own.compute(), "local", self.class_names)
+                    own.reset()
         finally:
             self.weights.load(before)
             self.engine.local.restore_modes()
-        here = [float(accuracy) for accuracy in accuracies]
-        found = [accuracy for part in self.communicator.gather(here) for accuracy in part]
-        return math.fsum(found) / len(found) if found else float("nan")
+        values = {"local/alma": float(computed(accuracy))}
+        return values if own is None else values | self._means(found)
 
-
-def class_names(data: FederatedDataModule) -> list[str]:
-    """Name the classes for log keys: by the data's names, else by numbers."""
-    names = getattr(data.source, "class_names", None)
-    count = data.num_classes or 0
-    width = max(2, len(str(count - 1)))
-    return [str(name).replace("/", "-") for name in names or [f"{c:0{width}d}" for c in range(count)]]
+    def _means(self, found: dict[int, dict[str, float]]) -> dict[str, float]:
+        """Mean over the clients of all processes, by name; a value that is not defined for a client is left out."""
+        columns: dict[str, list[float]] = defaultdict(list)
+        for values in (values for part in self.communicator.gather(found) for values in part.values()):
+            for name, value in values.items():
+                columns[name] += [] if math.isnan(value) else [value]
+        return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}

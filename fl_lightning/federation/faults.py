@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import fl_lightning
+from fl_lightning.aggregation.guard import Wrong
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
@@ -81,31 +82,17 @@ class FaultSettings:
         """True where clients may be left out."""
         return "skip" in (self.nonfinite, self.on_error)
 
-
-class Patience:
-    """Ends a run whose every client is skipped, round after round.
-
-    Args:
-        rounds: in a row that end it.
-    """
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self._in_a_row = rounds, 0
-
-    def end_round(self, round_idx: int, size: int, skipped: list[Fault], lost: str) -> None:
-        """Count a round with a cohort of `size` clients; `lost` says why it was, or is empty.
+    def check_patience(self, in_a_row: int, round_idx: int, reason: str) -> None:
+        """End a run in which every client was skipped, round after round, for the last time for this reason.
 
         Raises:
-            FaultError: naming the last reason.
+            FaultError: after `patience` rounds.
         """
-        everyone = len(skipped) >= size
-        self._in_a_row = self._in_a_row + 1 if everyone else 0
-        if self._in_a_row >= self.rounds:
-            many = f"{self.rounds} round{'s' * (self.rounds != 1)}"
-            last = f": {skipped[-1].reason if skipped else lost}"
+        if in_a_row >= self.patience:
+            many = f"{self.patience} round{'s' * (self.patience != 1)}"
             raise FaultError(
-                f"every client was skipped for {many} in a row (model.patience), up to round {round_idx}{last}; mend "
-                f"that, or raise model.patience"
+                f"every client was skipped for {many} in a row (model.patience), up to round {round_idx}: {reason}; "
+                f"mend that, or raise model.patience"
             )
 
 
@@ -122,10 +109,15 @@ def client_error(client_id: int, round_idx: int, error: Exception) -> ClientErro
     return ClientError(sentence, client_id, f"{kind}{said}{at}")
 
 
-def as_raised(error: ClientError) -> Exception:
+def as_raised(error: Exception) -> Exception:
     """Give the error of a run that ends with it: a ValueError or TypeError of the package's own checks stays one."""
     cause = error.__cause__
-    if isinstance(cause, Exception) and type(cause) in (ValueError, TypeError) and place_of(cause)[1]:
+    if (
+        isinstance(error, ClientError)
+        and isinstance(cause, Exception)
+        and type(cause) in (ValueError, TypeError)
+        and place_of(cause)[1]
+    ):
         found = type(cause)(str(error))
         found.__cause__ = cause
         return found
@@ -192,3 +184,45 @@ def skipped_of(round_idx: int, reasons: dict[int, str], cohort: Iterable[int], l
     if lost:
         reasons = {client_id: reasons.get(client_id, lost) for client_id in cohort}
     return [Fault(round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
+
+
+def too_few(left: int, least: int, reason: str = "") -> str:
+    """Say that a round has fewer clients than it needs, and why the last one is not among them."""
+    return f"{left} clients took part, fewer than model.min_clients={least}{f'; {reason}' if reason else ''}"
+
+
+def judge(
+    wrong: Iterable[Wrong], round_idx: int, names: tuple[str, str], max_norm: float | None
+) -> tuple[dict[int, str], list[str]]:
+    """Say who is at fault for values that must not become the model.
+
+    Args:
+        wrong: the values.
+        round_idx: of their round.
+        names: of the rule and the server module.
+        max_norm: of an update.
+
+    Returns:
+        What the clients at fault did, by client id; and what is wrong with the rule's weights and the aggregate.
+    """
+    broken: dict[int, str] = {}
+    faults: list[str] = []
+    for client_id, kind, value in wrong:
+        if kind == "weight":
+            faults.append(
+                f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, got "
+                f"{value} in round {round_idx}; mend its weight()"
+            )
+        elif kind == "norm":
+            said = (
+                f"returned an update of norm {value:.4g} in round {round_idx}, above model.max_update_norm={max_norm}"
+            )
+            broken.setdefault(client_id, said)
+        elif client_id >= 0:
+            broken[client_id] = f"returned NaN or infinite values in round {round_idx}"
+        elif not faults:
+            faults.append(
+                f"the new global weights must be finite, but {names[0]} and {names[1]} made NaN or infinite values of "
+                f"finite updates in round {round_idx}; lower the rule's step, or take another aggregator"
+            )
+    return broken, faults

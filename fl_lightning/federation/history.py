@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+BY_CLASS = "/acc_class/"
+"""Part of the log key of one class's accuracy; the class's name follows it."""
+
 ROWS_AT_ONCE = 256
 """Largest number of rows that wait to be laid out."""
 

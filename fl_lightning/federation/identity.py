@@ -22,9 +22,10 @@ FREE_OF_TRAINER = (
     *("logger", "callbacks", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar"),
     *("enable_model_summary", "enable_autolog_hparams", "num_sanity_val_steps", "profiler", "detect_anomaly"),
 )
-FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout")
+FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout", "metrics")
 FREE = {
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
+    "plots",
     *(f"trainer.{name}" for name in FREE_OF_TRAINER),
     *(f"model.{name}" for name in FREE_OF_MODEL),
 }
@@ -99,8 +100,7 @@ class RunIdentity:
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if trainer.state.fn == "fit":
-            samples = [data.client_indices("train", client_id) for client_id in range(data.num_clients)]
-            found["data.clients"] = digest_of(samples)
+            found["data.clients"] = digest_of(data.samples.dealt)
         self.objects = found
 
     def state_dict(self) -> dict[str, Settings]:

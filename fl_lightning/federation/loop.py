@@ -28,13 +28,15 @@ from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation import checks
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError, Patience
+from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.hyperparameters import final_key, hyperparameters, log_final
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.plateau import Plateau
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, bytes_of_sets
+from fl_lightning.federation.recorder import Recorder, bytes_of_sets
+from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
+from fl_lightning.federation.tolerance import TolerantRound
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import as_list, check_at_least
@@ -83,6 +85,8 @@ class FederatedLoop(Forwarding):
         store: where clients keep their memory and personal entries between rounds; None: up to 4 GB in host memory,
             beyond in files of the run's folder.
         server_module: the method's server side; None: the client's `server_class`.
+        metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
+            model (`global/NAME`), and with `alma_every` on each client's (`local/NAME`, the mean over clients).
         plateau: `ReduceLROnPlateau` of the client's `configure_optimizers` is stepped once a round with the value of
             its monitor, for all clients (`server`), left out (`drop`) or refused (`error`).
 
@@ -128,6 +132,7 @@ class FederatedLoop(Forwarding):
         store: ClientStore | None = None,
         server_module: ServerModule | None = None,
         keep: str | list[str] | None = None,
+        metrics: Metrics | None = None,
         plateau: Literal["server", "drop", "error"] = "server",
     ) -> None:
         super().__init__()
@@ -144,13 +149,14 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self._patience, self.skipped, self.identity = Patience(patience), list[Fault](), RunIdentity()
+        self.skipped, self.identity, self._fruitless = list[Fault](), RunIdentity(), 0
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
         self.plateau = Plateau(plateau)
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
+        self.metrics = as_collection(metrics)
         # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
         self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services = ClientServices(), ClientServices(False)
@@ -210,6 +216,7 @@ class FederatedLoop(Forwarding):
                 self._evaluation_services,
                 self.recorder,
                 current_communicator(self.device),
+                self.metrics,
             )
         return self._evaluation
 
@@ -328,7 +335,7 @@ class FederatedLoop(Forwarding):
         except Exception as problem:
             error = problem
         processes.all_gather_or_raise(None, error)
-        self._round = Round(
+        self._round = (TolerantRound if self.faults.on_error == "skip" else Round)(
             client=self.client,
             engine=self.engine,
             server=self.server,
@@ -336,12 +343,13 @@ class FederatedLoop(Forwarding):
             server_module=self.server_module,
             aggregator=self.aggregator,
             guard=self.guard,
-            faults=self.faults,
+            min_clients=self.faults.min_clients,
+            counts_skipped=self.faults.skips,
             transforms=self.transforms,
             communicator=processes,
             store=self.store,
             recorder=self.recorder,
-            traffic=TrafficCounter(self.weights.live(self.weights.shared)),
+            traffic=self.recorder.count_traffic(self.weights.live(self.weights.shared)),
             initial_personal=self._initial_personal_of if self.weights.personal else None,
             view=self.data.views(),
             hooks=self._client_hooks,
@@ -393,7 +401,8 @@ class FederatedLoop(Forwarding):
         round_, round_idx = built(self._round), self.current_epoch
         weights = round_.weights
         region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        weights.begin_round(checks.keeps_state(self.server_module, self.aggregator, self.server_optimizer))
+        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        weights.begin_round(stateful)
         with region, torch.enable_grad(), self._transaction(round_) as begun:
             before, cohort = begun.entries, self.data.cohort(round_idx)
             start = {name: before[name] for name in weights.shared} if weights.personal else before
@@ -405,15 +414,20 @@ class FederatedLoop(Forwarding):
                 begun.restore()
             stepped = self._step(start, result.weights)
             if stepped is None:
-                round_.give_up(cohort, result, self._overflow(round_idx))
+                round_.give_up(result, self._overflow(round_idx))
                 begun.restore()
-            self.skipped = result.skipped
-            self._patience.end_round(round_idx, len(cohort), self.skipped, result.lost)
+            self.skipped, everyone = result.skipped, len(result.skipped) >= len(cohort)
+            self._fruitless = self._fruitless + 1 if everyone else 0
+            if everyone:
+                reason = result.skipped[-1].reason if result.skipped else result.lost
+                self.faults.check_patience(self._fruitless, round_idx, reason)
             new = before | (result.personal or {}) | (stepped or {})
-            weights.load({name: new[name] for name in new if name not in weights.frozen.idle})
+            if idle := weights.frozen.idle:
+                new = {name: value for name, value in new.items() if name not in idle}
+            weights.load(new)
             if result.records:
                 self.store.put(result.records, round_idx)
-            if not result.lost:
+            if weights.freezes and not result.lost:
                 weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
         if round_idx == 0:
             needs = self.client.needs | self.server_module.needs | self.aggregator.needs
@@ -462,7 +476,7 @@ class FederatedLoop(Forwarding):
         round_idx = self.current_epoch
         every = self.alma_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0:
-            self.recorder.add({"local/alma": self.evaluation.alma(round_idx, self.server, self._initial_personal_of)})
+            self.recorder.add(self.evaluation.alma(round_idx, self.server, self._initial_personal_of))
             self._publish()
         self.recorder.keep_round(round_idx)
 
@@ -523,8 +537,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                alma = self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
-                values["local/alma"] = alma
+                values |= self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
             self.log_dict(values)
             return
         self._final_key = final_key(values) or ""

@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.client.services import MetricAccumulator
@@ -14,6 +13,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.types import Broadcast, ClientUpdate, State
 
 Bytes = dict[tuple[str, str], int]
@@ -31,6 +31,7 @@ class Recorder:
         evaluated_rounds: rounds up to and with the one that was evaluated last.
         history: the rows of all rounds; of a run that is continued those that its metrics.csv has.
         logged: values of the round under way.
+        traffic: counts this process's bytes of the round under way.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Recorder:
         self._chain, self._chained = b"", 0  # digest of the rows of so many rounds
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
+        self.traffic = TrafficCounter({})
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -55,6 +57,11 @@ class Recorder:
             reduce: `mean`, `sum`, `max` or `min` over the round.
         """
         self.logged.log(key, value, weight, reduce)
+
+    def count_traffic(self, shared: State) -> "TrafficCounter":
+        """Make the counter of a run, `traffic`, for messages that carry these shared entries."""
+        self.traffic = TrafficCounter(shared)
+        return self.traffic
 
     def discard_round(self) -> None:
         """Forget the round under way and the row before it (the round failed)."""
@@ -148,28 +155,6 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
     return sha256(digest + repr(sorted(known.items())).encode()).digest()
 
 
-def traffic(weights: State | None, extras: Mapping[str, Any]) -> int:
-    """Count 4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
-
-    Args:
-        weights: shared entries, or None.
-        extras: tensors, numbers and (nested) dicts or lists of them.
-
-    Returns:
-        Bytes.
-    """
-    entries = sum(value.numel() for value in (weights or {}).values() if value.is_floating_point())
-    return entries * 4 + (_floats(extras) * 4 if extras else 0)
-
-
-def _floats(value: Any) -> int:
-    """Count the floats in a nest, those in its tensors included."""
-    found: list[int] = []
-    apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
-    apply_to_collection(value, float, lambda _: found.append(1))
-    return sum(found)
-
-
 class TrafficCounter:
     """Counts the bytes of a round's messages by exchange.
 
@@ -189,6 +174,10 @@ class TrafficCounter:
         if weights is not None or message.extras:
             known += traffic(weights, message.extras)
         self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
+
+    def total(self, key: str) -> int:
+        """Bytes of the round so far under a key, over all exchanges."""
+        return sum(moved for (name, _), moved in self._bytes.items() if name == key)
 
     def take(self) -> Bytes:
         """Hand over the bytes of this process since the last call, by log key and exchange."""

@@ -67,7 +67,8 @@ class GlobalWeights:
         """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
-        self._kept, self._flags = kept, list[bool]()
+        self._kept, self._flags, self.freezes = kept, list[bool](), True
+        """Whether some entry does not require a gradient."""
         self._find_trainable()
         self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept})
         self.travelling = self.shared
@@ -78,24 +79,26 @@ class GlobalWeights:
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
 
-    def begin_round(self, stateful: str = "") -> None:
+    def begin_round(self, stateful: Callable[[], str]) -> None:
         """Find out what is trained from now on, and what travels.
 
         Args:
-            stateful: who keeps a state of the trained entries, empty: nobody. What was trained at the start then goes
-                on travelling, and nothing may come to be trained.
+            stateful: says who keeps a state of the trained entries, empty: nobody. What was trained at the start then
+                goes on travelling, and nothing may come to be trained.
 
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
         flags = [value.requires_grad for value in self._parameters.values()]
+        if flags == self._flags and not self.freezes:
+            return
         if flags != self._flags:
-            self._flags = flags
-            if not stateful:
+            self._flags, self.freezes, owner = flags, not all(flags), stateful()
+            if not owner:
                 self._find_trainable()
             elif new := self.frozen.trained - set(self.trainable):
                 raise ValueError(
-                    f"{stateful} keeps a state of the entries that are trained, so that none may be unfrozen later, "
+                    f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
                     f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
                 )
         self.frozen.begin_round(self.trainable)

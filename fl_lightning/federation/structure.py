@@ -37,8 +37,12 @@ class Structure:
         ]
         self._flags: list[tuple[nn.Parameter, bool]] = []
 
+    def begin(self) -> None:
+        """Note which parameters require a gradient."""
+        self._flags = [(parameter, parameter.requires_grad) for parameter in self._client.parameters()]
+
     def check(self) -> None:
-        """Refuse a module whose entries are not those that it had.
+        """Refuse a module whose entries are not those that it had, and undo what a client froze or unfroze.
 
         Raises:
             ValueError: naming the entry.
@@ -65,6 +69,9 @@ class Structure:
                 )
         if len(state) < len(layout) and (missing := [name for name in layout if name not in state]):
             raise ValueError(f"the client's entries must stay in training, but {missing[0]!r} is gone; keep it")
+        for parameter, flag in self._flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
 
     def restore(self) -> None:
         """Undo what a client did to the structure; the entries' values are to be loaded anew."""
@@ -85,6 +92,8 @@ class Structure:
                     setattr(owner, attribute, parameter)
             elif now is None or (now.shape, now.dtype, now.device) != (shape, dtype, device):
                 setattr(owner, attribute, torch.zeros(shape, dtype=dtype, device=device))
+        for parameter, flag in self._flags:
+            parameter.requires_grad_(flag)
 
     def _remove(self, name: str) -> None:
         """Set an entry that came to be, or the module that brought it, to None."""
@@ -96,13 +105,3 @@ class Structure:
         owner = self._client.get_submodule(".".join(path[:-1]))
         if getattr(owner, path[-1], None) is not None:
             setattr(owner, path[-1], None)
-
-    def note_frozen(self) -> None:
-        """Note which parameters require a gradient."""
-        self._flags = [(parameter, parameter.requires_grad) for parameter in self._client.parameters()]
-
-    def restore_frozen(self) -> None:
-        """Undo what a client froze or unfroze."""
-        for parameter, flag in self._flags:
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)

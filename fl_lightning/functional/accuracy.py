@@ -1,7 +1,78 @@
-"""Measures of class-wise accuracies: their shape, their change, and how they fit a class distribution."""
+"""Class-wise accuracies: how they are counted, their shape, their change, how they fit a class distribution."""
 
 import torch
 from torch import Tensor
+
+from fl_lightning.functional.classes import ClassSplit
+
+
+def class_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Right answers and samples of each class.
+
+    Args:
+        preds: scores (B, C, ...), whose largest along dimension 1 is the answer; or classes (B, ...), integers.
+        target: class of each sample, (B, ...) integers in 0 ... C-1.
+        num_classes: C.
+
+    Returns:
+        (2, C) float64: hits, samples. Counts of several batches add up.
+
+    Raises:
+        IndexError: a class outside 0 ... C-1 (on the CPU; on a GPU the device asserts).
+        ValueError: as many answers as targets are needed.
+
+    >>> class_counts(torch.tensor([0, 2, 2, 1]), torch.tensor([0, 2, 1, 1]), num_classes=3)
+    tensor([[1., 1., 1.],
+            [1., 2., 1.]], dtype=torch.float64)
+    """
+    answers = preds.argmax(1) if preds.is_floating_point() else preds
+    if answers.shape != target.shape:
+        raise ValueError(
+            f"preds must be scores (B, C, ...) or integer classes (B, ...) of the targets' shape "
+            f"{tuple(target.shape)}, got {tuple(preds.shape)}"
+        )
+    target = target.flatten()
+    hit = (answers.flatten() == target).double()
+    counts = torch.zeros(2, num_classes, dtype=torch.float64, device=target.device)
+    counts[0].index_add_(0, target, hit)
+    counts[1].index_add_(0, target, torch.ones_like(hit))
+    return counts
+
+
+def class_accuracy(counts: Tensor) -> Tensor:
+    """Accuracy of each class, A_c = hits_c / samples_c.
+
+    Args:
+        counts: (..., 2, C), as `class_counts` gives them.
+
+    Returns:
+        (..., C), in [0, 1]; NaN for a class without samples.
+
+    >>> class_accuracy(torch.tensor([[1.0, 0.0, 2.0], [2.0, 0.0, 2.0]]))
+    tensor([0.5000,    nan, 1.0000])
+    """
+    hits, samples = counts.unbind(-2)
+    return hits / samples
+
+
+def group_means(values: Tensor, groups: ClassSplit) -> ClassSplit:
+    """Mean of a value by class over the missing, the non-dominant and the dominant classes of a client.
+
+    FedED calls these classes empty, minority and majority.
+
+    Args:
+        values: of each class, (..., C), such as A_c or τ_c; NaN is left out.
+        groups: masks (..., C) bool, as `class_split` gives them.
+
+    Returns:
+        Three means (...); NaN for a group without a defined value.
+
+    >>> from fl_lightning.functional.classes import class_split
+    >>> split = class_split(torch.tensor([0, 0, 4, 96]), gamma=0.05)
+    >>> [round(float(mean), 2) for mean in group_means(torch.tensor([0.1, 0.3, 0.4, 0.8]), split)]
+    [0.2, 0.4, 0.8]
+    """
+    return ClassSplit(*(values.masked_fill(~mask, torch.nan).nanmean(-1) for mask in groups))
 
 
 def _over_defined(weights: Tensor, accuracy: Tensor) -> Tensor:
@@ -66,8 +137,9 @@ def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
     >>> distribution_distance(torch.tensor([0.6, 0.2]), torch.tensor([0.5, 0.5]))
     tensor(0.5000)
     """
-    normalised = normalised_class_accuracy(accuracy)
-    return (normalised - _over_defined(distribution, accuracy)).masked_fill(accuracy.isnan(), 0.0).abs().sum(-1)
+    undefined = accuracy.isnan()
+    difference = normalised_class_accuracy(accuracy) - _over_defined(distribution, accuracy)
+    return difference.masked_fill(undefined & ~undefined.all(-1, keepdim=True), 0.0).abs().sum(-1)
 
 
 def prediction_consistency(accuracy: Tensor) -> Tensor:

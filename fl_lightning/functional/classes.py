@@ -120,3 +120,21 @@ def complement(distribution: Tensor) -> Tensor:
     tensor([0.0000, 0.5000, 0.5000])
     """
     return (1 - distribution) / (distribution.shape[-1] - 1)
+
+
+def estimated_distribution(probabilities: Tensor) -> Tensor:
+    """Estimated class distribution (EPD) of a model: the mean of its predictions on the transfer set.
+
+    Args:
+        probabilities: predictions, (..., K, C), ≥ 0, each sums to 1.
+
+    Returns:
+        (..., C) float64, sums to 1.
+
+    Source:
+        Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5.
+
+    >>> estimated_distribution(torch.tensor([[0.9, 0.1], [0.5, 0.5]]))
+    tensor([0.7000, 0.3000], dtype=torch.float64)
+    """
+    return probabilities.double().mean(-2)

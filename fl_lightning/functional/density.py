@@ -1,5 +1,6 @@
-"""Ratios of two densities, estimated from samples of both."""
+"""Densities estimated from samples, and ratios of two of them."""
 
+from math import pi
 from typing import NamedTuple
 
 import torch
@@ -47,3 +48,43 @@ class DensityRatio(NamedTuple):
         """r̂(x) = Σ_j α_j k(x, u_j) + Σ_i k(x, x_i) / (mλ): (a, d) -> (a,)."""
         near = gaussian(x, self.known, self.width).sum(1) / (len(self.known) * self.lam)
         return gaussian(x, self.reference, self.width) @ self.alpha + near
+
+
+def kernel_density(x: Tensor, known: Tensor, width: float) -> Tensor:
+    """Gaussian kernel density estimate.
+
+    Args:
+        x: points at which it is estimated, (a, d).
+        known: samples, (n, d), n ≥ 1.
+        width: σ > 0 of the kernel.
+
+    Returns:
+        (a,), integrates to 1.
+
+    >>> kernel_density(torch.tensor([[0.0]]), torch.tensor([[0.0]]), width=1.0)
+    tensor([0.3989])
+    """
+    area: float = (2 * pi * width**2) ** (x.shape[1] / 2)
+    return gaussian(x, known, width).mean(1) / area
+
+
+def angle_density(angles: Tensor, known: Tensor, width: float) -> Tensor:
+    """Gaussian kernel density estimate on the circle: the kernel goes on behind ±π.
+
+    Args:
+        angles: at which it is estimated, (a,) in radians.
+        known: samples, (n,) in radians, n ≥ 1.
+        width: σ of the kernel in radians, in (0, 1].
+
+    Returns:
+        (a,), integrates to 1 over the circle.
+
+    >>> there, behind = angle_density(torch.tensor([3.1, -3.1]), torch.tensor([3.1416]), width=0.1)
+    >>> bool((there - behind).abs() < 1e-3)
+    True
+    """
+    apart = (angles[:, None] - known[None] + pi).remainder(2 * pi) - pi
+    turns = 2 * pi * torch.arange(-1, 2, dtype=angles.dtype, device=angles.device)
+    kernel = (-(apart[..., None] + turns).square() / (2 * width**2)).exp().sum(-1)
+    length: float = (2 * pi * width**2) ** 0.5
+    return kernel.mean(1) / length

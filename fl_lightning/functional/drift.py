@@ -24,9 +24,28 @@ def gradient_diversity(gradients: Tensor) -> Tensor:
     (tensor(4.), tensor(inf))
     """
     gradients = raised(gradients)
-    whole = gradients.mean(0).square().sum()
-    ratio = gradients.square().sum(1).mean() / whole
-    return ratio.masked_fill(whole == 0, torch.inf)
+    return len(gradients) * drift_diversity(gradients.square().sum(), gradients.sum(0))
+
+
+def drift_diversity(squares: Tensor, total: Tensor) -> Tensor:
+    """Drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖², of the sums over K clients; K times it is Λ of the m_k.
+
+    Args:
+        squares: Σ_k ‖m_k‖², ().
+        total: Σ_k m_k, (D,); m_k = w_k − w, what the client moved, or any other vector.
+
+    Returns:
+        (), ≥ 1/K, and 1/K only if all are equal; +inf if they cancel (or are all 0).
+
+    Source:
+        Reported by FedVLS (AAAI 2025); for moves in place of gradients, Λ / K of `gradient_diversity`.
+
+    >>> moves = torch.eye(2)
+    >>> drift_diversity(moves.square().sum(), moves.sum(0))
+    tensor(1.)
+    """
+    whole = total.square().sum()
+    return (squares / whole).masked_fill(whole == 0, torch.inf)
 
 
 def class_gradients(distributions: Tensor, beta: float = 0.0) -> Tensor:
@@ -125,9 +144,41 @@ def preferred_classes(activations: Tensor, target: Tensor, num_classes: int) -> 
     >>> preferred_classes(torch.tensor([[1.0, 0.0], [3.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 0, 1]), num_classes=3)
     tensor([1, 0])
     """
+    return preferred_by_sums(*activation_sums(activations, target, num_classes))
+
+
+def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sum activations over the samples of each class, for `preferred_by_sums`; sums of several batches add up.
+
+    Args:
+        activations: (..., B, n).
+        target: class of each sample, (B,) int64 in 0 ... C-1.
+        num_classes: C.
+
+    Returns:
+        The sums (..., C, n), and the samples of each class (C,), both float64.
+
+    >>> activation_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 1, 1]), num_classes=2)[0].tolist()
+    [[1.0], [6.0]]
+    """
     own = true_class(target, num_classes).T.double()
-    means = own @ activations.double() / own.sum(1, keepdim=True)
-    return means.nan_to_num(nan=-torch.inf).argmax(0)
+    return own @ activations.double(), own.sum(1)
+
+
+def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:
+    """Find what `preferred_classes` does, where activations were summed over batches.
+
+    Args:
+        sums: over the samples of each class, (C, n).
+        samples: of each class, (C,).
+
+    Returns:
+        (n,) int64.
+
+    >>> preferred_by_sums(torch.tensor([[3.0, 1.0], [2.0, 2.0]]), torch.tensor([3.0, 1.0]))
+    tensor([1, 1])
+    """
+    return (sums / samples[:, None]).nan_to_num(nan=-torch.inf).argmax(0)
 
 
 def dead_neurons(activations: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""Summaries of runs and clients: mean and deviation, rounds to a target value, speed-up."""
+"""Summaries of runs and clients: mean and deviation, fairness, rounds to a target value, speed-up."""
 
+import math
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from torch import Tensor
@@ -31,7 +33,75 @@ def mean_std(values: Tensor) -> MeanStd:
     values = raised(values)
     mean = values.mean(0)
     squares = (values - mean).square().sum(0)
-    return MeanStd(mean, (squares / squares.new_tensor(len(values) - 1)).sqrt())
+    return MeanStd(mean, (squares / squares.new_tensor(max(len(values) - 1, 0))).sqrt())
+
+
+class Spread(NamedTuple):
+    """Spread of a value over clients: its standard deviation, and its mean over those with the lowest values."""
+
+    std: Tensor
+    worst: Tensor
+
+
+def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
+    """How unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
+
+    Args:
+        values: accuracy of each client, (n,); NaN (no test samples) is left out.
+        worst_share: share of the clients in (0, 1]; rounded up, so that it is at least one client.
+
+    Returns:
+        Both (): the sample standard deviation (divisor n − 1), NaN for fewer than two clients; the mean over the
+        worst, NaN for none.
+
+    Source:
+        Li et al. 2020, arXiv:1905.10497, Sec. 5 (variance, worst 10 %).
+
+    >>> import torch
+    >>> fairness(torch.tensor([0.5, 0.9, 0.7]), worst_share=0.5)
+    Spread(std=tensor(0.2000), worst=tensor(0.6000))
+    """
+    values = values[~values.isnan()]
+    worst = values.sort().values[: ceil(worst_share * len(values) - 1e-9)]
+    return Spread(mean_std(values).std, mean_std(worst).mean)
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean of the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
+
+    Pairs share what both depend on (seed, clients, cohorts), so that only what the method changes is left.
+
+    Args:
+        values: of a method, one for each seed.
+        baseline: of the method that it is compared with, for the same seeds in the same order.
+        level: share of such intervals that hold the true difference, where the differences are normal; in (0, 1).
+
+    Returns:
+        values − baseline; of one pair the ends are NaN, of none all three.
+
+    >>> [round(value, 3) for value in paired_difference([0.8, 0.7, 0.9], [0.7, 0.7, 0.7])]
+    [0.1, -0.148, 0.348]
+    """
+    from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
+
+    found = [one - other for one, other in zip(values, baseline, strict=True)]
+    n = len(found)
+    if not n:
+        return Interval(math.nan, math.nan, math.nan)
+    mean = math.fsum(found) / n
+    if n == 1:
+        return Interval(mean, math.nan, math.nan)
+    std = math.sqrt(math.fsum((one - mean) ** 2 for one in found) / (n - 1))
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * std / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
 
 
 def rounds_to_target(curve: Sequence[float], target: float) -> int | None:

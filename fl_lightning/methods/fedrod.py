@@ -44,6 +44,7 @@ class FedRoD(ClientModule):
 
     needs = frozenset({"logits"})
     stackable = True
+    personal_head: nn.Module
 
     def __init__(self, gamma: float = 1.0, **base: Any) -> None:
         super().__init__(**base)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
+from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 
@@ -21,11 +22,6 @@ class Fusion(NamedTuple):
     epd: Tensor
     distances: Tensor
     weights: Tensor
-
-
-def class_distributions(knowledge: Tensor) -> Tensor:
-    """Estimated class distributions, the mean predictions (Eq. 5): (N, K, C) -> (N, C)."""
-    return knowledge.double().mean(1)
 
 
 def distances(epd: Tensor, floor: float = 1e-12) -> Tensor:
@@ -71,7 +67,7 @@ class KnFuServer(KnowledgeServer):
             raise ValueError(
                 f"a KnFuServer needs a KnFu client, got {type(client).__name__}; leave model.server_module unset"
             )
-        epd = class_distributions(knowledge)
+        epd = estimated_distribution(knowledge)
         distance = distances(epd)
         weights = fusion_weights(distance, client.beta)
         self.fusion = Fusion(client_ids, epd, distance, weights)

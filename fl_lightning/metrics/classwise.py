@@ -1,63 +1,214 @@
-"""Accuracy of every class, with the overall accuracy and mean cross-entropy, in one pass."""
+"""Metrics of one model's class-wise accuracies."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
-from torchmetrics import Metric
 
+from fl_lightning.functional.accuracy import (
+    class_accuracy,
+    class_counts,
+    class_weighted_accuracy,
+    distribution_distance,
+    group_means,
+    normalised_class_accuracy,
+)
+from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.state import raised
+from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.utils.settings import check_at_least
 
 
-def count_classes(counts: Tensor, logits: Tensor, target: Tensor) -> None:
-    """Add a batch to `counts` in place.
+class ClasswiseAccuracy(FederatedMetric):
+    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$; NaN for a class without samples.
 
-    Args:
-        counts: (2C + 1,) float64: right answers by class, samples by class, and the sum of cross-entropies.
-        logits: (B, C).
-        target: (B,) int64.
-    """
-    logits = raised(logits)
-    classes = logits.shape[1]
-    hit = (logits.argmax(1) == target).double()
-    counts[:classes].index_add_(0, target, hit)
-    counts[classes:-1].index_add_(0, target, torch.ones_like(hit))
-    counts[-1] += F.cross_entropy(logits, target, reduction="sum")
-
-
-def class_accuracies(counts: Tensor) -> Tensor:
-    """Compute the accuracy of every class (NaN without samples), the overall one, the mean loss: (C + 2,) float64.
-
-    >>> class_accuracies(torch.tensor([1, 3, 2, 3, 4.0], dtype=torch.float64))
-    tensor([0.5000, 1.0000, 0.8000, 0.8000], dtype=torch.float64)
-    """
-    correct, total = counts[:-1].view(2, -1)
-    overall = torch.stack([correct.sum(), counts[-1]]) / total.sum()
-    return torch.cat([correct / total, overall])
-
-
-class ClasswiseAccuracy(Metric):
-    """A_c, the share of class c's samples that are recognised, the accuracy, and the mean cross-entropy.
+    `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...); `compute` gives (C,) float64.
+    The class-wise metrics share their states in a `MetricCollection`; `ClasswiseWrapper` names the classes.
 
     Args:
-        num_classes: C.
+        num_classes: C ≥ 1.
         kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ClasswiseAccuracy(num_classes=3)
+    >>> metric.update(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
+    >>> metric.compute()
+    tensor([1.0000, 0.5000,    nan], dtype=torch.float64)
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    counts: Tensor
+    higher_is_better: bool | None = True
+    plot_legend_name = "class"
+    class_counts: Tensor
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("counts", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
+        check_at_least(1, num_classes=num_classes)
+        self.num_classes = num_classes
+        self.add_state("class_counts", torch.zeros(2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        self.class_counts += class_counts(preds, target, self.num_classes)
+
+    def compute(self) -> Any:
+        return class_accuracy(self.class_counts)
+
+
+class NormalisedClassAccuracy(ClasswiseAccuracy):
+    r"""Class-wise accuracy as a distribution, $\tilde A_c = A_c / \sum_c A_c$.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Fig. 10. `update` and arguments are those of
+    `ClasswiseAccuracy`; `compute` gives (C,) float64, NaN without samples.
+
+    >>> metric = NormalisedClassAccuracy(num_classes=2)
+    >>> metric.update(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
+    >>> metric.compute()
+    tensor([0.6667, 0.3333], dtype=torch.float64)
+    """
+
+    higher_is_better = None
+
+    def compute(self) -> Any:
+        return normalised_class_accuracy(super().compute())
+
+
+class _OfClients(ClasswiseAccuracy):
+    """A metric of class-wise accuracies and of clients' training samples by class.
+
+    Args:
+        label_counts: training samples of each class: of one client (C,), or of several (N, C).
+        kwargs: of `torchmetrics.Metric`.
+    """
+
+    plot_legend_name = "client"
+    label_counts: Tensor
+
+    def __init__(self, label_counts: Tensor, **kwargs: Any) -> None:
+        label_counts = torch.as_tensor(label_counts)
+        super().__init__(label_counts.shape[-1], **kwargs)
+        self.register_buffer("label_counts", label_counts, persistent=False)
+
+
+class InLocalAccuracy(_OfClients):
+    r"""In-local accuracy $\sum_c p_c A_c$, $p_c = n_c / n$: accuracy on the classes as the client has them.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Definition 1. `update` is that of `ClasswiseAccuracy`, on samples of all
+    classes; `compute` gives () float64, or (N,) for several clients.
+
+    Args:
+        label_counts: training samples of each class: of one client (C,), or of several (N, C).
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = InLocalAccuracy(torch.tensor([9, 1]))
+    >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> metric.compute()
+    tensor(0.9000, dtype=torch.float64)
+    """
+
+    def compute(self) -> Any:
+        return class_weighted_accuracy(super().compute(), in_local(self.label_counts))
+
+
+class OutLocalAccuracy(_OfClients):
+    r"""Out-local accuracy $\sum_c \tilde p_c A_c$, $\tilde p_c = (1 - p_c) / (C - 1)$, on what a client lacks.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Definition 1. Arguments, `update` and `compute` are those of
+    `InLocalAccuracy`.
+
+    >>> metric = OutLocalAccuracy(torch.tensor([9, 1]))
+    >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> metric.compute()
+    tensor(0.1000, dtype=torch.float64)
+    """
+
+    def compute(self) -> Any:
+        return class_weighted_accuracy(super().compute(), out_local(self.label_counts))
+
+
+class DistributionDistance(_OfClients):
+    r"""Distance $\lVert \tilde A - p \rVert_1$ of normalised class-wise accuracies from a client's classes, in [0, 2].
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Sec. 5.2. Arguments, `update` and `compute` are those of
+    `InLocalAccuracy`.
+
+    >>> metric = DistributionDistance(torch.tensor([[1, 1], [0, 2]]))
+    >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> metric.compute()
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_upper_bound = 2.0
+
+    def compute(self) -> Any:
+        return distribution_distance(super().compute(), in_local(self.label_counts))
+
+
+class ClassGroupAccuracy(_OfClients):
+    """Mean accuracy of the missing, the non-dominant and the dominant classes of a client.
+
+    Source: FedKA's classes; FedED calls them empty, minority and majority (`names`). `update` is that of
+    `ClasswiseAccuracy`; `compute` gives a dict of () float64, or (N,) for several clients; NaN for a group without
+    classes.
+
+    Args:
+        label_counts: training samples of each class: of one client (C,), or of several (N, C).
+        gamma: least share of a dominant class, ≥ 0; None: 0.5 / C.
+        names: of the three groups.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ClassGroupAccuracy(torch.tensor([0, 1, 99]), gamma=0.05, names=("empty", "minority", "majority"))
+    >>> metric.update(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 2]))
+    >>> {name: value.item() for name, value in metric.compute().items()}
+    {'empty': 1.0, 'minority': 0.0, 'majority': 1.0}
+    """
+
+    plot_legend_name = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        label_counts: Tensor,
+        gamma: float | None = None,
+        names: tuple[str, str, str] = ("missing", "non_dominant", "dominant"),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(label_counts, **kwargs)
+        self.gamma, self.names = 0.5 / self.num_classes if gamma is None else gamma, names
+
+    def compute(self) -> Any:
+        means = group_means(super().compute(), class_split(self.label_counts, self.gamma))
+        return dict(zip(self.names, means, strict=True))
+
+
+class ClassifierScores(FederatedMetric):
+    """Class-wise accuracies, the accuracy and the mean cross-entropy, in one pass over the logits.
+
+    `update` takes `logits` (B, C) and `target` (B,); `compute` gives (C + 2,) float64: A_c (NaN without samples), the
+    share of all samples that is recognised, and the mean cross-entropy in nats.
+
+    Args:
+        num_classes: C ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ClassifierScores(num_classes=2)
+    >>> metric.update(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
+    >>> metric.compute()
+    tensor([1.0000, 0.0000, 0.7500, 0.6931], dtype=torch.float64)
+    """
+
+    plot_upper_bound = None
+    scores: Tensor
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+        self.add_state("scores", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Take a batch: logits (B, C), target (B,)."""
-        count_classes(self.counts, logits, target)
+        logits = raised(logits)
+        self.scores[:-1] += class_counts(logits, target, self.num_classes).view(-1)
+        self.scores[-1] += F.cross_entropy(logits, target, reduction="sum")
 
     def compute(self) -> Tensor:
-        """Compute the values as `class_accuracies` does: (C + 2,) float64."""
-        return class_accuracies(self.counts)
+        counts = self.scores[:-1].view(2, -1)
+        overall = torch.stack([counts[0].sum(), self.scores[-1]]) / counts[1].sum()
+        return torch.cat([class_accuracy(counts), overall])

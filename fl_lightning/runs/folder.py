@@ -18,6 +18,7 @@ from fl_lightning.client.checkpoint_io import collect_orphans
 from fl_lightning.federation.checkpoint import federated
 from fl_lightning.federation.identity import Settings, differences, flat, is_free
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_folder, read_saved, remove_parts
 
 NUMBERED = re.compile(r"(\d+)(-.*)?")
@@ -99,9 +100,24 @@ def new_run(parent: Path, suffix: str = "") -> Path:
     return run
 
 
+def rounds_kept(run: Path) -> int:
+    """Count the complete rounds of which a run's folder keeps something: in a checkpoint, else in its table."""
+    for path in newest_first(run, "*.ckpt"):
+        with suppress(ValueError, OSError, KeyError):  # client.ckpt is none of a federation, another may be damaged
+            return first_round(path)
+    with suppress(ValueError, OSError):
+        return max(RoundCSVLogger(run).rows_on_disk(), default=-1) + 1
+    return 0
+
+
 def discard(run: Path) -> None:
-    """Remove the folder of a run that completed no round, and its parent where that is empty then."""
-    if getattr(rank_zero_only, "rank", 0):
+    """Remove the folder of a run that keeps neither a checkpoint nor a round's row, and its parent if that is empty.
+
+    What is on disk decides: the rounds may have been those of another process.
+    """
+    table = RoundCSVLogger(run).path
+    empty = not table.is_file() or table.read_bytes().count(b"\n") < 2
+    if getattr(rank_zero_only, "rank", 0) or not empty or any(run.glob(f"{CHECKPOINTS}/*.ckpt")):
         return
     shutil.rmtree(run, ignore_errors=True)
     with suppress(OSError):
@@ -172,9 +188,14 @@ def newest_first(run: Path, pattern: str) -> list[Path]:
 
 def settings_in(path: Path) -> Settings | None:
     """Fixed settings that a checkpoint's run was begun with; None where it cannot be read."""
+    return (identity_in(path) or {}).get("config")
+
+
+def identity_in(path: Path) -> dict[str, Settings] | None:
+    """Settings of a checkpoint's run, as `RunIdentity.state_dict` gave them; None where it cannot be read."""
     try:
-        found: Settings = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["federated"]["settings"]
-        return dict(found["config"])
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return dict(content["federated"]["settings"])
     except Exception:
         return None
 

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -10,7 +11,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import at_path, write_atomically
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -97,7 +98,8 @@ class RoundCSVLogger(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a full disk, which has been told
+                self._file.close()
         self._file, self._row = None, {"round": 0}
         self._waiting.clear()
 
@@ -106,9 +108,12 @@ class RoundCSVLogger(Logger):
         if round_idx != self._row["round"]:
             self._row, self._row_start = {"round": round_idx}, file.seek(0, os.SEEK_END)
         self._row |= values
-        file.seek(self._row_start)
-        csv.DictWriter(file, self._keys, lineterminator="\n").writerow(self._row)
-        file.truncate()  # writes what is buffered, too
+        try:
+            file.seek(self._row_start)
+            csv.DictWriter(file, self._keys, lineterminator="\n").writerow(self._row)
+            file.truncate()  # writes what is buffered, too
+        except OSError as error:
+            raise at_path(error, self.path) from error
 
     def _rows(self) -> dict[int, dict[str, Any]]:
         """Read the rows on disk, by round; one that was cut in the middle is left out.

@@ -36,7 +36,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: called with the path of the `.part` file, which it writes and closes.
 
     Raises:
-        OSError: the file cannot be written; besides, whatever `write` raises.
+        OSError: naming `path`, if it cannot be written; besides, whatever `write` raises.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -51,12 +51,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(part)
         flush_to_disk(part)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             part.unlink()
+        if isinstance(error, OSError):
+            raise at_path(error, path) from error
         raise
     with suppress(OSError):  # a folder cannot be opened everywhere
         flush_to_disk(path.parent)
+
+
+def at_path(error: OSError, path: Path) -> OSError:
+    """Name the file in an error of the operating system, which a full disk's does not."""
+    return error if error.errno is None else OSError(error.errno, error.strerror, str(path))
 
 
 def flush_to_disk(path: Path) -> None:
@@ -111,10 +118,15 @@ class _Hashed:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, content: Any) -> int:
         self.digest.update(content)
-        return self._file.write(content)
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -132,7 +144,10 @@ def save_with_digest(content: Any, path: Path) -> None:
     def write(part: Path) -> None:
         with part.open("wb") as file:  # the name of a path would stand in the content
             hashed = _Hashed(file)
-            torch.save(content, hashed)  # type: ignore[arg-type]
+            try:
+                torch.save(content, hashed)  # type: ignore[arg-type]
+            except RuntimeError as error:  # torch's words for a full disk
+                raise hashed.error or error from None
             file.seek(-2, os.SEEK_END)  # the comment's length, zero so far
             file.write(len(END).to_bytes(2, "little") + MARK + hashed.digest.hexdigest().encode())
 

@@ -1,9 +1,11 @@
 """Checks of settings: an error names setting, rule, value and what to do; an unset setting (None) passes."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.optim import SGD, Optimizer
+
+Value = TypeVar("Value")
 
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
@@ -102,3 +104,14 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
     if type(optimizer) is not SGD:
         return False
     return not any(group[name] for group in optimizer.param_groups for name in ("momentum", "weight_decay", "maximize"))
+
+
+def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
+    """Choose the value of a setting that the user gave or the source knows; where both do, it must be the same.
+
+    >>> agreed("num_classes", None, 10)
+    10
+    """
+    if given is not None and known is not None and given != known:
+        raise ValueError(f"data.{name} must be that of the source ({known}), got {given}; leave it unset")
+    return known if given is None else given

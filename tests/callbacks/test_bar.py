@@ -68,8 +68,8 @@ def test_terminal_shows_one_line_that_ends_whole(terminal):
     sent, seen = screen.written()
     bars = [line for line in seen if line.startswith("Round")]
     assert len(bars) == 1
-    assert re.fullmatch(r"Round 3/3  acc \d+\.\d %  F \d+\.\d %  0:00:0\d ━{40}", bars[0])
-    for piece in ("Round 1/3", "client 2/4", "client 4/4", "evaluation", "Round 2/3"):
+    assert re.fullmatch(r"Round 2/2  acc \d+\.\d %  F \d+\.\d %  0:00:0\d ━{40}", bars[0])
+    for piece in ("Round 0/2", "client 2/4", "client 4/4", "evaluation", "Round 1/2"):
         assert piece in sent
 
 
@@ -92,7 +92,7 @@ def test_terminal_output_of_others_stands_above_the_line(terminal):
     for line in ("half a line and its end", "a record", "through the module", "no end"):
         assert line in seen
     assert any("UserWarning: a warning" in line for line in seen)
-    assert seen[-1].startswith("Round 3/3")
+    assert seen[-1].startswith("Round 2/2")
     assert sum("Round" in line for line in seen) == 1
     assert handler.stream is screen
 
@@ -111,7 +111,7 @@ def test_streams_are_given_back_after_an_error(terminal, error):
     sent, seen = screen.written()
     assert re.sub(ESCAPES, "", sent).endswith("\n")
     assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")  # the cursor is seen again
-    assert seen[-1].startswith("Round 2/3")
+    assert seen[-1].startswith("Round 1/2")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -129,7 +129,7 @@ def test_narrow_terminal_is_never_overrun(terminal, columns, encoding):
 def test_log_file_gets_the_last_line_only(capsys):
     trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
     out = capsys.readouterr().out
-    assert re.fullmatch(r"Round 3/3  acc \d+\.\d %  F \d+\.\d %  0:00:0\d\n", out)
+    assert re.fullmatch(r"Round 2/2  acc \d+\.\d %  F \d+\.\d %  0:00:0\d\n", out)
 
 
 def test_log_file_gets_a_line_now_and_then(capsys):
@@ -146,8 +146,8 @@ def test_resumed_run_starts_at_its_round(tmp_path, terminal):
     bar = RoundProgressBar(refresh_rate=1e6)
     trainer([bar], tmp_path, rounds=5).fit(loop(), datamodule=data(), ckpt_path=tmp_path / "last.ckpt")
     sent, seen = screen.written()
-    assert re.findall(r"Round (\d)/5", sent)[0] == "4"
-    assert seen[-1].startswith("Round 5/5")
+    assert re.findall(r"Round (\d)/4", sent)[0] == "3"
+    assert seen[-1].startswith("Round 4/4")
     assert "acc" in sent[: sent.index("client 1/4")]
 
 
@@ -156,13 +156,13 @@ def test_without_an_end_there_is_no_bar(terminal):
     stop = At(2, lambda trainer: setattr(trainer, "should_stop", True))
     trainer([RoundProgressBar(refresh_rate=1e6), stop], rounds=-1).fit(loop(), datamodule=data())
     sent, seen = screen.written()
-    assert re.fullmatch(r"Round 3  acc .*  0:00:0\d", seen[-1])
+    assert re.fullmatch(r"Round 2  acc .*  0:00:0\d", seen[-1])
     assert "━" not in sent
 
 
 def test_max_steps_is_a_number_of_rounds(capsys):
     trainer([RoundProgressBar()], rounds=-1, max_steps=2).fit(loop(), datamodule=data())
-    assert capsys.readouterr().out.startswith("Round 2/2  acc")
+    assert capsys.readouterr().out.startswith("Round 1/1  acc")
 
 
 def test_schedule_gives_the_cohort_size(terminal):
@@ -176,7 +176,7 @@ def test_schedule_gives_the_cohort_size(terminal):
 def test_module_client_shows_its_own_keys(capsys):
     federated = FederatedLoop(client=Regression(), seed=0)
     trainer([RoundProgressBar()]).fit(federated, datamodule=data(classes=False))
-    assert re.search(r"Round 3/3  mse \S+  val_loss \S+  0:0", capsys.readouterr().out)
+    assert re.search(r"Round 2/2  mse \S+  val_loss \S+  0:0", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("refresh_rate", [0.0, 10.0])
@@ -201,7 +201,7 @@ def test_log_file_gets_no_escape_codes_and_no_unicode(monkeypatch, tmp_path):
     rich.reconfigure()
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) > 10
-    assert all(re.fullmatch(r"Round \d/3  [ -~]+", line) for line in lines)
+    assert all(re.fullmatch(r"Round \d/2  [ -~]+", line) for line in lines)
 
 
 def test_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
@@ -209,7 +209,7 @@ def test_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     rich.reconfigure()
     trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
-    assert re.fullmatch(r"Round 3/3  [ -~]+\n", screen.getvalue())
+    assert re.fullmatch(r"Round 2/2  [ -~]+\n", screen.getvalue())
 
 
 def test_no_color_is_respected(terminal, monkeypatch):
@@ -238,7 +238,7 @@ def test_live_display_of_the_users_own_is_no_obstacle(terminal):
         trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
     sent, _ = screen.written()
     assert "mine" in sent
-    assert "Round 3/3" in sent
+    assert "Round 2/2" in sent
     assert sys.stdout is screen
 
 
@@ -258,7 +258,7 @@ def test_one_bar_serves_two_fits(terminal):
         trainer([bar], rounds=rounds).fit(loop(), datamodule=data())
         assert sys.stdout is screen
     _, seen = screen.written()
-    assert [line[:9] for line in seen] == ["Round 3/3", "Round 2/2"]
+    assert [line[:9] for line in seen] == ["Round 2/2", "Round 1/1"]
 
 
 def test_drawings_are_as_rare_as_asked_and_need_no_thread(terminal):
@@ -269,8 +269,8 @@ def test_drawings_are_as_rare_as_asked_and_need_no_thread(terminal):
     trainer([RoundProgressBar(refresh_rate=0.01), look]).fit(loop(), datamodule=data())
     assert threads == before
     sent, _ = screen.written()
-    assert sent.count("Round 1/3") == 1
-    assert "Round 2/3" not in sent
+    assert sent.count("Round 0/2") == 1
+    assert "Round 1/2" not in sent
 
 
 def test_second_exchange_counts_its_clients_anew(terminal):

@@ -8,7 +8,7 @@ import pytest
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport, RunPlots, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks import plots as module
-from fl_lightning.callbacks.figures import plot_sizes, plot_values
+from fl_lightning.runs.figures import plot_sizes, plot_values
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,9 +34,15 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
     assert pictures(tmp_path) == ALL
     assert {path.name for path in tmp_path.iterdir()} == ALL | {
         "metrics.csv",
+        "partition.csv",
         "hparams.yaml",
         "last.ckpt",
     } - (set() if (tmp_path / "hparams.yaml").exists() else {"hparams.yaml"})
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, got 'gif'"):
+        RunPlots(format="gif")
 
 
 @pytest.mark.parametrize("with_report", [True, False])

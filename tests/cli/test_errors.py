@@ -61,9 +61,12 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "halves.py").write_text("from torch import no_such_name\n")
+    (tmp_path / "through.py").write_text("import halves\n")
+    (tmp_path / "typo.py").write_text("class Net:\n    x = = 3\n")
     before = set(sys.modules)
     yield tmp_path
-    for name in {"own", "broken"} - before:
+    for name in {"own", "broken", "halves", "through", "typo"} - before:
         sys.modules.pop(name, None)
 
 
@@ -92,13 +95,32 @@ OPTIONS = [
     ("--data.num_clients five", "data.num_clients must be int, got five"),
     ("--data.partition Dirichlet", "there is no class 'Dirichlet'; the nearest is 'DirichletPartition'"),
     ("--trainer.callbacks EarlyStoping", "there is no class 'EarlyStoping'; the nearest is 'EarlyStopping'"),
-    ("-c nosuch.yaml", "config: File does not exist: "),
+    (
+        "-c nosuch.yaml",
+        "config: there is no file nosuch.yaml, and no configuration of that name comes with ",
+    ),
     (
         "--model.client torch.nn.Linear",
         "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, ",
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
-    ("--model.client broken.Net", "broken.Net cannot be imported, it needs a_package_that_is_not_there"),
+    (
+        "--model.client broken.Net",
+        "broken.Net cannot be imported (broken.py, line 1), it needs a_package_that_is_not_there",
+    ),
+    (
+        "--data.source broken.Data",
+        "broken.Data cannot be imported (broken.py, line 1), it needs a_package_that_is_not_",
+    ),
+    (
+        "--model.client halves.Net",
+        "(halves.py, line 1), its import raised ImportError: cannot import name 'no_such_name'",
+    ),
+    (
+        "--trainer.callbacks through.Watch",
+        "through.Watch cannot be imported (halves.py, line 1), its import raised Imp",
+    ),
+    ("--model.client typo.Net", "its import raised SyntaxError: invalid syntax (typo.py, line 2); mend that"),
     (
         "--trainer.callbacks own.OfTheTwin",
         "it comes from the twin package `lightning`: take the Callback of pytorch_lightning",
@@ -108,6 +130,28 @@ OPTIONS = [
     ("--data.source own.Folders --data.source.width x", "data.source.width must be int, got x"),
     ("--data.source own.Mine", "data.source must be a subclass of Source, and own.Mine is none; it takes CIFAR10, "),
     ("--trainer.callbacks.patience 3", "trainer.callbacks: its class must be named before the option 'patience'; it "),
+]
+
+MEANT = [
+    ("seed", "seed_everything"),
+    ("trainer.rounds", "trainer.max_epochs"),
+    ("num_rounds", "trainer.max_epochs"),
+    ("model.lr", "model.client.optimizer.lr"),
+    ("learning_rate", "model.client.optimizer.lr"),
+    ("model.client.lr", "model.client.optimizer.lr"),
+    ("model.client.momentum", "model.client.optimizer.momentum"),
+    ("data.alpha", "data.partition.alpha"),
+    ("alpha", "data.partition.alpha"),
+    ("model.mu", "model.client.mu"),
+    ("model.hidden", "model.client.net.hidden"),
+    ("data.root", "data.source.root"),
+    ("local_epochs", "model.local_epochs"),
+    ("trainer.local_epochs", "model.local_epochs"),
+    ("model.num_clients", "data.num_clients"),
+    ("data.fraction_fit", "data.participation"),
+    ("method", "model.client"),
+    ("checkpoint", "ckpt_path"),
+    ("model.clientt", "model.client"),
 ]
 
 VALUES = [
@@ -140,6 +184,25 @@ VALUES = [
         "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",
         "adds an epoch for BatchNorm, which would be a round; leave it out",
     ),
+    ("--trainer.val_check_interval 00:00:01:00", "trainer.val_check_interval must be 1.0, got a time; use trainer."),
+    ("--trainer.callbacks LearningRateFinder", "leave it out, and compare short runs with several model.client.opti"),
+    (
+        "--trainer.callbacks BatchSizeFinder",
+        "the Trainer's batch, which is a round; leave it out, and set data.batch_size",
+    ),
+    (
+        "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{0: 2}'",
+        "of which a round has one; leave it out, and set model.accumulate_grad_batches",
+    ),
+    (
+        "--trainer.callbacks BackboneFinetuning",
+        "which is the server's; freeze and unfreeze loop.client by requires_grad_ in ",
+    ),
+    (
+        "--trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn l1_unstructured",
+        "not those that the clients share; prune the trained client.ckpt",
+    ),
+    ("--trainer.callbacks SpikeDetection", "a step of the Trainer is a round; leave it out, and set model.max_update_"),
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
     (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
 ]
@@ -148,6 +211,11 @@ VALUES = [
 @pytest.mark.parametrize(("options", "says"), OPTIONS)
 def test_a_wrong_option(options, says):
     assert says in refusal(f"{FIT} {options}", 2)
+
+
+@pytest.mark.parametrize(("given", "means"), MEANT)
+def test_an_option_is_suggested_by_what_it_means_before_how_it_is_spelt(given, means):
+    assert f"; the nearest is {means!r}; " in refusal(f"{FIT} --{given} 3", 2)
 
 
 @pytest.mark.parametrize(("options", "says"), VALUES)
@@ -172,6 +240,42 @@ def test_a_wrong_key_in_a_file(here):
         assert says in refusal("fit -c mine.yaml", 2)
 
 
+def test_a_value_that_no_round_has():
+    said = refusal(f"{FIT} --trainer.callbacks EarlyStopping --trainer.callbacks.monitor nosuch", 1)
+    assert "conditioned on metric `nosuch` which is not available. Pass in or modify your `EarlyStopping` ca" in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_file_that_is_not_utf8(here, encoding):
+    (here / "mine.yaml").write_bytes("# für später\nmodel: {local_epochs: 1}\n".encode(encoding))
+    says = "config: mine.yaml must be text in UTF-8, got byte 0xf"
+    assert says in refusal(f"{FIT} -c mine.yaml", 2)
+    assert says in refusal(f"{FIT} --config=mine.yaml", 2)
+
+
+BROKEN = {"bytes": b"\xff\xfe", "cut": b"{", "list": b"[1]", "1": b'{"checkpoints": [1]}', "deep": b"[" * 100_000}
+
+
+def test_a_broken_registry_does_not_stop_a_run(here):
+    assert say(FIT).code == 0
+    (run,) = here.glob("runs/digits_fedntd/*")
+    (run / "clients").mkdir(exist_ok=True)
+    for content in BROKEN.values():
+        (run / "clients" / "checkpoints.json").write_bytes(content)
+        said = say(f"{FIT} --ckpt_path last")
+        assert said.code == 0, said.err
+
+
+def test_a_table_that_is_none(here):
+    assert say(FIT).code == 0
+    (table,) = here.glob("runs/digits_fedntd/*/metrics.csv")
+    for content in (b"a,b\n1,2\n", b"\xff\xfe\x00\n1\n", b"round,a\n0,x\n"):
+        table.write_bytes(content)
+        said = refusal(f"{FIT} --ckpt_path last --trainer.max_epochs 2", 1)
+        assert "metrics.csv must be a table of numbers with a row for each round" in said
+        assert said.endswith("move it away")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -186,7 +290,8 @@ def test_options_without_a_file(options, says):
 
 
 def test_a_wrong_command():
-    assert "must be fit or validate or test or predict or methods, got fti; the nearest is 'fit'" in refusal("fti", 2)
+    said = refusal("fti", 2)
+    assert "must be fit or validate or test or predict or methods or configs or check, got fti; the nearest" in said
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fl_lightning.callbacks import plot_accuracy
 from fl_lightning.data import Digits
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
@@ -99,7 +100,7 @@ def same(a, b):
 def test_a_fit_ends_with_the_class_wise_table(finished):
     _, said = finished
     assert said.code == 0
-    assert "Round 2/2" in said.out
+    assert "Round 1/1" in said.out
     assert "acc " in said.out.partition("Class-wise")[0]  # the bar shows the round's accuracy
     for words in ("accuracy of the global model after 2 rounds (test split)", "forgetting F ", "worst class "):
         assert words in said.out
@@ -110,7 +111,7 @@ def test_a_fit_ends_with_the_class_wise_table(finished):
 def test_a_fit_leaves_one_whole_folder(in_finished):
     names = {path.name for path in in_finished.iterdir() if not path.name.startswith("events.out.tfevents.")}
     pictures = {"partition.png", "accuracy.png", "classwise.png"}
-    assert names == {"config.yaml", "metrics.csv", "classwise.csv", "checkpoints", *pictures}
+    assert names == {"config.yaml", "metrics.csv", "classwise.csv", "partition.csv", "checkpoints", *pictures}
     assert all((in_finished / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     found = {path.name for path in (in_finished / "checkpoints").iterdir()}
     assert found == {"last.ckpt", "best-on-test.ckpt", "client.ckpt"}
@@ -122,6 +123,32 @@ def test_the_table_has_a_row_a_round(in_finished):
     assert [row["round"] for row in rows] == ["0", "1"]
     for key in ("train/ce", "train/ntd", "global/acc", "global/acc_class/09", "global/forgetting", "comm/bytes_up"):
         assert all(row[key] for row in rows), key
+
+
+@pytest.mark.parametrize(("form", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_pictures_for_a_paper(here, form, begins):
+    """A run may go on with another form."""
+    assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
+    assert say(f"fit {TINY} --trainer.max_epochs 2 --plots.format {form} --ckpt_path last").code == 0
+    (run,) = (here / "runs/digits_fedntd").iterdir()
+    for name in ("partition", "accuracy", "classwise"):
+        assert (run / f"{name}.{form}").read_bytes().startswith(begins)
+    assert yaml.safe_load((run / "config.yaml").read_text())["plots"] == {"format": form}
+
+
+def test_rounds_are_counted_from_0_everywhere(finished, in_finished):
+    """Bar, tables, events and pictures name the second of two rounds 1; what counts rounds says 2."""
+    said = finished[1].out
+    assert "Round 1/1" in said
+    assert "after 2 rounds" in said
+    for name in ("metrics.csv", "classwise.csv"):
+        assert [row["round"] for row in table(in_finished, name)] == ["0", "1"]
+    picture = plot_accuracy([0, 1], {"global/acc": [0.1, 0.2]})
+    assert list(picture.axes[0].lines[0].get_xdata()) == [0, 1]
+    assert picture.axes[0].get_xlabel() == "round"
+    events = EventAccumulator(str(in_finished))
+    events.Reload()
+    assert [event.step for event in events.Scalars("global/acc")] == [0, 1]
 
 
 def test_tensorboard_counts_rounds(in_finished):
@@ -360,7 +387,7 @@ def test_help_needs_neither_torch_nor_lightning(tmp_path):
     slow = {"torch", "pytorch_lightning", "jsonargparse"}
     said = python(f"main(['--help'])\nassert not {slow} & set(sys.modules)", tmp_path)
     assert said.returncode == 0, said.stderr
-    assert "fl-lightning fit -c configs/experiment/digits_fedntd.yaml" in said.stdout
+    assert "fl-lightning fit -c experiment/digits_fedntd" in said.stdout
 
 
 def test_a_run_prints_nothing_that_nobody_can_act_on(tmp_path):

@@ -179,3 +179,22 @@ def test_freezing_is_no_fault_and_stays_with_the_client():
 def test_settings_are_checked(setting, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         FederatedLoop(FedAvg(), **setting)
+
+
+class FailsAfterNaN(FedAvg):
+    """Client 1 sends NaN, and client 2, after it, fails."""
+
+    def training_step(self, batch, batch_idx):
+        if self.context.client_id == 2:
+            raise ZeroDivisionError
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if self.context.client_id == 1 else loss
+
+
+def test_a_client_that_fails_does_not_hide_what_the_one_before_sent():
+    client = FailsAfterNaN(net=BatchNormNet, optimizer=sgd())
+    loop = fit(client, 1, nonfinite="skip", on_error="skip")
+    assert [fault.client_id for fault in loop.skipped] == [1, 2]
+    assert all(value.isfinite().all() for value in weights_of(loop).values())
+    with pytest.raises(FaultError, match="client 1 returned NaN"):
+        fit(FailsAfterNaN(net=BatchNormNet, optimizer=sgd()), 1, on_error="skip")

@@ -204,7 +204,7 @@ def test_or_it_is_skipped_and_leaves_no_trace():
         {"personal": ["module.head.*"]},
         {"alma_every": None, "weighting": "uniform"},
     ],
-    ids=str,
+    ids=["median", "FedEXP", "FedNova", "clipped", "skip", "server SGD", "personal head", "uniform"],
 )
 def test_every_rule_leaves_them_as_they_are(settings):
     settings = {key: value() if isinstance(value, type) else value for key, value in settings.items()}

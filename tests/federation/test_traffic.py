@@ -4,7 +4,8 @@ import torch
 from fl_lightning import FederatedDataModule
 from fl_lightning.data import TensorSource
 from fl_lightning.data.transforms import Scale
-from fl_lightning.federation.recorder import bytes_of_sets, traffic
+from fl_lightning.federation.recorder import bytes_of_sets
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg
 from tests.toys import SIZES, BatchNormNet, fit, toy_data
 

@@ -17,7 +17,7 @@ from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.federation.engine import SequentialEngine
-from fl_lightning.federation.recorder import traffic
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
 from fl_lightning.types import Broadcast, ClientJob, ClientResult, ClientUpdate, State

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fl_lightning.functional.accuracy import (
     class_weighted_accuracy,
@@ -24,7 +23,7 @@ from fl_lightning.functional.drift import (
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.functional.summary import mean_std, rounds_to_target, speed_up
 from fl_lightning.methods.fedntd import kl_parts, kl_parts_by_class
-from fl_lightning.metrics import class_accuracies, count_classes
+from fl_lightning.metrics import ClasswiseAccuracy
 
 from .adapters_fn import Inputs, float64
 
@@ -49,11 +48,9 @@ def rounds(inputs: Inputs) -> dict[str, Any]:
 
 
 def classwise_accuracy(inputs: Inputs) -> dict[str, Any]:
-    classes = inputs["num_classes"]
-    counts = torch.zeros(2 * classes + 1, dtype=torch.float64)
-    logits = F.one_hot(torch.tensor(inputs["preds"]), classes).double()
-    count_classes(counts, logits, torch.tensor(inputs["targets"]))
-    return {"value": class_accuracies(counts)[:classes]}
+    metric = ClasswiseAccuracy(inputs["num_classes"])
+    metric.update(torch.tensor(inputs["preds"]), torch.tensor(inputs["targets"]))
+    return {"value": metric.compute()}
 
 
 def in_out_local(inputs: Inputs) -> dict[str, Any]:

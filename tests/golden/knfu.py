@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fl_lightning import FederatedLoop
 from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
-from fl_lightning.federation.recorder import traffic
+from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedMD, KnFu, Local
 from fl_lightning.methods.fedmd import consensus, mean_absolute_error
-from fl_lightning.methods.knfu import class_distributions, distances, fused_knowledge, fusion_weights
+from fl_lightning.methods.knfu import distances, fused_knowledge, fusion_weights
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import ClientUpdate
 
@@ -24,7 +25,7 @@ from .end_to_end import GoldenNet, Recorder, flat, local_lrs, run
 
 def fuse(inputs: Inputs) -> dict[str, Any]:
     knowledge = float64(inputs["F"])
-    epd = class_distributions(knowledge)
+    epd = estimated_distribution(knowledge)
     distance = distances(epd)
     weights = fusion_weights(distance, inputs["beta"], inputs["eps"])
     return {"epd": epd, "distances": distance, "weights": weights, "fused": fused_knowledge(weights, knowledge)}

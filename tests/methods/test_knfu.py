@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from fl_lightning import FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.federation.codistillation import soft_label_divergence, soft_labels
+from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.methods import FedAvg, FedMD, KnFu, Local
 from fl_lightning.methods.knfu import (
     KnFuServer,
-    class_distributions,
     distances,
     fused_knowledge,
     fusion_weights,
@@ -61,7 +61,7 @@ def fused_by_hand(F_n, beta):
 
 
 def fuse(F_n, beta):
-    return fused_knowledge(fusion_weights(distances(class_distributions(F_n)), beta), F_n)
+    return fused_knowledge(fusion_weights(distances(estimated_distribution(F_n)), beta), F_n)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 10.0])
@@ -73,7 +73,7 @@ def test_fusion_is_that_of_loops(beta):
 def test_weights_sum_to_one_and_keep_the_client_s_own_knowledge(beta):
     alike = knowledge(1).expand(5, -1, -1)
     for F_n in (knowledge(5), alike, torch.cat([alike[:2], knowledge(3, seed=1)]), knowledge(1)):
-        weights = fusion_weights(distances(class_distributions(F_n)), beta)
+        weights = fusion_weights(distances(estimated_distribution(F_n)), beta)
         torch.testing.assert_close(weights.sum(1), torch.ones(len(F_n), dtype=torch.float64))
         assert weights.min() >= 0
         assert (weights.diagonal() >= beta / (beta + len(F_n) - 1) - 1e-12).all()

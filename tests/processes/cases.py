@@ -16,9 +16,11 @@ if __name__ == "__main__":
 
 import pytorch_lightning as pl
 import torch
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
+from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy, SampleReduction
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
@@ -151,6 +153,19 @@ def some_log():
     return FederatedLoop(SomeLog(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1), toy_data(SIZES)
 
 
+def metrics():
+    """The user's metrics on the global model, whose samples do not divide, and on every client's."""
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    own = {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3, average=None)}
+    return FederatedLoop(client, seed=5, threads=1, alma_every=2, metrics=own), toy_data(SIZES, eval_batch_size=7)
+
+
+def monitors():
+    """Every monitor; only the sums of moves depend on the order of the processes, in the last bits."""
+    client = FedNTD(net=BatchNormNet, optimizer=sgd())
+    return FederatedLoop(client, seed=5, threads=1, local_epochs=2), toy_data(SIZES, participation=0.8)
+
+
 def module():
     """A user's module with metric objects, and validation samples that do not divide."""
     pl.seed_everything(3, verbose=False)
@@ -179,8 +194,35 @@ def adapted():
     return FederatedLoop(Adapted(), seed=5, threads=1), toy_data(SIZES, schedule=schedule)
 
 
-LIST = (fedavg, few, memory, gathers, transforms, personal, skips, all_at_once, some_log, module, one_batch, adapted)
+LIST = (
+    fedavg,
+    few,
+    memory,
+    gathers,
+    transforms,
+    personal,
+    skips,
+    all_at_once,
+    some_log,
+    metrics,
+    monitors,
+    module,
+    one_batch,
+    adapted,
+)
 CASES = {case.__name__: case for case in LIST}
+
+
+def callbacks_of(name, folder):
+    if name != "monitors":
+        return []
+    return [
+        ForgettingMonitor(epochs=True, dirpath=folder),
+        PersonalisedAccuracy(train=True),
+        DriftMonitor(dirpath=folder),
+        ClientTable(dirpath=folder),
+        SampleReduction(class_idx=0, client=4, start=1, every=1, step=0.1),
+    ]
 
 
 class Trouble(pl.Callback):
@@ -226,13 +268,14 @@ def run_case(name, folder, devices):
     loop, data = CASES[name]()
     rounds = 3 if name == "few" else 4
     rows = Rows(folder / f"{name}-{devices}.ckpt")
-    run = trainer(rounds, folder, callbacks=[rows], **parallel(devices))
+    files = folder / f"{name}-{devices}"
+    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
     run.fit(loop, datamodule=data)
     found = {"hash": digest(loop), "rows": rows.rows}
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
-        run = trainer(rounds, folder, **parallel(devices))
+        run = trainer(rounds, folder, callbacks=callbacks_of(name, folder / "resumed"), **parallel(devices))
         run.fit(loop, datamodule=data, ckpt_path=other)
         found["resumed"] = digest(loop)
     if run.is_global_zero:

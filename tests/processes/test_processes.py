@@ -12,6 +12,8 @@ import torch
 from tests.processes.cases import CASES, run_case
 
 SCRIPT = Path(__file__).with_name("cases.py")
+LAST_BITS = {"train/drift_diversity", "train/gradient_diversity"}
+"""Values of sums of float64 vectors, whose last bits depend on the order of the processes."""
 
 
 def launch(folder, devices, *names, timeout=240):
@@ -53,7 +55,13 @@ def read(folder, name, devices):
 def test_several_processes_give_the_numbers_of_one(alone, together, name):
     one, many = read(alone, name, 1), read(alone, name, together)
     assert many["hash"] == one["hash"]
-    assert json.dumps(many["rows"], sort_keys=True) == json.dumps(one["rows"], sort_keys=True)
+    for ours, theirs in zip(many["rows"], one["rows"], strict=True):
+        for key in LAST_BITS & theirs.keys():
+            assert ours.pop(key) == pytest.approx(theirs.pop(key), rel=1e-12)
+        assert json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True)
+    tables = [sorted((alone / f"{name}-{devices}").glob("*.csv")) for devices in (1, together)]
+    assert [path.read_text() for path in tables[1]] == [path.read_text() for path in tables[0]]
+    assert bool(tables[0]) == (name == "monitors")
 
 
 @pytest.mark.parametrize("name", CASES)

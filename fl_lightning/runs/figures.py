@@ -174,6 +174,16 @@ def plot_classwise(
     return figure
 
 
+def is_accuracy(name: str) -> bool:
+    """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
+    return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
+
+
+def is_loss(name: str) -> bool:
+    """True for a key whose values are losses."""
+    return name.endswith("loss")
+
+
 # --- parts ----------------------------------------------------------------------------------------
 
 

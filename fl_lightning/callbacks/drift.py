@@ -1,0 +1,99 @@
+"""Monitor of client drift: how far and in which directions clients move."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torchmetrics import MetricCollection
+
+from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, log_defined, log_means, stacked
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.federation.reported import computed
+from fl_lightning.functional.accuracy import distribution_distance
+from fl_lightning.functional.classes import in_local
+from fl_lightning.functional.drift import weight_divergence
+from fl_lightning.functional.state import StateLike, sub
+from fl_lightning.metrics import DriftDiversity, GradientDiversity
+from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.types import ClientUpdate
+
+
+class DriftMonitor(Monitor):
+    r"""Distance and diversity of the clients' moves m_i = w_i − w from the weights they received.
+
+    Over the shared trainable weights. Logged: `local/drift`, the mean of ‖m_i‖₂, and `local/weight_divergence`, the
+    mean of ‖m_i‖₁, each with `/std`; `train/gradient_diversity` Λ and `train/drift_diversity` of the m_i; and
+    `local/distribution_distance`, the mean of ‖Ã_G − p_i‖₁ for the new global model, in rounds that evaluate it.
+    `drift.csv` has a row for each round and client.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Definition 2, Sec. 5.2 and Fig. 8.
+
+    Args:
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
+        super().__init__(every, clients, dirpath)
+        self._table: RoundTable | None = None
+        self._moves: MetricCollection | None = None
+        self._found: Mapping[int, Found] = {}
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        columns = ("round", "client", "drift", "weight_divergence", "distribution_distance")
+        self._table = self.table(trainer, "drift.csv", columns)
+        trainable = loop.weights.live(loop.weights.trainable)
+        size = sum(value.numel() for value in trainable.values())
+        kinds = {"train/drift_diversity": DriftDiversity, "train/gradient_diversity": GradientDiversity}
+        moves = MetricCollection({name: kind(size) for name, kind in kinds.items()}) if size else None
+        self._moves = moves and moves.to(loop.device)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._found = {}
+        if self._moves is not None:
+            self._moves.reset()
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        view = loop.data.view(update.client_id, loop.server.round_idx)
+        for name, order in ("drift", 2), ("weight_divergence", 1):
+            found[name] = drift_of(loop, order) if view.size() else float("nan")
+        found["counts"] = None if loop.data.num_classes is None else view.label_counts
+        received: StateLike = loop.client.received
+        if self._moves is not None and received and view.size():
+            move = sub({name: value.detach().double() for name, value in loop.client.params().items()}, received)
+            self._moves.update(move)
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        self._found = found
+        names = ("drift", "weight_divergence")
+        log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})
+        if self._moves is not None:
+            log_defined(loop, {name: float(value) for name, value in computed(self._moves).items()})
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the round's rows; the new global model is evaluated by now."""
+        found, self._found = self._found, {}
+        if not found or not isinstance(pl_module, FederatedLoop):
+            return
+        distances = [float("nan")] * len(found)
+        accuracy = pl_module.recorder.class_accuracy
+        if accuracy is not None and pl_module.recorder.evaluated_rounds == trainer.current_epoch + 1:
+            distances = distribution_distance(accuracy, in_local(stacked(found, "counts"))).tolist()
+            defined = torch.tensor(distances, dtype=torch.float64)
+            add_to_row(pl_module, {"local/distribution_distance": float(defined.nanmean())})
+        if self._table is not None:
+            rows = zip(found.items(), distances, strict=True)
+            self._table.append(
+                (trainer.current_epoch, client_id, values["drift"], values["weight_divergence"], distance)
+                for (client_id, values), distance in rows
+            )
+
+
+@torch.no_grad()
+def drift_of(loop: FederatedLoop, order: float) -> float:
+    """Distance of the client in the module from the weights it received; NaN where it received none."""
+    received: StateLike = loop.client.received
+    return float(weight_divergence(received, loop.client.params(), order)) if received else float("nan")

@@ -1,0 +1,167 @@
+"""Base class of callbacks that measure the clients of a round."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fl_lightning.distributed import current_communicator
+from fl_lightning.federation.inspection import Inspection, Moment
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.summary import mean_std
+from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.types import ClientUpdate
+from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.settings import check_at_least
+
+Found = dict[str, Any]
+"""Values of one client: numbers, strings and tensors on the CPU, by name."""
+
+
+class Monitor(Callback):
+    """Measures clients before and after their local training, and never changes a weight.
+
+    A subclass measures one client in `start`, `epoch_end` and `end`, and makes values of the round of all clients'
+    in `summarise`, on every process. A client that fails is left out.
+
+    Args:
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+        dirpath: folder of the monitor's files; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
+        check_at_least(1, every=every)
+        self.every, self.clients, self.dirpath = every, clients, dirpath
+        self.folder: Path | None = None
+        self.exchange = 0
+        self.under_way: dict[int, Found] = {}
+        self.ended: dict[int, Found] = {}
+
+    # --- of a subclass -------------------------------------------------------------------------------------------
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Prepare for a fit: refuse what cannot be measured, open tables in `self.folder`."""
+
+    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+        """Measure a client with the weights it received, before local training."""
+        return {}
+
+    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
+        """Measure a client after one of its local epochs, numbered through the round from 0."""
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        """Measure a client after its local training; add to what `start` has found."""
+
+    @abstractmethod
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        """Take what was found of the round's clients, by client id in ascending order, the same on all processes."""
+
+    # --- hooks ---------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.folder = run_folder(trainer, self.dirpath)
+        if isinstance(pl_module, FederatedLoop):
+            self.begin(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.exchange, self.under_way, self.ended = 0, {}, {}
+
+    def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
+        if self.measures(trainer) and not self.exchange and (self.clients is None or client_id in self.clients):
+            self.under_way[client_id] = {"epochs": 0, **self.start(loop, client_id)}
+
+    def on_client_epoch_end(self, trainer: Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        if (found := self.under_way.get(client_id)) is not None:
+            self.epoch_end(loop, client_id, found["epochs"], found)
+            found["epochs"] += 1
+
+    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        last = self.exchange == len(loop.client.exchanges) - 1
+        if last and (found := self.under_way.get(update.client_id)) is not None:
+            self.end(loop, update, found)
+            self.ended[update.client_id] = found
+
+    def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
+        self.exchange += 1
+        if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
+            parts = current_communicator(loop.device).gather(self.ended)
+            found = {client_id: value for part in parts for client_id, value in part.items()}
+            self.summarise(trainer, loop, dict(sorted(found.items())))
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def measures(self, trainer: Trainer) -> bool:
+        """True in a round that is measured."""
+        return (trainer.current_epoch + 1) % self.every == 0
+
+    def table(self, trainer: Trainer, name: str, columns: Sequence[str]) -> RoundTable | None:
+        """Open a table in the monitor's folder, on the root process; None where nothing is written."""
+        if self.folder is None or not trainer.is_global_zero:
+            return None
+        table = RoundTable(self.folder / name, columns)
+        table.begin(trainer.current_epoch)
+        return table
+
+
+def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
+    """The moment at which a client's weights are those after an epoch, or after its training."""
+    return (what, loop.server.round_idx, client_id)
+
+
+def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviations: bool = True) -> None:
+    """Log the mean over clients of values by log key, and where asked `KEY/std`; what is not defined is left out."""
+    for name, column in values.items():
+        summary = mean_std(torch.tensor([value for value in column if not isnan(value)], dtype=torch.float64))
+        log_defined(loop, {name: float(summary.mean)} | ({f"{name}/std": float(summary.std)} if deviations else {}))
+
+
+def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
+    """Log values that all processes have, once, but for those that are NaN."""
+    for name, value in values.items():
+        if not isnan(value) and loop.trainer.is_global_zero:
+            loop.log(name, value)
+
+
+def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
+    """Add values to the round's row after its training; NaN is left out."""
+    known = {name: value for name, value in values.items() if not isnan(value)}
+    loop.recorder.add(known)
+    loop.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in known.items()})
+
+
+def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:
+    """Give the loop's inspection, where the clients are classifiers.
+
+    Raises:
+        ValueError: the data have no classes.
+    """
+    if loop.data.num_classes is None:
+        raise ValueError(
+            f"{type(monitor).__name__} needs data with classes, and these have none; set data.num_classes, or leave "
+            f"the monitor out"
+        )
+    return loop.evaluation.inspection
+
+
+def stacked(found: Mapping[int, Found], name: str) -> Tensor:
+    """One value of all clients, (K, ...)."""
+    return torch.stack([torch.as_tensor(values[name]) for values in found.values()])
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name as an npz file, whole or not at all."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:
+            columns: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
+            np.savez_compressed(file, **columns)
+
+    write_atomically(path, write)

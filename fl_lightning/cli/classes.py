@@ -1,0 +1,60 @@
+"""The classes that options name, and the arguments of these."""
+
+import inspect
+from functools import cache
+from inspect import isabstract
+
+import pytorch_lightning as pl
+from torch import optim
+
+from fl_lightning import aggregation, callbacks, data, methods, nets
+
+HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)
+CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
+"""Classes that can be given by their short names."""
+
+OPTIONS: dict[str, type] = {
+    "data.partition": data.Partition,
+    "data.source": data.Source,
+    "model.client": pl.LightningModule,
+    "model.client.net": nets.Backbone,
+    "model.client.optimizer": optim.Optimizer,
+    "model.aggregator": aggregation.Aggregator,
+    "model.server_module": aggregation.ServerModule,
+    "model.server_optimizer": optim.Optimizer,
+    "model.transforms": aggregation.UpdateTransform,
+    "trainer.callbacks": pl.Callback,
+    "trainer.logger": pl.loggers.Logger,
+}
+"""Options whose values are classes, with the base class of these."""
+
+BASES = {option.rpartition(".")[2]: base for option, base in OPTIONS.items()}
+"""Base classes by the options' last parts."""
+
+EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.NonFiniteGuard)
+"""Classes that can be created, but do nothing, or are there already."""
+
+
+def subclasses(base: type) -> list[type]:
+    """Return the public subclasses of `base` that can be created, by name."""
+    kinds = {kind for kind in CLASSES if issubclass(kind, base) and kind not in EMPTY and not isabstract(kind)}
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
+def class_names(base: type) -> list[str]:
+    """Return the short names of the public subclasses of `base`."""
+    return [kind.__name__ for kind in subclasses(base)]
+
+
+def choice(base: type) -> str:
+    """List what can be given where a subclass of `base` is asked for."""
+    return f"; it takes {', '.join(class_names(base))} or the import path of a class"
+
+
+@cache
+def arguments(base: type) -> dict[str, None]:
+    """Return the names of the arguments of all subclasses of `base`, those that are handed on to their bases too."""
+    inits = (vars(parent).get("__init__") for kind in subclasses(base) for parent in kind.__mro__[:-1])
+    parameters = (parameter for init in inits if init for parameter in inspect.signature(init).parameters.values())
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return dict.fromkeys(sorted({p.name for p in parameters if p.kind in named} - {"self"}))

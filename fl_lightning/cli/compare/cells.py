@@ -1,0 +1,216 @@
+"""One cell of a grid: its files, whether it is done, and its run by the command line's own `fit` and `test`."""
+
+import gc
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from fl_lightning.cli.compare.grid import Cell
+from fl_lightning.cli.console import quiet_lightning
+from fl_lightning.cli.errors import one_line
+from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.federation.identity import differences, flat
+from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint, runs
+from fl_lightning.runs.saved import TEST
+from fl_lightning.utils.files import write_atomically
+
+DONE = "done.json"
+"""Name of the file that a cell's run has when it is complete."""
+
+BEST = "best.ckpt"
+
+
+@dataclass(frozen=True)
+class CellFiles:
+    """Files of a cell; picklable.
+
+    Attributes:
+        folder: of the grid.
+        name: of the cell.
+        test: whether its model may be evaluated on the test split.
+    """
+
+    folder: Path
+    name: str
+    test: bool = True
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "cells" / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def parent(self) -> Path:
+        """Folder of its run folders, of which the last one counts."""
+        return self.folder / "runs" / self.name
+
+    @property
+    def run(self) -> Path | None:
+        """Its run folder; None where it has not begun."""
+        return next(reversed(runs(self.parent).values()), None)
+
+    @property
+    def rounds_done(self) -> int | None:
+        """Rounds that it was to have when it was complete; None: it is not."""
+        marker = self.run and self.run / DONE
+        if marker is None or not marker.is_file():
+            return None
+        return int(json.loads(marker.read_text(encoding="utf-8"))["max_epochs"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended.
+
+    Attributes:
+        error: a sentence; empty: it is done.
+        memory: whether memory ran out, so that it may succeed alone.
+    """
+
+    error: str = ""
+    memory: bool = False
+
+
+def prepare(cell: Cell, folder: Path) -> bool:
+    """Write a cell's configuration.
+
+    Args:
+        cell: of the grid.
+        folder: of the grid.
+
+    Returns:
+        Whether the cell is left to be run.
+
+    Raises:
+        ValueError: its run was begun with other settings, or has more rounds than it is to have.
+    """
+    files = CellFiles(folder, cell.name)
+    if files.run is not None and files.config.is_file():
+        changed = differences(flat(yaml.safe_load(files.config.read_text(encoding="utf-8"))), flat(cell.config))
+        if changed:
+            raise ValueError(
+                f"a grid is continued with the settings it was begun with, but of {cell.name} {changed[0]}; give it "
+                f"those, or another --output than {folder}"
+            )
+    done = files.rounds_done
+    if done is not None and not enough(cell.max_epochs, done):
+        raise ValueError(
+            f"{cell.name} in {folder} has {done} rounds already, and trainer.max_epochs is {cell.max_epochs}; ask for "
+            f"at least as many, or give another --output"
+        )
+    write_atomically(files.config, lambda part: part.write_text(cell.text(), encoding="utf-8"))
+    return done != cell.max_epochs
+
+
+def enough(max_epochs: int, done: int) -> bool:
+    """True where a run of `done` rounds can be continued to `max_epochs`; -1 has no limit."""
+    return max_epochs == -1 or max_epochs >= done
+
+
+class Rounds(Callback):
+    """Tells how many rounds are complete."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.tell = tell
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.tell(trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.tell(trainer.current_epoch + 1)
+
+
+def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
+    """Run a cell, or what is left of it; what it prints goes to its log.
+
+    Args:
+        files: of the cell.
+        tell: is called with the number of complete rounds after each of them.
+    """
+    files.log.parent.mkdir(parents=True, exist_ok=True)
+    with files.log.open("a", encoding="utf-8") as log:
+        sys.stdout.flush()
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        try:
+            with quiet_lightning():
+                fit(files, tell)
+            return Outcome()
+        except (KeyboardInterrupt, SystemExit) as stop:
+            return Outcome(f"it stopped ({one_line(str(stop)) or 'interrupted'})")
+        except Exception as error:
+            import traceback  # noqa: PLC0415
+
+            traceback.print_exc()
+            memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            return Outcome(one_line(str(error)) or type(error).__name__, memory)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
+    """Fit from the beginning or from the last checkpoint; test where the rounds are not evaluated on the test split."""
+    config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+    words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
+    words += ["--trainer.enable_progress_bar", "false"]
+    more = []
+    if files.run is not None:
+        try:
+            more = ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
+        except (ValueError, OSError):  # killed before its first round was complete, or nothing is left to continue from
+            shutil.rmtree(files.parent)
+    cli = command(["fit", *words, *more], [Rounds(tell)])
+    run = files.run
+    if run is None or cli.folder is None:
+        raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
+    if files.test and cli.datamodule.evaluated == "val":
+        evaluate(run, words, cli.datamodule)
+    content = {"max_epochs": config["trainer"]["max_epochs"], "rounds": cli.trainer.global_step}
+    write_json(run / DONE, content)
+
+
+def evaluate(run: Path, words: list[str], data: Any) -> None:
+    """Test the last model, and the one that is best on the validation split."""
+    with suppress(ValueError):  # there is no test split
+        data.split("test")
+        found: dict[str, float] = {}
+        for name, suffix in ((LAST, ""), (BEST, "_best")):
+            path = run / CHECKPOINTS / name
+            if path.is_file():
+                cli = command(["test", *words, "--ckpt_path", str(path)], [])
+                values = {key: float(value) for key, value in cli.trainer.callback_metrics.items()}
+                found |= {f"{key}{suffix}": value for key, value in values.items() if key.startswith("test/")}
+        write_json(run / TEST, found)
+
+
+def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
+    """Run a command of the command line; processes that it starts see it as theirs."""
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        return FederatedCLI(callbacks=callbacks)
+    finally:
+        sys.argv = before
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain values, in one move."""
+    text = json.dumps(content, indent=1) + "\n"
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))

@@ -1,0 +1,199 @@
+"""`fl-lightning compare`: a grid of methods, settings and seeds, and its tables."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl_lightning.cli.compare.grid import (
+    Case,
+    Cell,
+    Composer,
+    Held,
+    check_names,
+    combinations,
+    data_differences,
+    option_names,
+    parse_settings,
+)
+from fl_lightning.cli.compare.results import write_results
+from fl_lightning.cli.compare.running import Grid, run_cells
+from fl_lightning.cli.compare.tuning import tune
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import CommandParser
+from fl_lightning.federation.identity import flat
+from fl_lightning.runs.saved import SEEDS, is_data
+from fl_lightning.utils.files import lock_folder
+from fl_lightning.utils.settings import check_at_least
+
+DESCRIPTION = (
+    "Run every method with every seed and setting, and write results.csv, results.md, results.tex and report.html. "
+    "Runs that are done are skipped, others continued: the same command goes on where it was stopped."
+)
+PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
+"""Settings that make a method, and that the base gives to all of them."""
+
+
+class FailedError(ValueError):
+    """Some cells of a grid have failed; the others are done."""
+
+
+def run(argv: list[str]) -> None:
+    """Run the grid and write its tables.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: what was asked for cannot be one table, or not be continued.
+        FailedError: naming the cells that failed, after the tables of the others were written.
+        KeyboardInterrupt: naming how to go on.
+    """
+    given = command_parser().parse_args(argv)
+    check_at_least(1, processes=given.processes)
+    for option in ("methods", "seeds"):
+        if len(set(given[option])) < len(given[option]):
+            raise ValueError(f"--{option} must name each of its values once, got {' '.join(map(str, given[option]))}")
+    baseline = given.baseline or given.methods[0]
+    if baseline not in given.methods:
+        raise ValueError(f"--baseline must be one of --methods ({', '.join(given.methods)}), got {baseline}")
+    grid = Grid(Composer(given.config), given.output, given.methods, given.seeds, given.hold, given.processes)
+    cases = combinations(parse_settings(given.set, "--set"))
+    candidates = combinations(parse_settings(given.tune, "--tune"))
+    check_settings(grid, cases[0], candidates[0])
+    for case in cases:
+        check_data(grid.cells(case), given.allow_different_data)
+    with locked(grid.output):
+        notes = note_shared_parts(grid)
+        if given.tune:
+            notes += tune(grid, cases, candidates, given.val_fraction, given.tune_metric)
+        for note in notes:
+            print(note)
+        cells = {case: grid.cells(case) for case in cases}
+        every = check_names(cell for group in cells.values() for cell in group)
+        failed = run_cells(list(every.values()), grid, grid.output)
+        notes += [f"{name} failed: {error}" for name, error in failed.items()]
+        write_results(grid.output, cells, baseline, given.metrics, given.target, notes)
+    if failed:
+        named = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise FailedError(
+            f"{len(failed)} cell{'s' * (len(failed) != 1)} failed, and the tables are those of the others. {named}. "
+            f"{given.output}/logs has what each printed; the same command tries them again"
+        )
+
+
+def command_parser() -> CommandParser:
+    """Build the parser of the command."""
+    parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
+    add = parser.add_argument
+    add(
+        "-c",
+        "--config",
+        action="append",
+        type=str,
+        required=True,
+        help="a YAML file that all methods share; several are merged",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        type=str,
+        required=True,
+        help="files in configs/method by name, or paths; A+B takes both",
+    )
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
+    add("--output", type=Path, required=True, help="folder of the grid")
+    add("--set", nargs="+", type=str, default=[], help="NAME=V1,V2: one table for each value")
+    add(
+        "--tune",
+        nargs="+",
+        type=str,
+        default=[],
+        help="NAME=V1,V2: chosen for each method on the server's validation split",
+    )
+    add("--hold", nargs="+", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
+    add("--processes", type=int, default=1, help="cells at once; what memory or the cores allow")
+    add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
+    add("--metrics", nargs="+", type=str, default=[], help="log keys; the known ones where none is given")
+    add(
+        "--target",
+        type=float | None,
+        default=None,
+        help="of rounds to target; None: the baseline's mean of the last five",
+    )
+    add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
+    add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
+    add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
+    return parser
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def check_settings(grid: Grid, case: Case, candidate: Case) -> None:
+    """Refuse settings that no method knows, those that are the grid's own, and data that are tuned.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    known = set[str]()
+    for method in grid.methods:
+        known |= option_names(grid.composer.compose(method))
+    for name, _ in (*case, *candidate):
+        if name in (*SEEDS, "trainer.default_root_dir", "trainer.logger"):
+            raise ValueError(
+                f"--set and --tune take settings that the grid does not set itself, got {name}; see --seeds"
+            )
+        if name not in known:
+            raise ValueError(f"--set and --tune take options of fit, and no method of the grid knows {name!r}")
+    for name, _ in candidate:
+        if is_data(name) or name in dict(case):
+            raise ValueError(f"--tune takes settings of the training that --set does not take, got {name}")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep the folder for this process within the block.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = lock_folder(folder)
+    except BlockingIOError:
+        raise ValueError(
+            f"a grid has one process that runs it, and {folder} is in use by another; wait for its end"
+        ) from None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def check_data(cells: Sequence[Cell], allowed: bool) -> None:
+    """Refuse a table of cells with different data or cohorts.
+
+    Raises:
+        ValueError: naming the first difference.
+    """
+    found = [] if allowed else data_differences(cells)
+    if found:
+        one, other, difference = found[0]
+        raise ValueError(
+            f"one table needs the same data and cohorts for all methods, but {difference.name} is {difference.was} "
+            f"for {one.method} and {difference.now} for {other.method}; give all the same by "
+            f"--set {difference.name}=VALUE, or --allow_different_data true"
+        )
+
+
+def note_shared_parts(grid: Grid) -> list[str]:
+    """Say which parts of a method the base gives to all of them."""
+    config = flat(grid.composer.compose(""))
+    return [
+        f"The base sets {name}={config[name]}, which every method has that does not set another."
+        for name in PARTS
+        if config.get(name) not in (None, [], "None")
+    ]

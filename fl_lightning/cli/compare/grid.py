@@ -1,0 +1,283 @@
+"""The grid of `fl-lightning compare`: methods × settings × seeds, each cell with its whole configuration."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import yaml  # type: ignore[import-untyped]
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser
+
+from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.cli.meaning import nearest
+from fl_lightning.federation.identity import Difference, differences, flat
+from fl_lightning.runs.saved import is_data
+
+Setting = tuple[str, str]
+"""An option's name and its value, as on the command line."""
+
+Case = tuple[Setting, ...]
+"""Settings of the grid that make one table."""
+
+Held = Literal["partition", "cohorts", "training"]
+CONFIGS = (Path("configs"), HOME)
+"""Folders in which the files of methods are looked up."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid.
+
+    Attributes:
+        method: as it was named.
+        settings: those of the grid that it takes.
+        seed: of the grid.
+        name: of its files; no other cell has it.
+        config: whole configuration.
+    """
+
+    method: str
+    settings: Case
+    seed: int
+    name: str
+    config: Mapping[str, Any]
+
+    @property
+    def max_epochs(self) -> int:
+        """Rounds that it is to have; -1: no limit."""
+        found = self.config["trainer"]["max_epochs"]
+        return -1 if found is None else int(found)
+
+    def text(self) -> str:
+        """Its configuration as YAML."""
+        return str(yaml.safe_dump(dict(self.config), sort_keys=False))
+
+
+# --- configurations -------------------------------------------------------------------------------
+
+
+class BuiltError(Exception):
+    """Carries the parser out of a command line that has not read its arguments."""
+
+
+class ParserOnly(FederatedCLI):
+    """Stops when its parser is built, with `BuiltError`."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        raise BuiltError(parser)
+
+
+class Composer:
+    """Composes configurations as the command line would.
+
+    Args:
+        base: configuration files that every method shares, the later one wins.
+    """
+
+    def __init__(self, base: Sequence[str]) -> None:
+        self.base = list(base)
+        self._composed: dict[tuple[str, Case], dict[str, Any]] = {}
+        try:
+            ParserOnly(["fit"])
+        except BuiltError as built:
+            self.parser: LightningArgumentParser = built.args[0]
+
+    def compose(self, method: str, settings: Iterable[Setting] = ()) -> dict[str, Any]:
+        """Merge the base, the files of a method (`FedED+SAM` has two, an empty name none) and settings, which win.
+
+        Raises:
+            SystemExit: with 2, after a sentence, for what the command line refuses.
+            FileNotFoundError: there is no such method.
+        """
+        key = method, tuple(settings)
+        if key not in self._composed:
+            self._composed[key] = self._compose(*key)
+        return self._composed[key]
+
+    def _compose(self, method: str, settings: Case) -> dict[str, Any]:
+        files = [*self.base, *map(str, map(method_file, filter(None, method.split("+"))))]
+        words = [word for file in files for word in ("-c", file)]
+        words += [word for name, value in settings for word in (f"--{name}", value)]
+        config = self.parser.parse_args(["fit", *words]).fit.as_dict()
+        return {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+
+
+def method_file(name: str) -> Path:
+    """Find the file of a method: a path, or a name such as `FedNTD` or `LG-FedAvg`.
+
+    Raises:
+        FileNotFoundError: naming the nearest one.
+    """
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"--methods takes names and YAML files, and {name} does not exist")
+        return Path(name)
+    known = {file.stem: file for folder in reversed(CONFIGS) for file in (folder / "method").glob("*.yaml")}
+    stem = name.lower().replace("-", "_")
+    if stem not in known:
+        raise FileNotFoundError(
+            f"--methods must name files in configs/method, got {name!r}{nearest(stem, list(known))}; there are "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return known[stem]
+
+
+def plain(value: Any) -> Any:
+    """Write paths as text within a nest."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Collect the names of all options in a configuration, as the command line has them.
+
+    >>> sorted(option_names({"model": {"client": {"class_path": "FedAvg", "init_args": {"net": None}}}}))
+    ['model', 'model.client', 'model.client.net']
+    """
+    found = set()
+    for key, value in config.items():
+        name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
+        found |= {name} | (option_names(value, name) if isinstance(value, Mapping) else set())
+    return found
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
+    """Read `name=v1,v2`; commas within brackets do not separate.
+
+    Raises:
+        ValueError: naming what was given.
+
+    >>> parse_settings(["model.client.mu=0.1,1", "data.schedule=[[0,1]],null"], "--set")
+    {'model.client.mu': ['0.1', '1'], 'data.schedule': ['[[0,1]]', 'null']}
+    """
+    found = {}
+    for one in given:
+        name, _, values = one.partition("=")
+        if not name or not values:
+            raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {one!r}")
+        found[name.removeprefix("--")] = split_outside_brackets(values)
+    return found
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at the commas that stand in no brackets.
+
+    >>> split_outside_brackets("a,[b,c],{d: 1, e: 2}")
+    ['a', '[b,c]', '{d: 1, e: 2}']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def combinations(given: Mapping[str, Sequence[str]]) -> list[Case]:
+    """Combine the values of all settings; one empty combination where there are none."""
+    return [tuple(zip(given, values, strict=True)) for values in product(*given.values())]
+
+
+def described(settings: Iterable[Setting], separator: str = ", ") -> str:
+    """Write settings by the last parts of their names.
+
+    >>> described([("data.partition.alpha", "0.1")])
+    'alpha=0.1'
+    """
+    return separator.join(f"{name.rpartition('.')[2]}={value}" for name, value in settings)
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def cells_of(
+    composer: Composer,
+    method: str,
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    hold: Sequence[Held] = (),
+    more: Sequence[Setting] = (),
+) -> list[Cell]:
+    """Compose the cells of a method, one for each seed.
+
+    Args:
+        composer: of the grid.
+        method: name.
+        settings: of the grid; those that the method does not know are left out.
+        seeds: of the grid.
+        hold: what a seed must not vary.
+        more: settings that do not name the cell.
+    """
+    known = option_names(composer.compose(method, more))
+    taken = tuple((name, value) for name, value in settings if name in known)
+    config = composer.compose(method, [*more, *taken])
+    stem = slug("-".join(filter(None, [Path(method).stem if "/" in method else method, described(taken, "-")])))
+    return [Cell(method, taken, seed, f"{stem}-seed{seed}", seeded(config, seed, hold)) for seed in seeds]
+
+
+def slug(text: str) -> str:
+    """Write text so that it can name a file.
+
+    >>> slug("FedED+SAM-schedule=[[0, 1]]")
+    'FedED+SAM-schedule=_0_1_'
+    """
+    return re.sub(r"[^\w.+=-]+", "_", text)
+
+
+def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[str, Any]:
+    """Set the seeds of a configuration: those of what is not held.
+
+    Args:
+        config: of the method.
+        seed: of the grid.
+        hold: `partition`: the seed of the partition and the splits stays; `cohorts`: that of the cohorts and of who is
+            available; `training`: that of initial weights, batches and all other draws of clients and server.
+    """
+    data, model, own = dict(config["data"]), dict(config["model"]), config["seed_everything"]
+    cohorts = data["sampling_seed"] if data["sampling_seed"] is not None else data["seed"]
+    data["sampling_seed"] = cohorts if "cohorts" in hold else seed
+    data["seed"] = data["seed"] if "partition" in hold else seed
+    if "training" not in hold:
+        own, model["seed"] = seed, None
+    return {**config, "seed_everything": own, "data": data, "model": model}
+
+
+def check_names(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Put the cells under their names; equal ones once.
+
+    Raises:
+        ValueError: two cells that differ have one name.
+    """
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        other = found.setdefault(cell.name, cell)
+        if other.config != cell.config:
+            raise ValueError(
+                f"every cell needs a name of its own, but {cell.name} is that of {other.method} with "
+                f"{described(other.settings) or 'its own settings'} and of {cell.method} with "
+                f"{described(cell.settings) or 'its own settings'}; rename a file or choose other settings"
+            )
+    return found
+
+
+def data_differences(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Difference]]:
+    """Compare the settings of the data and cohorts of cells with the same seed: each difference once."""
+    first: dict[int, Cell] = {}
+    found: dict[str, tuple[Cell, Cell, Difference]] = {}
+    for cell in cells:
+        other = first.setdefault(cell.seed, cell)
+        was, now = ({n: v for n, v in flat(one.config).items() if is_data(n)} for one in (other, cell))
+        for difference in differences(was, now):
+            found.setdefault(difference.name, (other, cell, difference))
+    return list(found.values())

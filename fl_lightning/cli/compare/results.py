@@ -1,0 +1,89 @@
+"""Tables and report of a grid."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.cli.compare.cells import CellFiles
+from fl_lightning.cli.compare.grid import Case, Cell, described
+from fl_lightning.runs.report import write_report
+from fl_lightning.runs.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
+from fl_lightning.runs.saved import Group, SavedRun, read_run
+from fl_lightning.runs.tables import as_latex, as_markdown
+from fl_lightning.utils.files import write_atomically
+
+
+def write_results(
+    folder: Path,
+    cells: Mapping[Case, Sequence[Cell]],
+    baseline: str,
+    metrics: Sequence[str],
+    target: float | None,
+    notes: Sequence[str],
+) -> None:
+    """Write the tables and the report of the cells that are done.
+
+    Args:
+        folder: of the grid.
+        cells: of each case.
+        baseline: method that the others are compared with.
+        metrics: log keys; none: those that are known.
+        target: of the rounds to it.
+        notes: sentences that the tables need.
+    """
+    runs = {}
+    for cell in (cell for group in cells.values() for cell in group):
+        files = CellFiles(folder, cell.name)
+        if cell.name not in runs and files.run is not None and files.rounds_done is not None:
+            runs[cell.name] = read_run(files.run)
+    by_case = {case: grouped(group, runs) for case, group in cells.items()}
+    keys = list(metrics) or known_metrics([group for groups in by_case.values() for group in groups])
+    found = [
+        compare(groups, key, baseline, target, described(case))
+        for case, groups in by_case.items()
+        for key in keys
+        if groups
+    ]
+    tables = [table_of(one) for one in found]
+    write_text(folder / "results.csv", as_csv(found))
+    write_text(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, tables)]))
+    write_text(folder / "results.tex", "\n".join(map(as_latex, tables)))
+    every = {cell.name: cell for group in cells.values() for cell in group}
+    rows = []
+    for name, run in runs.items():
+        start = [name, every[name].method, described(every[name].settings), every[name].seed]
+        for key in keys:
+            values = statistics_of(run, key)
+            rows += [[*start, key, *(values.get(statistic, "") for statistic in STATISTICS)]] if values else []
+    write_rows(folder / "cells.csv", ["cell", "method", "settings", "seed", "metric", *STATISTICS], rows)
+    groups = grouped(every.values(), runs, with_settings=len(cells) > 1)
+    if groups:
+        page = write_report(groups, folder, tables=tables, notes=notes)
+        print("\n".join(map(as_markdown, tables)))
+        print(f"{page}, results.csv, results.md, results.tex, cells.csv")
+
+
+def grouped(cells: Iterable[Cell], runs: Mapping[str, SavedRun], with_settings: bool = False) -> list[Group]:
+    """Put the runs of each method, and with `with_settings` of each of its settings, together."""
+    found: dict[str, list[SavedRun]] = {}
+    for cell in cells:
+        if cell.name in runs:
+            label = ", ".join(filter(None, [cell.method, described(cell.settings) if with_settings else ""]))
+            found.setdefault(label, []).append(runs[cell.name])
+    return [Group(label, members) for label, members in found.items()]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, in one move."""
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table as csv."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, out.getvalue())

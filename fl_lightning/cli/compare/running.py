@@ -1,0 +1,98 @@
+"""A grid as it was asked for, and the run of its cells, with their progress on the console."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fl_lightning.cli.compare.cells import CellFiles, Outcome, prepare
+from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, cells_of
+from fl_lightning.cli.compare.workers import run_all
+
+
+@dataclass
+class Grid:
+    """A grid as it was asked for.
+
+    Attributes:
+        composer: has the base.
+        output: folder.
+        methods: names.
+        seeds: of each method.
+        hold: what a seed must not vary.
+        processes: cells at once.
+        chosen: settings that were tuned, by method and case.
+    """
+
+    composer: Composer
+    output: Path
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    hold: Sequence[Held]
+    processes: int
+    chosen: dict[tuple[str, Case], Case] = field(default_factory=dict)
+
+    def cells(self, case: Case) -> list[Cell]:
+        """Compose the cells of all methods in a case."""
+        found = []
+        for method in self.methods:
+            tuned = self.chosen.get((method, case), ())
+            found += cells_of(self.composer, method, [*case, *tuned], self.seeds, self.hold)
+        return found
+
+
+def run_cells(cells: Sequence[Cell], grid: Grid, folder: Path, test: bool = True) -> dict[str, str]:
+    """Run the cells that are not done.
+
+    Args:
+        cells: of the grid.
+        grid: that they are of.
+        folder: of their files.
+        test: whether the test split may be evaluated.
+
+    Returns:
+        The sentences of those that failed, by name.
+    """
+    left = [cell for cell in cells if prepare(cell, folder)]
+    console, failed, ended = Console(highlight=False, markup=False), dict[str, str](), len(cells) - len(left)
+    if ended:
+        console.print(f"{ended} of {len(cells)} cells in {folder} are done already")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        total = progress.add_task(f"{len(cells)} cells", total=sum(max(cell.max_epochs, 0) for cell in left))
+        rounds = {cell.name: max(cell.max_epochs, 0) for cell in left}
+        tasks: dict[str, TaskID] = {}
+
+        def on_round(files: CellFiles, done: int) -> None:
+            if files.name not in tasks:
+                tasks[files.name] = progress.add_task(f"  {files.name}", total=rounds[files.name])
+            progress.update(tasks[files.name], completed=done)
+            progress.update(
+                total, completed=sum(progress.tasks[progress.task_ids.index(t)].completed for t in tasks.values())
+            )
+
+        def on_end(files: CellFiles, outcome: Outcome) -> None:
+            nonlocal ended
+            ended += 1
+            if files.name in tasks:
+                progress.update(tasks[files.name], visible=False)
+            if outcome.error:
+                failed[files.name] = outcome.error
+            console.print(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}", soft_wrap=True)
+
+        try:
+            run_all([CellFiles(folder, cell.name, test) for cell in left], grid.processes, on_round, on_end)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted; {ended} of {len(cells)} cells in {folder} are done, and the same command goes on with "
+                f"the others"
+            ) from None
+    return failed

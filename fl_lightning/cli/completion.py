@@ -1,0 +1,99 @@
+"""`fl-lightning --print_shtab SHELL`: a script with which bash, zsh or tcsh complete the command line."""
+
+import argparse
+from typing import Any, NoReturn
+
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from fl_lightning.cli import configs
+from fl_lightning.cli.classes import OPTIONS, arguments, class_names
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.main import FederatedCLI
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+class OptionsReadError(Exception):
+    """Ends a command line whose parsers are complete before it parses anything."""
+
+
+class OptionsOnly(FederatedCLI):
+    """The command line up to its parsers.
+
+    Attributes:
+        parsers: one of each command.
+    """
+
+    def __init__(self) -> None:
+        self.parsers: list[LightningArgumentParser] = []
+        super().__init__([])
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        self.parsers.append(parser)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> NoReturn:
+        raise OptionsReadError(self.parsers)
+
+
+def options_of(parser: LightningArgumentParser) -> list[str]:
+    """Return the options of a command, with the arguments of every class that one of them may name."""
+    keys = [str(key) for key, _ in parser.get_defaults().items()]
+    given = (key.removesuffix(".class_path") for key in keys if ".init_args." not in key)
+    nested = (f"{option}.{name}" for option, base in OPTIONS.items() for name in arguments(base))
+    return list(dict.fromkeys([*given, *nested]))
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Build a parser of argparse's that has all commands and options.
+
+    jsonargparse's own scripts follow the arguments of classes, and a client may hold a client: they would not end.
+    """
+    import shtab  # noqa: PLC0415 - an extra
+
+    def file(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> None:
+        parser.add_argument(*names, **kwargs).complete = shtab.FILE  # type: ignore[attr-defined]
+
+    top = argparse.ArgumentParser(PROG)
+    top.add_argument("--version", action="store_true")
+    top.add_argument("--print_shtab", choices=SHELLS)
+    commands = top.add_subparsers()
+    try:
+        OptionsOnly()
+    except OptionsReadError as read:
+        parsers: list[LightningArgumentParser] = read.args[0]
+    for name, parser in zip(LightningCLI.subcommands(), parsers, strict=True):
+        command = commands.add_parser(name, help=parser.description)
+        command.add_argument("-c", "--config", choices=configs.names())
+        command.add_argument("--print_config", action="store_true")
+        for option in options_of(parser):
+            if option.endswith(("_path", "initial_weights")):
+                file(command, f"--{option}")
+            elif option != "config":
+                names = class_names(OPTIONS[option]) if option in OPTIONS else None
+                command.add_argument(f"--{option}", choices=names)
+    commands.add_parser("methods", help="list all methods").add_argument("--output", choices=("md", "csv", "json"))
+    shown = commands.add_parser("configs", help="list the configuration files of the package")
+    shown.add_argument("name", nargs="?", choices=configs.names())
+    shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    file(commands.add_parser("check", help="look for damage in checkpoints"), "paths", nargs="+")
+    return top
+
+
+def run(argv: list[str]) -> None:
+    """Print the script.
+
+    Args:
+        argv: the shell.
+
+    Raises:
+        ValueError: it is none of `SHELLS`.
+        ModuleNotFoundError: the extra is not installed.
+    """
+    if argv[:1] not in [[shell] for shell in SHELLS]:
+        raise ValueError(f"--print_shtab must be one of {', '.join(SHELLS)}, got {' '.join(argv[:1]) or 'nothing'}")
+    try:
+        import shtab  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
+    print(shtab.complete(command_line(), argv[0]))

@@ -1,0 +1,108 @@
+"""`fl-lightning configs`: the configuration files that come with the package; `-c` finds them by name."""
+
+import argparse
+import re
+import shutil
+import sys
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
+from typing import NoReturn
+
+PROG = "fl-lightning configs"
+HOME = Path(__file__).parents[1] / "configs"
+"""In a clone a link to the folder `configs`, so that there is one copy; in a wheel the files."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, which is imported in no time, with its errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"fl-lightning: error: {message}\n")
+        sys.exit(2)
+
+
+def names() -> list[str]:
+    """Return the names of all files: folder and stem, such as `experiment/digits_fedntd`."""
+    return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
+
+
+def locate(asked: str) -> Path:
+    """Find a configuration file: the user's own, else the package's of that name; `.yaml` may be left out.
+
+    Args:
+        asked: a path; for the package's files also a name (`experiment/digits_fedntd`) or the path in a clone.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for path in (Path(asked), Path(f"{asked}.yaml")):
+        if path.is_file():
+            return path
+    return shipped(asked)
+
+
+def shipped(asked: str) -> Path:
+    """Find a file of the package by its name, or by its path in a clone.
+
+    Raises:
+        ValueError: there is none.
+    """
+    name = asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
+    if name in names():
+        return HOME / f"{name}.yaml"
+    stem = name.rpartition("/")[2]
+    same_stem = [known for known in names() if known.rpartition("/")[2] == stem]
+    near = "".join(f"; the nearest is {known}" for known in [*same_stem, *get_close_matches(name, names(), 1)][:1])
+    raise ValueError(
+        f"there is no file {asked}, and no configuration of that name comes with the package{near}; "
+        f"{PROG} lists all names"
+    )
+
+
+def title(name: str) -> str:
+    """Return the first sentence of the comment with which a file begins."""
+    lines = (HOME / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line[:1] == "#", lines))
+    return re.split(r"(?<=\.)\s", comment)[0]
+
+
+def copy(chosen: list[str], folder: Path) -> None:
+    """Copy files into their sub-folders of `folder`.
+
+    Raises:
+        FileExistsError: one of them is there already; nothing is copied then.
+    """
+    targets = {name: folder / f"{name}.yaml" for name in chosen}
+    if there := [str(path) for path in targets.values() if path.exists()]:
+        raise FileExistsError(f"{PROG} replaces no file, and {there[0]} exists; name another folder or move it away")
+    for name, path in targets.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(HOME / f"{name}.yaml", path)
+    print(f"{len(targets)} file{'s' * (len(targets) != 1)} copied to {folder}")
+
+
+def run(argv: list[str]) -> None:
+    """List, print or copy files.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: there is no such file.
+    """
+    parser = Parser(PROG, description="List the configuration files that come with the package, print or copy them.")
+    parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
+    parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
+    options = parser.parse_args(argv)
+    asked = options.name or ""
+    of_folder = [name for name in names() if not asked or name.startswith(f"{asked.rstrip('/')}/")]
+    chosen = of_folder or [shipped(asked).relative_to(HOME).with_suffix("").as_posix()]
+    if options.copy:
+        copy(chosen, options.copy)
+    elif of_folder:
+        width = max(map(len, chosen))
+        print("\n".join(f"{name:{width}}  {title(name)}" for name in chosen))
+    else:
+        print((HOME / f"{chosen[0]}.yaml").read_text(encoding="utf-8"), end="")

@@ -1,0 +1,185 @@
+"""Looks at the client in the module, in the middle of its training, which leaves no trace there."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
+
+from fl_lightning.client.services import batch_length
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.functional.state import raised
+from fl_lightning.metrics import ClassifierScores
+from fl_lightning.types import Batch
+from fl_lightning.utils.keyed import keyed_generator
+
+Moment = tuple[Hashable, ...]
+"""What the module's weights are: the kind of the moment (`received`, `trained`, …), then whose and when."""
+
+Value = TypeVar("Value")
+
+
+class Inspection:
+    """Evaluates the weights that lie in the client module: in a client hook, those of that client.
+
+    What was computed for one *moment* is not computed again: several monitors share it. The random generators and the
+    modes of the module are as they were when a look ends, and nothing is logged by it.
+
+    Args:
+        engine: has the client module and the transfer of batches.
+        data: of the federation.
+    """
+
+    def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
+        self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
+        self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
+        self._subsets: dict[tuple[str, int | None], Tensor] = {}
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the C classes for log keys."""
+        return class_names(self.data)
+
+    @property
+    def received(self) -> Moment:
+        """The moment at which the client's weights are those it received, the same for all that received the same."""
+        return ("received", self.client.context.weights_token)
+
+    # --- looks -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """Context of a look: eval mode, no gradients, no logging, random generators restored at its end."""
+        with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
+            yield
+
+    def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Compute a value of the module at a moment, or give the one that was computed before."""
+        last, values = self._found.get(moment[0], (None, {}))
+        if last != moment:
+            values = {}
+            self._found[moment[0]] = moment, values
+        if key not in values:
+            values[key] = compute()
+        found: Value = values[key]
+        return found
+
+    def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
+        """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.
+
+        Args:
+            moment: what the module's weights are.
+            split: name of the split.
+            samples: evaluate so many, drawn once for the run; None: all.
+        """
+        return self.once(moment, (split, samples), lambda: self._scores(self.batches(split, samples)))
+
+    def own_scores(self, moment: Moment, client_id: int, split: str = "test") -> Tensor:
+        """The same over a client's own samples of a split; NaN where it has none."""
+        size = self.data.eval_batch_size
+
+        def compute() -> Tensor:
+            return self._scores(self.data.view(client_id, 0).batches(split, batch_size=size))
+
+        return self.once(moment, (split, "of", client_id), compute)
+
+    def own_loss(self, moment: Moment, client_id: int) -> float:
+        """Mean local loss over a client's own training samples; NaN without, and under manual optimization."""
+        if not self.client.automatic_optimization:
+            return float("nan")
+
+        def compute() -> float:
+            total, count = 0.0, 0
+            with self.look():
+                for i, batch in enumerate(self.data.view(client_id, 0).batches(batch_size=self.data.eval_batch_size)):
+                    loss, n = self.client.local_loss(self._transfer(batch), i), batch_length(batch)
+                    total, count = total + float(loss) * n, count + n
+            return total / count if count else float("nan")
+
+        return self.once(moment, ("loss", client_id), compute)
+
+    def outputs(
+        self, moment: Moment, layer: str | None, split: str, samples: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of a layer over a split, (n, d), and the targets, (n,), both on the CPU.
+
+        Args:
+            moment: what the module's weights are.
+            layer: name of a module within the client; None: the features that the net's head reads.
+            split: name of the split.
+            samples: evaluate so many, drawn once for the run; None: all.
+        """
+
+        def compute() -> tuple[Tensor, Tensor]:
+            parts = self.over(self.batches(split, samples), lambda b: (self.layer(b[0], layer).cpu(), b[1].cpu()))
+            values, targets = zip(*parts, strict=True)
+            return torch.cat(values), torch.cat(targets)
+
+        return self.once(moment, ("outputs", layer, split, samples), compute)
+
+    def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
+        """Outputs of a layer for a batch, (B, d), float32 or better; of a convolution the mean over the image."""
+        if layer is None:
+            return raised(self.client.features(x))
+        found: list[Tensor] = []
+        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
+        try:
+            self.client(x)
+        finally:
+            handle.remove()
+        return raised(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+
+    def check_layer(self, layer: str | None, who: str) -> None:
+        """Refuse a layer that the client does not have.
+
+        Raises:
+            ValueError: naming some that it has; without a layer: the client has no net.
+        """
+        names = [name for name, _ in self.client.named_modules() if name]
+        if layer is None and self.client.net is None:
+            raise ValueError(f"{who} needs the name of a layer for a client without net=, such as {names[-1]!r}")
+        if layer is not None and layer not in names:
+            raise ValueError(f"{who}: layer must name a module of the client, such as {names[-1]!r}, got {layer!r}")
+
+    def over(self, batches: Iterator[Batch], fn: Callable[[Any], Value]) -> list[Value]:
+        """Apply `fn` to every batch, where the module has it."""
+        with self.look():
+            return [fn(self._transfer(batch)) for batch in batches]
+
+    def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
+        """Batches of a split, or of `samples` drawn from it once for the run, in order and without augmentation."""
+        return self.data.split(split).batches(torch.split(self.subset(split, samples), self.data.eval_batch_size), None)
+
+    def subset(self, split: str, samples: int | None = None) -> Tensor:
+        """Positions in a split of the samples that are looked at, (n,) int64, ascending."""
+        if (split, samples) not in self._subsets:
+            size = len(self.data.split(split))
+            chosen = torch.arange(size)
+            if samples is not None and samples < size:
+                generator = keyed_generator(self.data.batch_seed, f"inspection/{split}")
+                chosen = torch.randperm(size, generator=generator)[:samples].sort().values
+            self._subsets[split, samples] = chosen
+        return self._subsets[split, samples]
+
+    def _scores(self, batches: Iterator[Batch]) -> Tensor:
+        classes = self.data.num_classes or 0
+        with self.look():
+            metric = ClassifierScores(classes, distributed_available_fn=bool).to(next(self.client.parameters()).device)
+            found = False
+            for batch in batches:
+                x, y = self._transfer(batch)
+                metric.update(self.client(x), y)
+                found = True
+            return metric.compute().cpu() if found else torch.full((classes + 2,), torch.nan, dtype=torch.float64)
+
+
+def class_names(data: FederatedDataModule) -> list[str]:
+    """Name the classes for log keys: by the data's names, else by numbers."""
+    names: Sequence[Any] | None = getattr(data.source, "class_names", None)
+    count = data.num_classes or 0
+    width = max(2, len(str(count - 1)))
+    return [str(name).replace("/", "-") for name in names or [f"{c:0{width}d}" for c in range(count)]]

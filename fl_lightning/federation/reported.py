@@ -1,0 +1,88 @@
+"""The user's torchmetrics objects that are evaluated besides what the package reports itself."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.functional.state import raised
+
+Metrics = Metric | MetricCollection | dict[str, Metric]
+"""A metric, a collection, or metrics by name; `update` takes predictions and targets."""
+
+OWN = ("acc", "loss", "acc_class", "forgetting")
+"""Names that the package reports values under."""
+
+
+def as_collection(metrics: Metrics | None) -> MetricCollection | None:
+    """Make a collection of what was given.
+
+    Raises:
+        ValueError: a name under which the package reports a value.
+    """
+    if not metrics:
+        return None
+    found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
+    for name in found:
+        if name in OWN:
+            raise ValueError(f"model.metrics must not be named {', '.join(OWN)}, got {name!r}; give it another name")
+    return found
+
+
+def alone(metrics: MetricCollection) -> MetricCollection:
+    """Copy a collection for samples that this process alone evaluates; nothing crosses processes."""
+    copy = metrics.clone()
+    for metric in copy.modules():
+        if isinstance(metric, Metric):
+            metric.distributed_available_fn = bool  # no process group: False
+    copy.reset()
+    return copy
+
+
+def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
+    """Predict a batch and update the metrics.
+
+    Raises:
+        ValueError: the batch is no pair (x, y).
+    """
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise ValueError(
+            f"model.metrics needs batches (x, y), got {type(batch).__name__}; log the metrics in the module's own steps"
+        )
+    x, y = batch
+    metrics.update(raised(predict(x)), y)
+
+
+def computed(metric: Metric | MetricCollection) -> Any:
+    """Compute, also on a process that has had no samples."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
+        return metric.compute()
+
+
+def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
+    """Name computed values for a round's row; those of a vector by the classes, or by number.
+
+    Args:
+        result: what a collection computed, by name.
+        prefix: of the names.
+        class_names: of the C classes.
+
+    Raises:
+        ValueError: a value with more than one dimension (a confusion matrix).
+    """
+    found: dict[str, float] = {}
+    for name, value in result.items():
+        if value.ndim == 0:
+            found[f"{prefix}/{name}"] = float(value)
+        elif value.ndim == 1:
+            names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
+            found |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
+        else:
+            raise ValueError(
+                f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "
+                f"in a callback"
+            )
+    return found

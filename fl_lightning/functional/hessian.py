@@ -1,0 +1,94 @@
+"""The sharpest directions of a loss: leading eigenvectors of its Hessian, by power iteration."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.state import State, StateLike, raised
+
+
+def hessian_product(
+    loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[tuple[Any, int]], vector: StateLike
+) -> State:
+    """Product H v of the Hessian of a mean loss with a vector, one batch at a time.
+
+    Args:
+        loss: `(params, batch) -> ()`, mean loss of a batch; twice differentiable in the parameters.
+        params: point w, by name.
+        batches: with the number of samples in each.
+        vector: v, shaped as the parameters.
+
+    Returns:
+        H v, shaped as the parameters.
+
+    >>> def loss(p, scale):
+    ...     return scale * p["w"].pow(3).sum()
+    >>> hessian_product(loss, {"w": torch.tensor([1.0, 2.0])}, [(1.0, 4)], {"w": torch.tensor([1.0, 1.0])})
+    {'w': tensor([ 6., 12.])}
+    """
+    point = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    total, count = {name: torch.zeros_like(value) for name, value in vector.items()}, 0
+    with torch.enable_grad():
+        for batch, size in batches:
+            gradients = torch.autograd.grad(
+                raised(loss(point, batch)), list(point.values()), create_graph=True, materialize_grads=True
+            )
+            slope = torch.stack([(g * vector[name]).sum() for name, g in zip(point, gradients, strict=True)]).sum()
+            products = torch.autograd.grad(slope, list(point.values()), materialize_grads=True)
+            for name, product in zip(point, products, strict=True):
+                total[name] += size * product
+            count += size
+    return {name: value / count for name, value in total.items()}
+
+
+def leading_eigenvectors(
+    product: Callable[[Tensor], Tensor],
+    size: int,
+    count: int = 2,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of largest magnitude of a symmetric matrix and their eigenvectors, by power iteration.
+
+    Args:
+        product: v (D,) -> A v (D,), float64 on the CPU.
+        size: D ≥ count.
+        count: how many.
+        iterations: products for each at most.
+        tolerance: an eigenvalue that changes by less, relatively, is taken.
+        generator: draws where it begins.
+
+    Returns:
+        (count,) float64 in the order in which they are found (magnitudes fall where they have converged), and
+        orthonormal vectors (count, D).
+
+    >>> matrix = torch.diag(torch.tensor([1.0, -5.0, 3.0], dtype=torch.float64))
+    >>> values, _ = leading_eigenvectors(lambda v: matrix @ v, 3, generator=torch.Generator().manual_seed(0))
+    >>> [round(value, 2) for value in values.tolist()]
+    [-5.0, 3.0]
+    """
+    vectors, values = torch.zeros(0, size, dtype=torch.float64), []
+    for _ in range(count):
+        vector = unit(torch.randn(size, generator=generator, dtype=torch.float64), vectors)
+        value = 0.0
+        for _ in range(iterations):
+            moved = product(vector)
+            before, value = value, float(vector @ moved)
+            if float(moved.norm()) == 0:
+                break
+            vector = unit(moved, vectors)
+            if abs(value - before) < tolerance * abs(value):
+                break
+        values.append(value)
+        vectors = torch.cat([vectors, vector[None]])
+    return torch.tensor(values, dtype=torch.float64), vectors
+
+
+def unit(vector: Tensor, others: Tensor) -> Tensor:
+    """The part of a vector (D,) that is orthogonal to orthonormal ones (k, D), of length 1."""
+    rest: Tensor = vector - others.T @ (others @ vector)
+    length: Tensor = torch.linalg.vector_norm(rest)
+    return rest / length

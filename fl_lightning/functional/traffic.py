@@ -1,0 +1,31 @@
+"""Bytes of what a message carries."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from fl_lightning.functional.state import StateLike
+
+
+def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
+    """Count 4 bytes for every float entry of the weights and extras, whatever the precision; integers are free.
+
+    Args:
+        weights: shared entries, or None.
+        extras: tensors, numbers and (nested) dicts or lists of them.
+
+    Returns:
+        Bytes.
+    """
+    entries = sum(value.numel() for value in (weights or {}).values() if value.is_floating_point())
+    return entries * 4 + (_floats(extras) * 4 if extras else 0)
+
+
+def _floats(value: Any) -> int:
+    """Count the floats in a nest, those in its tensors included."""
+    found: list[int] = []
+    apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
+    apply_to_collection(value, float, lambda _: found.append(1))
+    return sum(found)

@@ -1,0 +1,164 @@
+"""Metrics over clients: how well each is served, and what local training forgets."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.accuracy import class_accuracy, class_counts
+from fl_lightning.functional.forgetting import forgetting_degree
+from fl_lightning.functional.summary import fairness
+from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_choice
+
+
+class ClientAccuracy(FederatedMetric):
+    """Accuracy of every client's model on its own test samples; NaN for a client without.
+
+    `update` takes `preds`, scores (B, C, ...) or classes (B, ...), `target` (B, ...) and `client_id`, one number for
+    the batch; `compute` gives (N,) float64. The metrics over clients share their states in a `MetricCollection`, where
+    `client_id` is given by name.
+
+    Args:
+        num_clients: N ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ClientAccuracy(num_clients=2)
+    >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), client_id=1)
+    >>> metric.compute()
+    tensor([   nan, 0.5000], dtype=torch.float64)
+    """
+
+    higher_is_better: bool | None = True
+    plot_legend_name = "client"
+    client_counts: Tensor
+
+    def __init__(self, num_clients: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, num_clients=num_clients)
+        self.add_state("client_counts", torch.zeros(2, num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor, client_id: int) -> None:
+        answers = preds.argmax(1) if preds.is_floating_point() else preds
+        hits = class_counts((answers == target).long(), torch.ones_like(target), 2)[:, 1]
+        self.client_counts[:, client_id] += hits
+
+    def compute(self) -> Any:
+        return class_accuracy(self.client_counts)
+
+
+class ALMA(ClientAccuracy):
+    r"""Average local model accuracy $\frac{1}{N} \sum_n \mathrm{acc}(w_n; D_n^{test})$, over clients with test samples.
+
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu). Arguments and `update` are those of `ClientAccuracy`;
+    `compute` gives () float64.
+
+    >>> metric = ALMA(num_clients=3)
+    >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), client_id=1)
+    >>> metric.update(torch.tensor([0]), torch.tensor([0]), client_id=2)
+    >>> metric.compute()
+    tensor(0.7500, dtype=torch.float64)
+    """
+
+    plot_legend_name = None  # type: ignore[assignment]
+
+    def compute(self) -> Any:
+        return super().compute().nanmean()
+
+
+class InitialAccuracy(ALMA):
+    """Initial accuracy: `ALMA` of the global model, before local training, on each client's own test samples.
+
+    Source: Yao and Sun 2020, arXiv:2005.12657 (FedCL), Table 1.
+    """
+
+
+class PersonalisedAccuracy(ALMA):
+    """Personalised accuracy: `ALMA` of the participating clients' models after local training.
+
+    Source: Yao and Sun 2020, arXiv:2005.12657 (FedCL), Table 1.
+    """
+
+
+class ClientFairness(ClientAccuracy):
+    """Standard deviation of the clients' accuracies (divisor n − 1), and the mean of the worst of them.
+
+    Source: Li et al. 2020, arXiv:1905.10497, Sec. 5. `update` is that of `ClientAccuracy`; `compute` gives a dict
+    `{"std": (), "worst": ()}`, float64.
+
+    Args:
+        num_clients: N ≥ 1.
+        worst_share: share of the clients in (0, 1] that `worst` is the mean of; at least one client.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ClientFairness(num_clients=2)
+    >>> for client_id, answer in enumerate([0, 1]):
+    ...     metric.update(torch.tensor([answer]), torch.tensor([0]), client_id)
+    >>> metric.compute()
+    {'std': tensor(0.7071, dtype=torch.float64), 'worst': tensor(0., dtype=torch.float64)}
+    """
+
+    higher_is_better = None
+    plot_legend_name = None  # type: ignore[assignment]
+
+    def __init__(self, num_clients: int, worst_share: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(num_clients, **kwargs)
+        check_above(0, worst_share=worst_share)
+        check_at_most(1, worst_share=worst_share)
+        self.worst_share = worst_share
+
+    def compute(self) -> Any:
+        return fairness(super().compute(), self.worst_share)._asdict()
+
+
+class ForgettingDegree(FederatedMetric):
+    r"""Forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$: what local training forgets of a class.
+
+    Source: FedKA, Eq. 1. `update` takes `global_preds` and `local_preds`, scores (B, C, ...) or classes (B, ...) of the
+    received and of the trained model, and `target` (B, ...). `compute` gives (C,) float64 in (−∞, 1], or () with
+    `average="macro"`. Where the received model recognises no sample of a class, τ has no meaning and is NaN, unless
+    `keep_invalid`; the mean is over the classes where it has one.
+
+    Args:
+        num_classes: C ≥ 1.
+        average: `none`: every class; `macro`: the mean.
+        xi: ξ > 0.
+        keep_invalid: give the formula's value also where A_c(w_g) = 0.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ForgettingDegree(num_classes=3)
+    >>> metric.update(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 2]))
+    >>> metric.compute()
+    tensor([0.0000, 0.5000,    nan], dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = None
+    plot_legend_name = "class"
+    degree_counts: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        average: Literal["none", "macro"] = "none",
+        xi: float = 1e-8,
+        keep_invalid: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, num_classes=num_classes)
+        check_choice(("none", "macro"), average=average)
+        check_above(0, xi=xi)
+        self.num_classes, self.average, self.xi, self.keep_invalid = num_classes, average, xi, keep_invalid
+        self.add_state("degree_counts", torch.zeros(2, 2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, global_preds: Tensor, local_preds: Tensor, target: Tensor) -> None:
+        counts = [class_counts(preds, target, self.num_classes) for preds in (global_preds, local_preds)]
+        self.degree_counts += torch.stack(counts)
+
+    def compute(self) -> Tensor:
+        received, trained = class_accuracy(self.degree_counts)
+        degree = forgetting_degree(received, trained, self.xi)
+        if not self.keep_invalid:
+            degree = degree.masked_fill(received == 0, torch.nan)
+        return degree if self.average == "none" else degree.nanmean()

@@ -1,0 +1,154 @@
+"""Metrics of client drift: diversity of moves, distance of weights, agreement of neurons."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.drift import (
+    activation_sums,
+    drift_diversity,
+    preferred_by_sums,
+    weight_alignment,
+    weight_divergence,
+)
+from fl_lightning.functional.state import StateLike
+from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.utils.settings import check_at_least
+
+
+class DriftDiversity(FederatedMetric):
+    r"""Drift diversity $\sum_k \lVert m_k \rVert^2 / \lVert \sum_k m_k \rVert^2$ of the clients' moves $m_k = w_k - w$.
+
+    `update` takes one client's `move`, (D,), several (K, D), or tensors by name; `compute` gives () float64, ≥ 1/K;
+    +inf where they cancel, NaN for none.
+
+    Args:
+        size: D ≥ 1, entries of a move.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = DriftDiversity(size=2)
+    >>> metric.update(torch.tensor([3.0, 0.0]))
+    >>> metric.update({"weight": torch.tensor([[0.0]]), "bias": torch.tensor([3.0])})
+    >>> metric.compute()
+    tensor(1., dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_upper_bound = None
+    move_sum: Tensor
+    move_squares: Tensor
+    num_moves: Tensor
+
+    def __init__(self, size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, size=size)
+        self.add_state("move_sum", torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("move_squares", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("num_moves", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, move: Tensor | StateLike) -> None:
+        flat = move if isinstance(move, Tensor) else torch.cat([value.flatten() for value in move.values()])
+        rows = flat.double().view(-1, self.move_sum.shape[0])
+        self.move_sum += rows.sum(0)
+        self.move_squares += rows.square().sum()
+        self.num_moves += len(rows)
+
+    def compute(self) -> Tensor:
+        return drift_diversity(self.move_squares, self.move_sum).masked_fill(self.num_moves == 0, torch.nan)
+
+
+class GradientDiversity(DriftDiversity):
+    r"""Gradient diversity $\Lambda = \frac{1}{K} \sum_k \lVert \nabla f^k \rVert^2 / \lVert \nabla f \rVert^2$, ≥ 1.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Definition 2. `update` takes a client's gradient as `DriftDiversity`
+    takes a move; `compute` gives () float64; +inf where they cancel, NaN for none.
+
+    Args:
+        size: D ≥ 1, entries of a gradient.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = GradientDiversity(size=2)
+    >>> metric.update(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> metric.compute()
+    tensor(2., dtype=torch.float64)
+    """
+
+    def compute(self) -> Tensor:
+        return self.num_moves * super().compute()
+
+
+class WeightDivergence(FederatedMetric):
+    r"""Weight divergence $\lVert w - w_k \rVert$, the mean over pairs of states.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Sec. 5.2 (order 1). `update` takes two states, tensors by name with equal
+    names and shapes; `compute` gives () float64; NaN for none.
+
+    Args:
+        order: 1 for the sum of absolute differences, 2 for the Euclidean distance; any order ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = WeightDivergence()
+    >>> metric.update({"w": torch.tensor([3.0, 1.0])}, {"w": torch.zeros(2)})
+    >>> metric.compute()
+    tensor(4., dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_upper_bound = None
+
+    def __init__(self, order: float = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, order=order)
+        self.order = order
+        # named by the order: collections merge metrics whose states are equal after the first update
+        self._state = f"divergence_{order:g}".replace(".", "_")
+        self.add_state(self._state, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, weights: StateLike, other: StateLike) -> None:
+        distance = weight_divergence(weights, other, self.order)
+        total: Tensor = getattr(self, self._state)
+        total += torch.stack([distance, torch.ones_like(distance)]).to(total.device)
+
+    def compute(self) -> Tensor:
+        distance, pairs = getattr(self, self._state)
+        return torch.as_tensor(distance / pairs)
+
+
+class WeightAlignment(FederatedMetric):
+    r"""Weight alignment: the share of a layer's neurons that prefer the same class, $\arg\max_c h_c$, in two models.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19 and Table 2. `update` takes the layer's outputs after its ReLU in
+    both models, `first` and `second` (B, n), and `target` (B,); `compute` gives () float64 in [0, 1].
+
+    Args:
+        num_classes: C ≥ 1.
+        num_neurons: n ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = WeightAlignment(num_classes=2, num_neurons=2)
+    >>> metric.update(torch.eye(2), torch.ones(2, 2).triu(), torch.tensor([0, 1]))
+    >>> metric.compute()
+    tensor(0.5000, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+    activation_sums: Tensor
+    activation_samples: Tensor
+
+    def __init__(self, num_classes: int, num_neurons: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, num_classes=num_classes, num_neurons=num_neurons)
+        self.num_classes = num_classes
+        sums = torch.zeros(2, num_classes, num_neurons, dtype=torch.float64)
+        self.add_state("activation_sums", sums, dist_reduce_fx="sum")
+        self.add_state("activation_samples", torch.zeros(num_classes, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, first: Tensor, second: Tensor, target: Tensor) -> None:
+        sums, samples = activation_sums(torch.stack([first, second]), target, self.num_classes)
+        self.activation_sums += sums
+        self.activation_samples += samples
+
+    def compute(self) -> Tensor:
+        first, second = (preferred_by_sums(sums, self.activation_samples) for sums in self.activation_sums)
+        return weight_alignment(first, second).masked_fill(self.activation_samples.sum() == 0, torch.nan)

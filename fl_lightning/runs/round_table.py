@@ -1,0 +1,53 @@
+"""Tables of a run with several rows a round."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from fl_lightning.utils.files import write_atomically
+
+
+class RoundTable:
+    """A csv file whose first column is the round; rows are appended, each round's at once.
+
+    Args:
+        path: of the file; it is made with the first row.
+        columns: names of the columns, the first one `round`.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path, self.columns = path, tuple(columns)
+
+    def begin(self, first_round: int) -> None:
+        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew."""
+        if not self.path.is_file():
+            return
+        kept = []
+        with self.path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file)
+            same = next(rows, []) == list(self.columns)
+            for row in rows if same else ():
+                with suppress(ValueError):
+                    if len(row) == len(self.columns) and int(row[0]) < first_round:
+                        kept.append(row)
+
+        def write(part: Path) -> None:
+            with part.open("w", newline="", encoding="utf-8") as file:
+                add(file, [self.columns, *kept])
+
+        write_atomically(self.path, write)
+
+    def append(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows; None and NaN leave a cell empty."""
+        cells = [["" if value is None or str(value) == "nan" else value for value in row] for row in rows]
+        if cells:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                add(file, [*([self.columns] if not file.tell() else []), *cells])
+
+
+def add(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows to an open file."""
+    csv.writer(file, lineterminator="\n").writerows(rows)

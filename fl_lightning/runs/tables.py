@@ -1,0 +1,114 @@
+"""Tables of results, and how they are written as Markdown, LaTeX and HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
+"""Letters that LaTeX has other uses for, or does not know in every font."""
+
+SHORT = 30
+"""Characters of a cell that stay in one line."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of a table; `best` is what the eye should find."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column holds names.
+
+    Attributes:
+        title: above it.
+        header: of the columns.
+        rows: a cell for each column.
+        note: below it.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+def as_markdown(table: Table) -> str:
+    r"""Write a table as Markdown.
+
+    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", best=True)]])))
+    **Accuracy**
+    <BLANKLINE>
+    | method | final |
+    | --- | ---: |
+    | A\|B | **1 ± 0** |
+    <BLANKLINE>
+    """
+
+    def text(cell: Cell) -> str:
+        said = cell.text.replace("|", "\\|")
+        return f"**{said}**" if cell.best else said
+
+    lines = [list(table.header), ["---", *["---:"] * (len(table.header) - 1)], *([*map(text, r)] for r in table.rows)]
+    body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"**{table.title}**\n\n{body}" + (f"\n{table.note}\n" if table.note else "")
+
+
+def as_latex(table: Table) -> str:
+    r"""Write a table as LaTeX, for the package booktabs.
+
+    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", best=True)]])))
+    \begin{table}
+      \centering
+      \caption{50 \% of}
+      \begin{tabular}{lr}
+        \toprule
+        method & final \\
+        \midrule
+        A\_1 & \textbf{1 $\pm$ 0} \\
+        \bottomrule
+      \end{tabular}
+    \end{table}
+    <BLANKLINE>
+    """
+    rows = [" & ".join(rf"\textbf{{{latex(c.text)}}}" if c.best else latex(c.text) for c in row) for row in table.rows]
+    caption = latex(" ".join(filter(None, (table.title + "." * bool(table.note), table.note))))
+    lines = [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}}}"]
+    lines += [rf"  \begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"    \toprule"]
+    lines += [rf"    {' & '.join(map(latex, table.header))} \\", r"    \midrule", *(rf"    {row} \\" for row in rows)]
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def latex(text: str) -> str:
+    """Write text so that LaTeX shows it as it is."""
+    return "".join(LATEX.get(letter, letter) for letter in text)
+
+
+def unbroken(text: str) -> str:
+    """Escape a text; a short one is not broken into lines."""
+    return escape(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+
+
+def as_html(table: Table) -> str:
+    """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
+
+    >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", True)]]))
+    True
+    """
+    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in table.header)
+    rows = []
+    for name, *cells in table.rows:
+        texts = [f"<b>{unbroken(cell.text)}</b>" if cell.best else unbroken(cell.text) for cell in cells]
+        rows.append(f"<tr><th scope='row'>{escape(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
+    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
+    body = "\n".join(rows)
+    return (
+        f"<h3>{escape(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>{body}</tbody></table></div>{note}\n"
+    )

@@ -1,0 +1,57 @@
+"""Signs of life of this process: other processes of a run are told of them, and end one that gives none."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Sign(NamedTuple):
+    """What a process is at.
+
+    Args:
+        signs: so far.
+        waits: whether it waits for the other processes.
+        client_id: of the client loaded last; -1: none.
+        round_idx: of that client's training.
+    """
+
+    signs: int = 0
+    waits: bool = False
+    client_id: int = -1
+    round_idx: int = -1
+
+    def __str__(self) -> str:
+        return f"client {self.client_id} in round {self.round_idx}" if self.client_id >= 0 else "no client"
+
+
+class Life:
+    """Notes the signs of life of a process.
+
+    Attributes:
+        count: of the signs; whatever gets on adds one, which costs nothing else.
+        waits: depth of the blocks of `waiting`.
+        client_id: of the client at work; -1: none yet.
+        round_idx: of that client.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.waits, self.client_id, self.round_idx = 0, 0, -1, -1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for the other processes within the block: this one is not at fault, however long it takes."""
+        self.count += 1
+        self.waits += 1
+        try:
+            yield
+        finally:
+            self.waits -= 1
+            self.count += 1
+
+    def sign(self) -> Sign:
+        """What the process is at now."""
+        return Sign(self.count, self.waits > 0, self.client_id, self.round_idx)
+
+
+LIFE = Life()
+"""Of this process."""

@@ -1,0 +1,19 @@
+"""Where an error was raised: by a check of the user's input, or by a bug."""
+
+from linecache import getline
+from traceback import walk_tb
+
+CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
+"""Packages whose own `raise` statements are about the user's input."""
+
+
+def raised_by_check(error: BaseException) -> bool:
+    """True for an error of a `raise` statement in one of the packages `CHECKED`, in this process or another one."""
+    if (known := getattr(error, "raised_by_check", None)) is not None:
+        return bool(known)
+    found = list(walk_tb(error.__traceback__))
+    if not found:
+        return False
+    frame, line = found[-1]
+    checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
+    return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")

@@ -1,0 +1,366 @@
+"""`fl-lightning compare`: grids of real runs, stopped and continued, and what is refused."""
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from fl_lightning.cli.compare import results, running
+from fl_lightning.cli.compare.cells import CellFiles, Outcome, Rounds, fit
+from fl_lightning.cli.compare.grid import Composer, cells_of, option_names, seeded
+from fl_lightning.cli.errors import one_line
+from fl_lightning.runs.saved import read_run
+from tests.commands import refusal, say
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = """
+seed_everything: 7
+trainer: {max_epochs: 3, accelerator: cpu}
+model:
+  local_epochs: 1
+  max_local_steps: 1
+  threads: 1
+  client:
+    class_path: fl_lightning.methods.FedAvg
+    init_args:
+      net: {class_path: fl_lightning.nets.Perceptron, init_args: {hidden: [8]}}
+      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
+data:
+  num_clients: 4
+  participation: 0.5
+  partition: {class_path: fl_lightning.data.DirichletPartition, init_args: {alpha: 0.5, min_samples: 1}}
+"""
+GRID = "--methods FedAvg FedNTD --seeds 0 1"
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    """A working directory with a base of the grid in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def drawn(base, monkeypatch):
+    """The same, where cells are run one after the other in this process; their names, as they are begun."""
+    begun = []
+
+    def run_all(cells, processes, on_round, on_end):
+        for files in cells:
+            begun.append(files.name)
+            try:
+                fit(files, lambda done, files=files: on_round(files, done))
+                on_end(files, Outcome())
+            except ValueError as error:
+                on_end(files, Outcome(one_line(str(error))))
+
+    monkeypatch.setattr(running, "run_all", run_all)
+    return begun
+
+
+@pytest.fixture
+def here(drawn, monkeypatch):
+    """The same, without a report, which takes seconds."""
+    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+    return drawn
+
+
+def rows(path):
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def tables(folder):
+    return {
+        name: (Path(folder) / name).read_bytes() for name in ("results.csv", "results.md", "results.tex", "cells.csv")
+    }
+
+
+# --- whole grids ------------------------------------------------------------------------------------
+
+
+def start(folder, *more):
+    command = [sys.executable, "-m", "fl_lightning", "compare", "-c", "base.yaml", *GRID.split(), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def rounds_on_disk(folder):
+    """The rounds that have a row, of all cells together."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) - 1 for path in folder.rglob("metrics.csv"))
+
+
+def workers_of(process):
+    return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_a_grid_that_is_killed_ends_with_the_same_table(base):
+    whole = start(base, "--output", "whole", "--processes", "2")
+    said = whole.communicate(timeout=500)[0]
+    assert whole.returncode == 0, said
+    assert "[4/4]" in said
+
+    killed, least = start(base, "--output", "killed"), random.randint(1, 11)
+    while rounds_on_disk(base / "killed") < least and killed.poll() is None:
+        time.sleep(0.01)
+    workers = workers_of(killed)
+    killed.kill()
+    killed.communicate()
+    until = time.monotonic() + 20
+    while any(map(is_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert workers
+    assert not any(map(is_alive, workers)), "a worker must end with the process that started it"
+
+    again = start(base, "--output", "killed")
+    said = again.communicate(timeout=500)[0]
+    assert again.returncode == 0, said
+    assert tables(base / "killed") == tables(base / "whole")
+    assert rounds_on_disk(base / "killed") == 12
+
+
+def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
+    said = say(f"compare -c base.yaml {GRID} --output out")
+    assert said.code == 0, said
+    assert here == ["FedAvg-seed0", "FedAvg-seed1", "FedNTD-seed0", "FedNTD-seed1"]
+    runs = {name: read_run(CellFiles(Path("out"), name).run) for name in here}
+    for row in rows("out/cells.csv"):
+        curve = list(runs[row["cell"]].history.curve(row["metric"]).values())
+        assert float(row["final"]) == curve[-1]
+
+    def data(name):
+        found = runs[name]
+        return found.partition.table.tolist(), [found.data[key] for key in ("data.clients", "data.sampling_seed")]
+
+    assert data("FedAvg-seed0") == data("FedNTD-seed0") != data("FedAvg-seed1") == data("FedNTD-seed1")
+    before = tables("out")
+    said = say(f"compare -c base.yaml {GRID} --output out")
+    assert (said.code, len(here)) == (0, 4)
+    assert "4 of 4 cells in out are done already" in said.out
+    assert tables("out") == before
+    assert say(f"compare -c base.yaml {GRID} --output out --set trainer.max_epochs=4").code == 0
+    assert len(here) == 8  # another setting, another cell
+
+
+class Stopped(BaseException):
+    """In place of the death of the process."""
+
+
+@pytest.mark.parametrize(
+    ("cell", "rounds"),
+    [("FedAvg-seed0", 1), *(pytest.param("FedNTD-seed0", n, marks=pytest.mark.slow) for n in (0, 3))],
+)
+def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, here, monkeypatch, cell, rounds):
+    grid = "compare -c base.yaml --methods FedAvg FedNTD --seeds 0"
+    assert say(f"{grid} --output whole").code == 0
+    tell = Rounds.on_train_start if rounds == 0 else Rounds.on_train_epoch_end
+
+    def stop(self, trainer, module):
+        tell(self, trainer, module)
+        if cell in trainer.default_root_dir and trainer.current_epoch + 1 >= rounds:
+            raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounds, tell.__name__, stop)
+        with pytest.raises(Stopped):
+            say(f"{grid} --output out")
+    del here[:]
+    assert say(f"{grid} --output out").code == 0
+    assert here[0] == cell
+    assert tables("out") == tables("whole")
+    assert [path.name for path in CellFiles(Path("out"), cell).parent.iterdir()] == ["0"]
+
+
+def test_a_cell_is_an_ordinary_run(base, here):
+    say("compare -c base.yaml --methods FedNTD --seeds 1 --output out")
+    own = "--trainer.enable_progress_bar false --trainer.default_root_dir own"
+    assert say(f"fit -c out/cells/FedNTD-seed1.yaml {own}").code == 0
+    cell, fitted = (Path(folder) / "FedNTD-seed1/0/metrics.csv" for folder in ("out/runs", "own"))
+    assert cell.read_bytes() == fitted.read_bytes()
+
+
+def test_the_report_has_the_tables_and_the_figures(base, drawn):
+    assert say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out").code == 0
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert "<h1>FedAvg, FedNTD</h1>" in page
+    assert "mean of last five" in page
+    assert page.count("data:image/svg+xml") >= 6
+
+
+def test_more_rounds_continue_and_other_settings_are_refused(base, here):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    assert say(grid).code == 0
+    (base / "base.yaml").write_text(BASE.replace("max_epochs: 3", "max_epochs: 5"), encoding="utf-8")
+    assert say(grid).code == 0
+    run = CellFiles(Path("out"), "FedAvg-seed0").run
+    assert (run.name, len(rows(run / "metrics.csv"))) == ("0", 5)
+    (base / "base.yaml").write_text(BASE, encoding="utf-8")
+    assert "has 5 rounds already, and trainer.max_epochs is 3" in refusal(grid, 1)
+    (base / "base.yaml").write_text(BASE.replace("lr: 0.05", "lr: 0.5"), encoding="utf-8")
+    assert "of FedAvg-seed0 model.client.optimizer.lr was 0.05, is 0.5" in refusal(grid, 1)
+
+
+def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
+    grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
+    said = say(grid)
+    assert said.code == 1
+    assert said.err.startswith(
+        "fl-lightning: error: 1 cell failed, and the tables are those of the others. Krum-seed0: "
+    )
+    assert {row["method"] for row in rows("out/results.csv")} == {"FedAvg"}
+    assert "Krum-seed0 failed" in Path("out/results.md").read_text(encoding="utf-8")
+    say(grid)
+    assert here == ["Krum-seed0", "FedAvg-seed0", "Krum-seed0"]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_its_cell_only(base):
+    (base / "dying.py").write_text(
+        "import os\nfrom pytorch_lightning import Callback\n"
+        "class Dying(Callback):\n    def on_train_epoch_end(self, trainer, pl_module):\n        os._exit(3)\n"
+    )
+    (base / "dying.yaml").write_text("trainer: {callbacks: [{class_path: dying.Dying}]}", encoding="utf-8")
+    said = say("compare -c base.yaml --methods dying.yaml FedAvg --seeds 0 --output out --baseline FedAvg")
+    assert said.code == 1
+    assert "dying.yaml-seed0: its process ended with code 3" in said.err
+    assert {row["method"] for row in rows("out/results.csv")} == {"FedAvg"}
+
+
+# --- settings, tuning, validation -------------------------------------------------------------------
+
+
+def test_a_setting_makes_a_table_and_methods_that_do_not_know_it_are_run_once(base, here):
+    said = say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --set model.client.beta=0.3,1 --output out")
+    assert said.code == 0, said
+    assert here == ["FedAvg-seed0", "FedNTD-beta=0.3-seed0", "FedNTD-beta=1-seed0"]
+    found = [(row["case"], row["method"]) for row in rows("out/results.csv") if row["statistic"] == "best"]
+    assert found == [(case, method) for case in ("beta=0.3", "beta=1") for method in ("FedAvg", "FedNTD")]
+
+
+def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_split(base, here):
+    said = say(
+        "compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --tune model.client.beta=0.1,100 --output out"
+        " --val_fraction 0.2"
+    )
+    assert said.code == 0, said
+    scores = {row["settings"]: float(row["val/acc"]) for row in rows("out/tuning.csv")}
+    best = max(scores, key=scores.get)
+    assert f"Tuned on the validation split: {best} for FedNTD" in said.out
+    assert here == ["FedNTD-beta=0.1-seed0", "FedNTD-beta=100-seed0", "FedAvg-seed0", f"FedNTD-{best}-seed0"]
+    for name in here[:2]:
+        run = read_run(CellFiles(Path("out/tuning"), name).run)
+        assert not run.test
+        assert not [key for key in run.history.names if key.startswith(("global/", "test/"))]
+    final = read_run(CellFiles(Path("out"), here[-1]).run)
+    assert final.history.curve("global/acc")
+    assert final.settings["data.val_fraction"] == 0.0
+    assert best in Path("out/results.md").read_text(encoding="utf-8")
+
+
+def test_with_a_validation_split_the_last_and_the_best_model_are_tested(base, here):
+    (base / "base.yaml").write_text(BASE + "  val_fraction: 0.2\n", encoding="utf-8")
+    assert say("compare -c base.yaml --methods FedAvg --seeds 0 --output out").code == 0
+    run = CellFiles(Path("out"), "FedAvg-seed0").run
+    assert set(json.loads((run / "test.json").read_text())) >= {"test/acc", "test/acc_best"}
+    metrics = {row["metric"] for row in rows("out/results.csv")}
+    assert metrics >= {"val/acc", "test/acc", "test/acc_best"}
+    assert "global/acc" not in metrics
+
+
+# --- composition, without runs ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def composer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("base") / "base.yaml"
+    path.write_text(BASE, encoding="utf-8")
+    return Composer([str(path)])
+
+
+def test_a_method_is_its_file_and_not_the_defaults_of_its_class(composer):
+    config = composer.compose("SCAFFOLD")
+    assert config["model"]["weighting"] == "uniform"  # of configs/method/scaffold.yaml
+    assert config["model"]["client"]["init_args"]["net"]["init_args"] == {"hidden": [8]}
+    both = composer.compose("FedED+FedEXP")["model"]
+    assert both["client"]["class_path"].endswith("FedED")
+    assert both["aggregator"]["class_path"].endswith("FedEXPAggregator")
+    assert composer.compose("LG-FedAvg")["model"]["personal"]
+
+
+@pytest.mark.parametrize(
+    ("hold", "seeds"),
+    [
+        ((), (3, None, 3, 3)),
+        (("partition",), (3, None, 0, 3)),
+        (("cohorts",), (3, None, 3, 0)),
+        (("partition", "cohorts"), (3, None, 0, 0)),
+        (("training",), (7, None, 3, 3)),
+    ],
+)
+def test_a_seed_varies_what_is_not_held(composer, hold, seeds):
+    config = seeded(composer.compose("FedAvg"), 3, hold)
+    found = config["seed_everything"], config["model"]["seed"], config["data"]["seed"], config["data"]["sampling_seed"]
+    assert found == seeds
+
+
+def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_path):
+    (cell,) = cells_of(composer, "FedNTD", [("data.partition.alpha", "0.9")], [4])
+    path = tmp_path / "cell.yaml"
+    path.write_text(cell.text(), encoding="utf-8")
+    again = Composer([str(path)]).compose("")
+    assert again == yaml.safe_load(cell.text())
+    assert again["data"]["partition"]["init_args"]["alpha"] == 0.9
+    assert "data.partition.alpha" in option_names(again)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'fedntd'"),
+        ("--methods FedAvg FedAvg", "--methods must name each of its values once"),
+        ("--methods FedAvg --seeds 1 1", "--seeds must name each of its values once, got 1 1"),
+        ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
+        ("--methods FedAvg --set model.client.beta=1", "no method of the grid knows 'model.client.beta'"),
+        ("--methods FedAvg --set model.client.beta", "--set must be NAME=VALUE or NAME=VALUE,VALUE"),
+        ("--methods FedAvg --set seed_everything=1,2", "got seed_everything; see --seeds"),
+        ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
+        ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
+        ("--methods FedAvg --processes 0", "processes must be at least 1"),
+        ("--methods FedAvg FedDF", "data.proxy_size is 0 for FedAvg and 0.1 for FedDF; give all the same"),
+    ],
+)
+def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, options, sentence):
+    assert sentence in refusal(f"compare -c base.yaml --output out {options}", 1)
+    assert not here
+
+
+def test_different_data_are_one_table_where_that_is_asked_for(base, here):
+    grid = "compare -c base.yaml --methods FedAvg FedCL --seeds 0"
+    for more in ("--output out --allow_different_data true", "--output same --set data.proxy_size=0.1"):
+        assert say(f"{grid} {more}").code == 0
+        assert {row["method"] for row in rows(f"{more.split()[1]}/results.csv")} == {"FedAvg", "FedCL"}
+    runs = [read_run(CellFiles(Path("same"), name).run) for name in here[2:]]
+    assert runs[0].data["data.clients"] == runs[1].data["data.clients"]
+
+
+def test_a_wrong_option_is_one_sentence(base):
+    assert "model.clint" in refusal("compare -c base.yaml --methods FedAvg --output out --set model.clint.mu=1", 1)
+    (base / "base.yaml").write_text(BASE + "  num_clint: 4\n", encoding="utf-8")
+    assert "num_clint" in refusal("compare -c base.yaml --methods FedAvg --output out", 2)
+    assert "required: methods" in refusal("compare -c base.yaml --output out", 2)

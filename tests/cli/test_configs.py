@@ -1,0 +1,120 @@
+"""The configuration files that come with the package, wherever one works."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from fl_lightning.cli.configs import names
+from tests.commands import CONFIGS, refusal, run_in, say
+
+TINY = "--model.local_epochs 1 --model.max_local_steps 1 --trainer.max_epochs 1 --trainer.enable_progress_bar false"
+NAME = "experiment/digits_fedavg"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder without configs/."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("asked", [NAME, f"{NAME}.yaml", f"configs/{NAME}.yaml", f"./configs/{NAME}"])
+def test_a_run_finds_them_by_name(here, asked):
+    said = say(f"fit -c {asked} {TINY}")
+    assert said.code == 0, said.err
+    config = yaml.safe_load((run_in(here, stem="digits_fedavg") / "config.yaml").read_text())
+    assert config["data"]["participation"] == 0.5
+
+
+def test_a_run_goes_on_whatever_its_file_is_called(here):
+    """The name and the path mean the same settings and the same folder."""
+    assert say(f"fit -c {NAME} {TINY}").code == 0
+    said = say(f"fit -c {CONFIGS}/{NAME}.yaml {TINY} --trainer.max_epochs 2 --ckpt_path last")
+    assert said.code == 0, said.err
+    assert len((run_in(here, stem="digits_fedavg") / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_ones_own_file_comes_first(here):
+    (here / "experiment").mkdir()
+    (here / f"{NAME}.yaml").write_text("data: {num_clients: 3}")
+    for asked in (NAME, f"{NAME}.yaml"):
+        said = say(f"fit -c {asked} --print_config")
+        assert yaml.safe_load(said.out)["data"]["num_clients"] == 3
+
+
+def test_yaml_in_place_of_a_file():
+    said = say("fit -c 'data: {num_clients: 4}' --print_config")
+    assert yaml.safe_load(said.out)["data"]["num_clients"] == 4
+
+
+def test_the_list_has_every_file_with_what_it_is():
+    said = say("configs")
+    found = [line.split(maxsplit=1) for line in said.out.splitlines()]
+    assert [name for name, _ in found] == names()
+    assert len(found) == len(list(CONFIGS.rglob("*.yaml")))
+    assert all(re.search(r"[.!]$", title) for _, title in found), found
+    of_data = [line.split()[0] for line in say("configs data").out.splitlines()]
+    assert of_data == [name for name, _ in found if name.startswith("data/")]
+
+
+@pytest.mark.parametrize("asked", ["data/digits", "data/digits.yaml", "configs/data/digits.yaml"])
+def test_one_is_printed_as_it_stands(asked):
+    assert say(f"configs {asked}").out == (CONFIGS / "data/digits.yaml").read_text()
+
+
+def test_copies_are_the_users(here):
+    assert say("configs --copy mine").code == 0
+    assert {path.relative_to(here / "mine"): path.read_bytes() for path in (here / "mine").rglob("*.yaml")} == {
+        path.relative_to(CONFIGS): path.read_bytes() for path in CONFIGS.rglob("*.yaml")
+    }
+    assert say("configs data/digits --copy one").out == "1 file copied to one\n"
+    assert [path.name for path in (here / "one").rglob("*.*")] == ["digits.yaml"]
+    (here / "one/data/digits.yaml").write_text("mine")
+    said = refusal("configs --copy one", 1)
+    assert "replaces no file, and one/data/digits.yaml exists" in said
+    assert (here / "one/data/digits.yaml").read_text() == "mine"
+    assert [path.name for path in (here / "one").rglob("*.*")] == ["digits.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("experiment/digits_fedntdd", "experiment/digits_fedntd"),
+        ("digits_fedntd", "experiment/digits_fedntd"),
+        ("configs/experiments/digits_fedntd.yaml", "experiment/digits_fedntd"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest(asked, nearest):
+    for line, code in ((f"configs {asked}", 1), (f"fit -c {asked}", 2)):
+        said = refusal(line, code)
+        assert f"there is no file {asked}, and no configuration of that name comes with the package; " in said
+        assert f"the nearest is {nearest}; fl-lightning configs lists all names" in said
+
+
+def test_a_name_leads_to_no_file_elsewhere():
+    assert "there is no file ../setup" in refusal("configs ../setup", 1)
+
+
+def test_a_wrong_option():
+    assert "unrecognized arguments: --nosuch" in refusal("configs --nosuch", 2)
+
+
+def test_the_list_imports_neither_torch_nor_lightning():
+    code = "import sys; from fl_lightning.__main__ import main; main(['configs']); "
+    code += "print({'torch', 'pytorch_lightning'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=CONFIGS.parent)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_without_tensorboard_a_run_has_its_table_and_says_so(here, monkeypatch, caplog):
+    def missing(*args):
+        raise ModuleNotFoundError("Neither `tensorboard` nor `tensorboardX` is available.")
+
+    monkeypatch.setattr("fl_lightning.cli.main.RunTensorBoard", missing)
+    said = say(f"fit -c {NAME} {TINY}")
+    assert said.code == 0
+    assert caplog.text.count("TensorBoard is not installed: the run logs metrics.csv only") == 1
+    assert (run_in(here, stem="digits_fedavg") / "metrics.csv").is_file()

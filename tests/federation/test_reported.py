@@ -1,0 +1,116 @@
+"""`model.metrics`: the user's torchmetrics objects on the global model and on every client's."""
+
+import pytest
+import torch
+from torchmetrics import ClasswiseWrapper, MeanAbsoluteError, MetricCollection
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score, MulticlassRecall
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import FedAvg, Local
+from fl_lightning.metrics import ClasswiseAccuracy, InLocalAccuracy
+from tests.callbacks import toy
+from tests.commands import TINY, say
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+
+
+def run(metrics, rounds=2, data=None, client=None, **settings):
+    client = client or FedAvg(net=BatchNormNet, optimizer=sgd())
+    return fit(client, rounds, data=data, metrics=metrics, **settings)
+
+
+def by_hand(loop, metric, split="test"):
+    """The metric of the global model over a split, without the loop."""
+    x, y = loop.data.split(split).all()
+    with torch.no_grad(), loop.client.evaluation_mode():
+        metric.update(loop.client(x), y)
+    return metric.compute()
+
+
+@pytest.mark.parametrize("as_given", [dict, MetricCollection, lambda found: found["f1"]])
+def test_a_metric_is_that_of_torchmetrics_over_the_whole_split(as_given):
+    loop = run(as_given({"f1": MulticlassF1Score(3)}), data=toy_data(eval_batch_size=7))
+    name = "global/f1" if "global/f1" in loop.round_metrics else "global/MulticlassF1Score"
+    assert loop.round_metrics[name] == pytest.approx(float(by_hand(loop, MulticlassF1Score(3))), abs=1e-6)
+    assert loop.trainer.callback_metrics[name] == pytest.approx(loop.round_metrics[name])
+
+
+def test_vectors_dicts_and_wrappers_are_named():
+    names = ["a", "b", "c"]
+    metrics = {
+        "recall": MulticlassRecall(3, average=None),
+        "in": InLocalAccuracy(torch.tensor([[1, 0, 0], [0, 1, 1]])),
+        "own": ClasswiseWrapper(ClasswiseAccuracy(3), labels=names, prefix="own/"),
+    }
+    row = run(metrics).round_metrics
+    for c in range(3):
+        accuracy = row[f"global/acc_class/{c:02d}"]
+        assert row[f"global/recall/{c:02d}"] == pytest.approx(accuracy)
+        assert row[f"global/own/{names[c]}"] == accuracy
+    assert row["global/in/0"] == row["global/acc_class/00"]
+    assert row["global/in/1"] == pytest.approx((row["global/acc_class/01"] + row["global/acc_class/02"]) / 2)
+
+
+def test_the_servers_validation_split_and_test_have_them_too():
+    data = toy_data(val_fraction=0.3, partition=None)
+    loop = run({"f1": MulticlassF1Score(3)}, data=data)
+    assert loop.round_metrics["val/f1"] == pytest.approx(float(by_hand(loop, MulticlassF1Score(3), "val")), abs=1e-6)
+    assert "global/f1" not in loop.round_metrics
+    again = trainer(1)
+    again.test(loop, datamodule=data, verbose=False)
+    expected = float(by_hand(loop, MulticlassF1Score(3)))
+    assert float(again.callback_metrics["test/f1"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_clients_own_models_are_evaluated_where_alma_is():
+    recall = MulticlassRecall(3, average="micro")  # the accuracy
+    row = run({"recall": recall}, client=Local(net=BatchNormNet, optimizer=sgd())).round_metrics
+    assert row["local/recall"] == pytest.approx(row["local/alma"])
+    assert "global/recall" not in row
+    row = run({"recall": recall}, alma_every=2).round_metrics
+    assert row["local/recall"] == pytest.approx(row["local/alma"])
+    assert "global/recall" in row
+
+
+def test_a_users_module_is_measured_by_its_predictions():
+    data, module = toy.data(classes=False), toy.Regression()
+    module.forward = module.net.forward
+    loop = fit(FedAvg(module=module), 2, data=data, metrics={"mae": MeanAbsoluteError()})
+    x, y = data.split("test").all()
+    expected = (module.net(x) - y).abs().mean().item()
+    assert loop.round_metrics["global/mae"] == pytest.approx(expected, rel=1e-5)
+    assert loop.round_metrics["val_loss"] > 0
+
+
+def test_metrics_leave_the_weights_and_the_checkpoint_alone(tmp_path):
+    plain, measured = run(None), run({"f1": MulticlassF1Score(3)}, alma_every=1)
+    assert equal(weights_of(plain), weights_of(measured))
+    measured.trainer.save_checkpoint(tmp_path / "at.ckpt")
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)
+    trainer(3).fit(loop, datamodule=toy_data(), ckpt_path=tmp_path / "at.ckpt")  # goes on without them
+    assert equal(weights_of(loop), weights_of(run(None, rounds=3)))
+
+
+def test_what_cannot_stand_in_a_row_is_refused():
+    with pytest.raises(
+        ValueError, match=r"model\.metrics must not be named acc, loss, acc_class, forgetting, got 'acc'"
+    ):
+        FederatedLoop(FedAvg(), metrics={"acc": MulticlassF1Score(3)})
+    with pytest.raises(ValueError, match=r"must compute numbers or vectors, 'matrix' gave shape \(3, 3\)"):
+        run({"matrix": MulticlassConfusionMatrix(3)})
+
+
+def test_the_command_line_takes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "metrics.yaml").write_text(
+        "model:\n  metrics:\n    f1: {class_path: torchmetrics.classification.MulticlassF1Score, "
+        "init_args: {num_classes: 10}}\n    own: {class_path: fl_lightning.metrics.NormalisedClassAccuracy, "
+        "init_args: {num_classes: 10}}\n"
+    )
+    said = say(f"fit {TINY} -c metrics.yaml --trainer.max_epochs 1 --trainer.enable_progress_bar false")
+    assert said.code == 0, said.err
+    (table,) = tmp_path.glob("runs/*/*/metrics.csv")
+    header = table.read_text().splitlines()[0].split(",")
+    assert "global/f1" in header
+    assert [f"global/own/{name.rpartition('/')[2]}" for name in header if "acc_class" in name] == [
+        name for name in header if "/own/" in name
+    ]

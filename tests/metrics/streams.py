@@ -1,0 +1,142 @@
+"""Every metric of the package with a stream of batches, and the script that takes it apart for two processes.
+
+`python streams.py FILE` writes what two processes make of every stream, each given every other batch.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.multiprocessing as mp
+
+from fl_lightning import metrics as M
+
+C, N, D = 4, 5, 6
+COUNTS = torch.tensor([[0, 1, 40, 9], [10, 10, 10, 10]])
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def answers(seed, size=12, classes=C - 1):
+    """Scores and targets; the last class has no samples."""
+    generator = torch.Generator().manual_seed(seed + 100)
+    return draw(size, C, seed=seed), torch.randint(classes, (size,), generator=generator)
+
+
+def of_model():
+    return [dict(zip(("preds", "target"), answers(seed), strict=True)) for seed in range(4)]
+
+
+def by_round():
+    """Two batches in each of two rounds."""
+    return [{**batch, "round_idx": i // 2} for i, batch in enumerate(of_model())]
+
+
+def by_client():
+    return [{**batch, "client_id": i % 3} for i, batch in enumerate(of_model())]
+
+
+def of_two_models():
+    found = []
+    for i, batch in enumerate(of_model()):
+        found.append(
+            {"global_preds": batch["preds"], "local_preds": draw(12, C, seed=i + 50), "target": batch["target"]}
+        )
+    return found
+
+
+def points():
+    return [{"value": value, "round_idx": i} for i, value in enumerate([0.1, 0.6, 0.4, 0.7])]
+
+
+def moves():
+    return [{"move": draw(D, seed=seed)} for seed in range(4)]
+
+
+def states():
+    return [
+        {name: {"a": draw(2, 3, seed=seed + k)} for k, name in enumerate(("weights", "other"))} for seed in range(4)
+    ]
+
+
+def activations():
+    batches = of_model()
+    names = ("first", "second")
+    return [
+        {**{n: draw(12, D, seed=i + 10 * k).relu() for k, n in enumerate(names)}, "target": batch["target"]}
+        for i, batch in enumerate(batches)
+    ]
+
+
+STREAMS = {
+    "ClasswiseAccuracy": (lambda: M.ClasswiseAccuracy(C), of_model),
+    "NormalisedClassAccuracy": (lambda: M.NormalisedClassAccuracy(C), of_model),
+    "InLocalAccuracy": (lambda: M.InLocalAccuracy(COUNTS), of_model),
+    "OutLocalAccuracy": (lambda: M.OutLocalAccuracy(COUNTS[0]), of_model),
+    "DistributionDistance": (lambda: M.DistributionDistance(COUNTS), of_model),
+    "ClassGroupAccuracy": (lambda: M.ClassGroupAccuracy(COUNTS[0]), of_model),
+    "ClassifierScores": (
+        lambda: M.ClassifierScores(C),
+        lambda: [{"logits": batch["preds"], "target": batch["target"]} for batch in of_model()],
+    ),
+    "Forgetting": (lambda: M.Forgetting(C), by_round),
+    "PredictionConsistency": (lambda: M.PredictionConsistency(C), by_round),
+    "RoundsToTarget": (lambda: M.RoundsToTarget(0.5), points),
+    "SpeedUp": (lambda: M.SpeedUp(0.65, baseline_rounds=8), points),
+    "ClientAccuracy": (lambda: M.ClientAccuracy(N), by_client),
+    "ALMA": (lambda: M.ALMA(N), by_client),
+    "InitialAccuracy": (lambda: M.InitialAccuracy(N), by_client),
+    "PersonalisedAccuracy": (lambda: M.PersonalisedAccuracy(N), by_client),
+    "ClientFairness": (lambda: M.ClientFairness(N), by_client),
+    "ForgettingDegree": (lambda: M.ForgettingDegree(C), of_two_models),
+    "DriftDiversity": (lambda: M.DriftDiversity(D), moves),
+    "GradientDiversity": (lambda: M.GradientDiversity(D), moves),
+    "WeightDivergence": (lambda: M.WeightDivergence(order=2), states),
+    "WeightAlignment": (lambda: M.WeightAlignment(C, D), activations),
+    "EstimatedDistribution": (
+        lambda: M.EstimatedDistribution(C),
+        lambda: [{"preds": batch["preds"]} for batch in of_model()],
+    ),
+    "CommunicationCost": (
+        M.CommunicationCost,
+        lambda: [{"down": {"w": torch.zeros(i)}, "up": {"w": torch.zeros(2), "norm": 0.5}} for i in range(4)],
+    ),
+}
+
+
+def fed(name, batches=slice(None)):
+    """The metric after its batches."""
+    make, stream = STREAMS[name]
+    metric = make()
+    for batch in stream()[batches]:
+        metric.update(**batch)
+    return metric
+
+
+def plain(value):
+    return {k: v.tolist() for k, v in value.items()} if isinstance(value, dict) else value.tolist()
+
+
+def process(rank, file, parts):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}.init", rank=rank, world_size=2)
+    found = {how: {n: plain(fed(n, slices[rank]).compute()) for n in STREAMS} for how, slices in parts.items()}
+    torch.distributed.barrier()
+    if rank == 0:
+        Path(file).write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+PARTS = {
+    "every other batch": (slice(0, None, 2), slice(1, None, 2)),
+    "none for the second": (slice(None), slice(0)),
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    mp.spawn(process, (sys.argv[1], PARTS), nprocs=2)

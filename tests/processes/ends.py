@@ -1,0 +1,112 @@
+"""`python ends.py FOLDER CASE...`: runs of two processes through the command line, each with a mishap.
+
+A case is `HOW,RANK,START[,ROUND]` with START popen, fork or spawn. All are forked from this process, so that nothing is
+imported twice, each in a session and a folder of its own. What they print and how they end goes to FOLDER/CASE.json.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import psutil
+
+from fl_lightning.__main__ import main
+from tests.commands import CONFIGS
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 8
+"""Seconds for which a process may be silent."""
+
+LONGEST = 150
+"""Seconds after which a run that has not ended is killed."""
+
+
+def words(how, rank, start, round_idx=1):
+    strategy = "fl_lightning.distributed.ClientParallelStrategy"
+    mishap = f"--trainer.callbacks tests.processes.mishap.Mishap --trainer.callbacks.how {how}"
+    return (
+        f"fit -c {CONFIGS}/experiment/digits_fedavg.yaml --model.local_epochs 1 --model.max_local_steps 1 "
+        f"--model.threads 1 --trainer.max_epochs 3 --trainer.enable_progress_bar false --trainer.devices 2 "
+        f"--trainer.strategy {strategy} --trainer.strategy.process_timeout {TIMEOUT} "
+        f"--trainer.strategy.start_method {start} {mishap} --trainer.callbacks.rank {rank} "
+        f"--trainer.callbacks.round_idx {round_idx}"
+    ).split()
+
+
+def start_run(folder, case):
+    """Start a run in a session of its own; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        os.chdir(folder)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        for number, name in (1, "out"), (2, "err"):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        if "popen" in case:  # Lightning starts the other rank with the command of this process
+            os.environ["PYTHONPATH"] = str(ROOT)
+            os.execv(sys.executable, [sys.executable, "-m", "fl_lightning", *words(*case)])
+        main(words(*case))
+        os._exit(0)
+    except SystemExit as stop:
+        sys.stderr.flush()
+        os._exit(int(stop.code or 0))
+    except BaseException as error:
+        sys.stderr.write(f"TRACEBACK {type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+        os._exit(70)
+
+
+def of_session(sid):
+    """Processes of a session that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == sid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def run(folder, name):
+    """Run a case to its end; what it left."""
+    case = name.split(",")
+    (folder / name).mkdir(parents=True)
+    began = time.monotonic()
+    child = start_run(folder / name, case)
+    code = None
+    while code is None and time.monotonic() < began + LONGEST:
+        done, status = os.waitpid(child, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if done else None
+        time.sleep(0.05)
+    struck = folder / name / "struck"
+    after = time.time() - struck.stat().st_mtime if struck.exists() else None
+    until = time.monotonic() + 15
+    while code is not None and of_session(child) and time.monotonic() < until:
+        time.sleep(0.1)
+    left = of_session(child)
+    for process in left:
+        process.kill()
+    if code is None:
+        os.waitpid(child, 0)
+    at = folder / name
+    files = [str(path.relative_to(at)) for path in at.rglob("*") if path.is_file()]
+    texts = {stream: (at / stream).read_text() for stream in ("out", "err")}
+    return {"code": code, "seconds": after, "left": len(left), "files": files, **texts}
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:]:
+        found = run(Path(sys.argv[1]), each)
+        (Path(sys.argv[1]) / f"{each}.json").write_text(json.dumps(found))
+        if os.environ.get("SHOW"):
+            print("===", each, found["code"], found["seconds"], "left", found["left"])
+            print(found["err"], [name.partition("steps=1/")[2] for name in found["files"]], flush=True)

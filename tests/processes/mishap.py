@@ -1,0 +1,73 @@
+"""A callback with which a process of a run comes to a bad end."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from pytorch_lightning import Callback
+
+
+class Mishap(Callback):
+    """What happens when the process of a rank begins its first client in a round.
+
+    Args:
+        how: `none`, or the name of a method.
+        rank: of the process.
+        round_idx: from 0.
+    """
+
+    def __init__(self, how: str, rank: int = 1, round_idx: int = 1):
+        self.how, self.rank, self.round_idx = how, rank, round_idx
+
+    def on_client_start(self, trainer, loop, client_id):
+        if (trainer.current_epoch, trainer.global_rank) == (self.round_idx, self.rank) and self.how != "late":
+            Path("struck").touch()
+            getattr(self, self.how)()
+
+    def on_train_batch_end(self, trainer, *args):
+        if (trainer.current_epoch, trainer.global_rank, self.how) == (self.round_idx, self.rank, "late"):
+            raise ValueError("not where clients are trained")
+
+    def none(self):
+        pass
+
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hang(self):
+        time.sleep(1000)
+
+    def stop(self):
+        """Neither does its thread run any more."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def exception(self):
+        raise ValueError("a bug of one's own")
+
+    def ctrl_c(self):
+        """As by a terminal: all processes are interrupted."""
+        os.killpg(0, signal.SIGINT)
+        time.sleep(5)
+
+    def interrupt_starter(self):
+        """As by a scheduler: the process that was started first is."""
+        os.kill(os.getsid(0), signal.SIGINT)
+        time.sleep(1000)
+
+    def kill_starter(self):
+        """The process that waits for this one and the other."""
+        os.kill(os.getsid(0), signal.SIGKILL)
+        time.sleep(1000)
+
+    def interrupt_itself(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    def slow(self):
+        """Takes longer than a process may be silent, in signs of life."""
+        from fl_lightning.utils.life import LIFE
+
+        for _ in range(60):
+            time.sleep(0.2)
+            LIFE.count += 1

@@ -1,0 +1,94 @@
+"""The documents: every public name has a docstring, every link leads somewhere, the site builds without a warning."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import yaml
+from pytorch_lightning import LightningModule
+
+import fl_lightning
+from fl_lightning import methods
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
+
+spec = spec_from_file_location("site_pages", ROOT / "docs/site_pages.py")
+site = module_from_spec(spec)
+spec.loader.exec_module(site)
+
+
+def undocumented(kind) -> list[str]:
+    """Public methods and properties that this package defines without a docstring, of their own or of a base class."""
+    found = []
+    for name, value in inspect.getmembers(kind):
+        home = getattr(value, "fget", value)
+        ours = str(getattr(home, "__module__", "")).startswith("fl_lightning")
+        if not name.startswith("_") and ours and (inspect.isroutine(value) or isinstance(value, property)):
+            bases = (*kind.__mro__, LightningModule)  # some stand in for a LightningModule's own
+            found += [] if any(inspect.getdoc(getattr(base, name, None)) for base in bases) else [name]
+    return found
+
+
+@pytest.mark.parametrize("room", [*site.ROOMS, "fl_lightning", "fl_lightning.methods"])
+def test_every_public_name_is_documented(room):
+    names = site.public_names(room)
+    assert names
+    for name in names:
+        value = getattr(import_module(room), name)
+        assert inspect.getdoc(value), f"{room}.{name}"
+        if inspect.isclass(value):
+            assert vars(value).get("__doc__"), f"{room}.{name}"
+            assert not undocumented(value), f"{room}.{name}"
+
+
+def test_the_api_has_every_room_that_is_handed_on():
+    """Methods have pages of their own; the command line, run folders and helpers are no API."""
+    rooms = {path.parent.name for path in (ROOT / "fl_lightning").glob("*/__init__.py")}
+    shown = {room.split(".")[1] for room in site.ROOMS}
+    assert rooms - shown == {"methods", "cli", "runs", "utils"}
+    functional = {path.stem for path in (ROOT / "fl_lightning/functional").glob("[!_]*.py")} - {"summary"}
+    assert functional == {room.split(".")[2] for room in site.ROOMS if ".functional." in room}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(path):
+    for _, target, _ in site.LINK.findall(site.CODE.sub("", path.read_text(encoding="utf-8"))):
+        assert (path.parent / target).exists(), target
+
+
+def test_links_of_a_page_lead_to_pages():
+    text = "[a](docs/a.md#data) [b](CONTRIBUTING.md) [c](https://x.org/a.md) [d](#here) ![e](docs/images/a.png)"
+    made = "[a](a.md#data) [b](contributing.md) [c](https://x.org/a.md) [d](#here) ![e](images/a.png)"
+    assert site.relinked(text, "README.md", "index.md") == made
+    assert site.relinked("[a](../../README.md#runs)", "docs/recipes/x.md", "recipes/x.md") == "[a](../index.md#runs)"
+    code = "```python\nlayers[0](x)\n```"
+    assert site.relinked(code, "docs/recipes/x.md", "recipes/x.md") == code
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == fl_lightning.__version__
+    assert cited["license"] in (ROOT / "setup.cfg").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    there = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=there, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.parent.name for path in (tmp_path / "site/methods").glob("*/index.html")}
+    assert {name.lower().removesuffix("aggregator").removesuffix("server") for name in methods.__all__} <= pages
+    prox = (tmp_path / "site/methods/fedprox/index.html").read_text(encoding="utf-8")
+    assert "Local loss L + (mu/2)" in prox
+    assert "<svg viewBox" in prox
+    assert "fl-lightning fit -c experiment/digits_fedprox" in re.sub("<[^>]+>", "", prox)

@@ -1,0 +1,122 @@
+"""The recipes in docs/recipes run as they stand, from top to bottom, in a reader's empty folder."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.__main__ import main
+from tests.test_contributing import FENCED
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = {path.stem: path for path in sorted((ROOT / "docs/recipes").glob("*.md")) if path.stem != "index"}
+NEEDS = {"optuna": "optuna", "text": "datasets"}
+FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
+
+
+def executed(recipe: str, folder: Path) -> None:
+    """Run the blocks of a recipe in order; one that begins with a file's name becomes that file."""
+    for language, text in FENCED.findall(RECIPES[recipe].read_text(encoding="utf-8")):
+        if named := FILE.match(text):
+            (folder / named[1]).write_text(text, encoding="utf-8")
+        elif language == "python":
+            exec(compile(text, f"{recipe}.md", "exec"), {"__name__": "__main__"})  # in this process: torch is loaded
+        elif language == "sh" and text.startswith("fl-lightning"):
+            for line in text.splitlines():
+                main(shlex.split(line)[1:])
+        elif language == "sh":
+            in_a_shell(text, folder)
+        else:
+            assert language == "text", f"{recipe}.md has a block that is not run, in {language}"
+
+
+def in_a_shell(text: str, folder: Path) -> None:
+    """Run a script in bash, with this checkout's `fl-lightning`."""
+    command = f'fl-lightning() {{ "{sys.executable}" -m fl_lightning "$@"; }}\n'
+    there = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-euc", command + text],
+        cwd=folder,
+        env=there,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a recipe; what it printed."""
+
+    def of(recipe: str) -> str:
+        if recipe in NEEDS:
+            pytest.importorskip(NEEDS[recipe])
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        executed(recipe, tmp_path)
+        return capsys.readouterr().out
+
+    before = set(sys.modules)
+    yield of
+    for name in {name for name in sys.modules if name.startswith("my_")} - before:
+        del sys.modules[name]
+
+
+def number(pattern: str, said: str) -> float:
+    found = re.search(pattern, said)
+    assert found, said
+    return float(found[1])
+
+
+def test_images(run, tmp_path):
+    said = run("images")
+    accuracies = [float(value) for value in re.findall(r"^accuracy ([\d.]+) %", said, re.MULTILINE)]
+    assert len(accuracies) == 2
+    assert min(accuracies) > 40
+    runs = [path / "partition.png" for path in (tmp_path / "runs/my_images").iterdir()]
+    assert len(runs) == 2
+    assert all(path.is_file() for path in runs)
+
+
+def test_tabular(run):
+    said = run("tabular")
+    assert "6 clinics" in said
+    assert number(r"AUROC ([\d.]+)", said) > 0.9
+
+
+def test_lora(run):
+    said = run("lora")
+    tuned, total = (int(value) for value in re.search(r"(\d+) of (\d+) weights are trained", said).groups())
+    assert tuned < total / 5
+    assert number(r"ten digits ([\d.]+)", said) > 0.7
+
+
+@pytest.mark.slow  # every run is a process
+def test_sweep(run, tmp_path):
+    said = run("sweep")
+    shown = re.findall(r"^runs/digits_fedprox/(.+)$", RECIPES["sweep"].read_text(encoding="utf-8"), re.MULTILINE)
+    assert (
+        sorted(path.name.replace("-max_epochs=3", "") for path in (tmp_path / "runs/digits_fedprox").iterdir()) == shown
+    )
+    assert len(re.findall(r"mu [\d.]+: accuracy 0\.\d+ over 2 seeds", said)) == 2
+
+
+def test_optuna(run):
+    assert number(r"best accuracy ([\d.]+) with", run("optuna")) > 0.6
+
+
+@pytest.mark.slow
+def test_text(run):
+    assert number(r"accuracy ([\d.]+)", run("text")) > 0.8
+
+
+def test_every_recipe_is_listed_and_run():
+    listed = re.findall(r"\]\((\w+)\.md\)", (ROOT / "docs/recipes/index.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(RECIPES)
+    assert all(f"test_{recipe}" in globals() for recipe in RECIPES)
