@@ -70,8 +70,9 @@ class FeatureProbe(Monitor):
         if not found or self.folder is None or not trainer.is_global_zero or not isinstance(pl_module, FederatedLoop):
             return
         models: dict[str, Tensor] = {}
-        if pl_module.weights.shared:
-            models["received"] = next(values["received"] for values in found.values() if "received" in values)
+        received = [values["received"] for values in found.values() if "received" in values]
+        if received and pl_module.weights.shared:
+            models["received"] = received[0]
         models |= {f"client {client_id}": values["trained"] for client_id, values in found.items()}
         if pl_module.weights.shared:
             models["aggregate"] = self._features(pl_module, ("aggregate", trainer.current_epoch))
