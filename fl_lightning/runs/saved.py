@@ -226,7 +226,8 @@ def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
     table = differing([group[0].settings for group in groups])
     shared = [name for name, values in table.items() if "" not in values]
     top = [name for name in shared if not any(name != other and below(name, other) for other in shared)]
-    for chosen in (top, list(table)):
+    classes = [name for name in top if any(map(CLASS_PATH.fullmatch, table[name]))]
+    for chosen in (classes, top, list(table)):
         named = [", ".join(filter(None, (short(name, table[name][i]) for name in chosen))) for i in range(len(groups))]
         if len({*named, ""}) == len(groups) + 1:
             return named

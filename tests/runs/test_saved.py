@@ -68,6 +68,14 @@ def test_labels_are_the_settings_that_distinguish(tmp_path, one, other, labels):
     assert [group.label for group in groups_of(tmp_path)] == labels
 
 
+def test_a_setting_beside_the_class_is_named_only_where_classes_do_not_tell(tmp_path):
+    for number, (method, weighting) in enumerate([("FedAvg", "samples"), ("SCAFFOLD", "uniform")]):
+        config = settings(method, 0)
+        config["model"]["weighting"] = weighting
+        write_run(tmp_path / f"{number}", [0.1], config)
+    assert [group.label for group in groups_of(tmp_path)] == ["FedAvg", "SCAFFOLD"]
+
+
 def test_data_are_compared_within_a_seed_and_training_settings_are_no_data(tmp_path):
     for number, (seed, batch) in enumerate([(0, 32), (1, 32), (0, 64)]):
         config = settings("FedAvg", seed)
