@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.runs.tables import Table, as_html
+from fl_lightning.runs.result_tables import Table, as_html
 from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:

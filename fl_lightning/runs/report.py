@@ -12,9 +12,9 @@ from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.runs.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.runs.figures import plot_classwise, plot_partition
 from fl_lightning.runs.page import WARNING, Picture, Section, drawn, write_page
+from fl_lightning.runs.result_tables import Cell, Table
 from fl_lightning.runs.results import SCOPES, compare, in_percent, known_metrics, table_of
 from fl_lightning.runs.saved import Counts, Group, Numbers, data_differences, differing
-from fl_lightning.runs.tables import Cell, Table
 from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -194,8 +194,9 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
     for first, second in PAIRS:
         known = dict.fromkeys(n for group in groups for run in group.runs for n in (*run.history.names, *run.clients))
         for name in known:
-            other = name.replace(first, second)
-            if first not in name or other not in known:
+            others = (name.replace(first, second), name.replace(f"_{first}", ""))  # loss_after; acc_own
+            other = next((other for other in others if other in known and other != name), None)
+            if other is None:
                 continue
             pairs = {
                 group.label: pair
@@ -204,12 +205,12 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
             }
             if not pairs:
                 continue
-            scale = 100.0 if in_percent(name) else 1.0
-            scaled = {label: (scale * was, scale * now) for label, (was, now) in pairs.items()}
+            label = name.replace(first, "").strip("/_ ") or name
+            scale = 100.0 if in_percent(name) or label.startswith("acc_") else 1.0
+            scaled = {group: (scale * was, scale * now) for group, (was, now) in pairs.items()}
             change = "; ".join(f"{g} {now.mean() - was.mean():+.3g}" for g, (was, now) in scaled.items())
             caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
-            label = name.replace(first, "").strip("/_ ") + " (%)" * (scale == 100)
-            figure = plot_before_after(scaled, label, (first, second))
+            figure = plot_before_after(scaled, label + " (%)" * (scale == 100), (first, second))
             found.append(Picture("pair-" + name.replace("/", "-"), figure, caption))
     return found
 

@@ -11,8 +11,8 @@ import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target
 from fl_lightning.runs.figures import is_accuracy, is_loss
+from fl_lightning.runs.result_tables import Cell, Table
 from fl_lightning.runs.saved import Group, SavedRun
-from fl_lightning.runs.tables import Cell, Table
 
 Statistic = Literal["final", "last five", "best"]
 STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")

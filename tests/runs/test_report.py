@@ -26,9 +26,8 @@ def page(tmp_path_factory):
         for method in ("FedAvg", "FedNTD"):
             curve = [0.2, 0.5, 0.4 + 0.1 * seed]
             run = write_run(folder / f"{method}/{seed}", curve, settings(method, seed), partition=PARTITION)
-            write_table(
-                run / "clients.csv", ["round", "client", "loss/before", "loss/after"], [[0, 0, 2, 1], [2, 1, 1, 0.25]]
-            )
+            header = ["round", "client", "loss_before", "loss_after", "acc_own_before", "acc_own"]
+            write_table(run / "clients.csv", header, [[0, 0, 2, 1, 0.1, 0.2], [2, 1, 1, 0.25, 0.5, 0.75]])
     return report(folder, forms=("png", "pdf")), folder / "out"
 
 
@@ -54,10 +53,11 @@ def test_it_has_every_section_and_each_figure_a_sentence(page):
         "Settings",
     ]
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
-    assert len(captions) == len(pictures(text)) == 9  # 3 curves, forgetting, 2 maps, a pair, communication, partition
+    assert len(captions) == len(pictures(text)) == 10  # 3 curves, forgetting, 2 maps, 2 pairs, bytes, partition
     assert any("FedNTD, mean over 2 seeds. Lowest at the end: class cat, 35.0 %." in caption for caption in captions)
     assert any("A client has 2 to 2 of the 3 classes and 6 to 9 samples" in caption for caption in captions)
     assert any("Change: FedAvg -0.75; FedNTD -0.75" in caption for caption in captions)
+    assert any("acc_own_before and acc_own, " in caption and "FedNTD +25" in caption for caption in captions)
 
 
 def test_the_figures_are_files_of_their_own(page):

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from fl_lightning.functional.summary import paired_difference
+from fl_lightning.runs.result_tables import as_latex, as_markdown
 from fl_lightning.runs.results import as_csv, compare, known_metrics, statistics_of, table_of
 from fl_lightning.runs.saved import find_runs, grouped, read_run
-from fl_lightning.runs.tables import as_latex, as_markdown
 from tests.runs.saved_runs import settings, write_run
 
 CURVES = {

@@ -9,9 +9,9 @@ from typing import Any
 from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.grid import Case, Cell, described
 from fl_lightning.runs.report import write_report
+from fl_lightning.runs.result_tables import as_latex, as_markdown
 from fl_lightning.runs.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
 from fl_lightning.runs.saved import Group, SavedRun, read_run
-from fl_lightning.runs.tables import as_latex, as_markdown
 from fl_lightning.utils.files import write_atomically
 
 
