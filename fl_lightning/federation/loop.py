@@ -1,13 +1,12 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule
@@ -35,8 +34,9 @@ from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder, bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
-from fl_lightning.federation.server import GlobalWeights, RoundStart, Server, ServerOptimizer
+from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
 from fl_lightning.federation.tolerance import TolerantRound
+from fl_lightning.federation.transaction import RoundStart, Transactions
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import as_list, check_at_least
@@ -92,14 +92,12 @@ class FederatedLoop(Forwarding):
 
     Attributes:
         recorder: of the logged values.
-        skipped: clients that the last round left out, and why.
     """
 
     _server: Server | None = None
     _server_step: ServerOptimizer | None = None
     _engine: SequentialEngine | None = None
-    _round: Round | None = None
-    _round_start: RoundStart | None = None
+    _transactions: Transactions | None = None
     _evaluation: Evaluation | None = None
     _initial_buffers: State | None = None
     _handed_over = False
@@ -149,7 +147,7 @@ class FederatedLoop(Forwarding):
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self.skipped, self.identity, self._fruitless = list[Fault](), RunIdentity(), 0
+        self.identity = RunIdentity()
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
@@ -178,6 +176,20 @@ class FederatedLoop(Forwarding):
     def round_metrics(self) -> dict[str, float]:
         """The values of the last round, by log key."""
         return self.recorder.round_metrics
+
+    @property
+    def skipped(self) -> list[Fault]:
+        """Clients that the last round left out, and why."""
+        return [] if self._transactions is None else self._transactions.skipped
+
+    @property
+    def _rounds(self) -> Transactions:
+        return built(self._transactions)
+
+    @property
+    def _begun(self) -> RoundStart | None:
+        """The federation when the round under way began; None outside of rounds."""
+        return None if self._transactions is None else self._transactions.begun
 
     @property
     def weights(self) -> GlobalWeights:
@@ -244,7 +256,7 @@ class FederatedLoop(Forwarding):
         data = checks.check_data(self.trainer, self.settings.local_epochs)
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._handed_over, self._engine, self._evaluation, self._round = False, None, None, None
+        self._handed_over, self._engine, self._evaluation, self._transactions = False, None, None, None
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         for name, found in self._client_hooks.items():
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
@@ -335,7 +347,7 @@ class FederatedLoop(Forwarding):
         except Exception as problem:
             error = problem
         processes.all_gather_or_raise(None, error)
-        self._round = (TolerantRound if self.faults.on_error == "skip" else Round)(
+        round_ = (TolerantRound if self.faults.on_error == "skip" else Round)(
             client=self.client,
             engine=self.engine,
             server=self.server,
@@ -354,6 +366,8 @@ class FederatedLoop(Forwarding):
             view=self.data.views(),
             hooks=self._client_hooks,
         )
+        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        self._transactions = Transactions(round_, built(self._server_step), self.faults, stateful)
         self.forward_hook("on_fit_start")
 
     def _initial_personal_of(self, client_id: int) -> State | None:
@@ -376,12 +390,11 @@ class FederatedLoop(Forwarding):
 
     def _keys_of_a_client(self) -> set[str]:
         """Train one client for one step, undo it, and list the keys that it logged."""
-        round_ = built(self._round)
         client_id = max(range(self.server.num_clients), key=self.server.size)
         settings = replace(self.engine.local.settings, max_local_steps=1)
         engine = self._new_engine(settings, ClientServices(), {})
-        with self._transaction(round_) as begun, torch.enable_grad():
-            keys = round_.probe(engine, client_id)
+        with self._rounds.transaction() as begun, torch.enable_grad():
+            keys = self._rounds.round.probe(engine, client_id)
             begun.restore()
         return keys
 
@@ -398,78 +411,18 @@ class FederatedLoop(Forwarding):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
-        round_, round_idx = built(self._round), self.current_epoch
-        weights = round_.weights
-        region = torch.autocast(self.device.type, enabled=False)  # only a client's forward is in the Trainer's
-        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
-        weights.begin_round(stateful)
-        with region, torch.enable_grad(), self._transaction(round_) as begun:
-            before, cohort = begun.entries, self.data.cohort(round_idx)
-            start = {name: before[name] for name in weights.shared} if weights.personal else before
-            try:
-                result = round_.run(round_idx, cohort, start)
-            except StopIteration as stop:  # Lightning would take it for the end of the epoch
-                raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            if result.lost:
-                begun.restore()
-            stepped = self._step(start, result.weights)
-            if stepped is None:
-                round_.give_up(result, self._overflow(round_idx))
-                begun.restore()
-            self.skipped, everyone = result.skipped, len(result.skipped) >= len(cohort)
-            self._fruitless = self._fruitless + 1 if everyone else 0
-            if everyone:
-                reason = result.skipped[-1].reason if result.skipped else result.lost
-                self.faults.check_patience(self._fruitless, round_idx, reason)
-            new = before | (result.personal or {}) | (stepped or {})
-            if idle := weights.frozen.idle:
-                new = {name: value for name, value in new.items() if name not in idle}
-            weights.load(new)
-            if result.records:
-                self.store.put(result.records, round_idx)
-            if weights.freezes and not result.lost:
-                weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
-        if round_idx == 0:
-            needs = self.client.needs | self.server_module.needs | self.aggregator.needs
-            result.metrics |= bytes_of_sets(self.data, needs)
-        self.recorder.end_training(round_idx, result.metrics)
-        self._publish()
-
-    @contextmanager
-    def _transaction(self, round_: Round) -> Iterator[RoundStart]:
-        """Undo a round that fails; yields the federation at its start."""
-        parts = {"aggregator": self.aggregator, "server_module": self.server_module}
-        start = self._round_start = RoundStart(round_.weights, parts, self.transforms)
-        try:
-            yield start
-        except BaseException:
-            start.restore()
-            round_.abandon()
-            raise
-        finally:
-            self._round_start = None
-            round_.server.end_round()
-
-    def _overflow(self, round_idx: int) -> str:
-        """Say that the server optimizer made values that cannot become the model.
-
-        Raises:
-            NonFiniteUpdateError: unless such a round is skipped.
-        """
-        kind = type(built(self._server_step).optimizer).__name__
-        said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
-        if not self.guard.skips:
-            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.nonfinite to skip")
-        return said
-
-    def _step(self, start: State, new: State | None) -> State | None:
-        """Take the server's step, through Lightning's optimizer; None where its result is not finite."""
-        step: Any = self.optimizers()
+        round_idx, optimizer = self.current_epoch, cast(Optimizer, self.optimizers())
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        stepped = built(self._server_step).step(start, new, step.step, scaler)
+        # only a client's forward is in the Trainer's region
+        with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
+            metrics = self._rounds.run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
-        return stepped
+        if round_idx == 0:
+            needs = self.client.needs | self.server_module.needs | self.aggregator.needs
+            metrics |= bytes_of_sets(self.data, needs)
+        self.recorder.end_training(round_idx, metrics)
+        self._publish()
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
@@ -482,7 +435,7 @@ class FederatedLoop(Forwarding):
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round (in the client hooks of callbacks); outside a round Lightning's `log`."""
-        if self._round_start is None:
+        if self._begun is None:
             super().log(name, value, *args, **kwargs)
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
@@ -551,8 +504,8 @@ class FederatedLoop(Forwarding):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Give the state of the last whole round: inside a round or an evaluation, the weights before it."""
         state = super().state_dict(*args, **kwargs)
-        if self._round_start is not None:
-            state |= self._round_start.state_dict()
+        if self._begun is not None:
+            state |= self._begun.state_dict()
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self.weights.saved(self._evaluation.before)
         if self._handed_over and (shape := C.data_shape(self.client)) is not None:
@@ -582,7 +535,7 @@ class FederatedLoop(Forwarding):
         inner: dict[str, Any] = {}
         self.forward_hook("on_save_checkpoint", inner)
         C.begin_round_anew(checkpoint)
-        start = self._round_start
+        start = self._begun
         transforms = self._loaded_transforms or [transform.state_dict() for transform in self.transforms]
         checkpoint["federated"] = {
             "store": C.whole_store(self.store, current_communicator(self.device), start is not None),

@@ -1,7 +1,7 @@
 """The server: the global weights in the one client module, the view that its parts have, and the server optimizer."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.aggregation import UpdateTransform
-from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.buffers import TransientBuffers
@@ -233,43 +231,6 @@ class Server:
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
-
-
-class RoundStart:
-    """The federation's state when a round begins: restored if the round fails, saved by a checkpoint within it.
-
-    Args:
-        weights: of the global model, in the client module.
-        parts: rule and server module, by the names that they have in the loop.
-        transforms: the transforms between client and sum.
-
-    Attributes:
-        entries: of the client module.
-        transform_states: state dicts of the transforms.
-    """
-
-    def __init__(
-        self, weights: GlobalWeights, parts: Mapping[str, ServerPart], transforms: Sequence[UpdateTransform]
-    ) -> None:
-        self._weights, self._parts, self._transforms = weights, parts, transforms
-        idle = weights.frozen.idle
-        copied = weights.snapshot(name for name in weights.entries if name not in idle)
-        self.entries = {n: idle[n] if n in idle else copied[n] for n in weights.entries} if idle else copied
-        self._part_states = {name: part.snapshot() for name, part in parts.items()}
-        self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
-
-    def restore(self) -> None:
-        """Undo the round."""
-        self._weights.load(self.entries)
-        for name, part in self._parts.items():
-            part.load_state_dict(self._part_states[name])
-        for transform, state in zip(self._transforms, self.transform_states, strict=True):
-            transform.load_state_dict(state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give module, rule and server module by their names in the loop's state dict."""
-        states = {f"{name}.{key}": value for name, state in self._part_states.items() for key, value in state.items()}
-        return self._weights.saved(self.entries) | states
 
 
 class ServerOptimizer:
