@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.reported import computed
 from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Batch
@@ -165,16 +166,19 @@ class Inspection:
             self._subsets[split, samples] = chosen
         return self._subsets[split, samples]
 
+    @cached_property
+    def _metric(self) -> ClassifierScores:
+        metric = ClassifierScores(self.data.num_classes or 0, distributed_available_fn=bool)  # of this process alone
+        return metric.to(next(self.client.parameters()).device)
+
     def _scores(self, batches: Iterator[Batch]) -> Tensor:
-        classes = self.data.num_classes or 0
+        self._metric.reset()
         with self.look():
-            metric = ClassifierScores(classes, distributed_available_fn=bool).to(next(self.client.parameters()).device)
-            found = False
             for batch in batches:
                 x, y = self._transfer(batch)
-                metric.update(self.client(x), y)
-                found = True
-            return metric.compute().cpu() if found else torch.full((classes + 2,), torch.nan, dtype=torch.float64)
+                self._metric.update(self.client(x), y)
+            found: Tensor = computed(self._metric).cpu()
+        return found
 
 
 def class_names(data: FederatedDataModule) -> list[str]:
