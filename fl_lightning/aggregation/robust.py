@@ -88,8 +88,8 @@ class RobustAggregator(GatheringAggregator):
             )
         like = {name: self.server.weights[name] for name in self.server.trainable}
         flat = [torch.cat([u.weights[n].reshape(-1).double() for n in like]) for u in updates.values() if u.weights]
-        weights = torch.tensor([int(self.weight(update)) for update in updates.values()])
-        center = self.center(torch.stack(flat), weights.to(flat[0]))
+        weights = [float(self.weight(update)) for update in updates.values()]
+        center = self.center(torch.stack(flat), flat[0].new_tensor(weights))
         parts = torch.split(center, [value.numel() for value in like.values()])
         return {name: part.view_as(value) for (name, value), part in zip(like.items(), parts, strict=True)}
 

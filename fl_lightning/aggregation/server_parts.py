@@ -62,8 +62,8 @@ class ServerPart(nn.Module):
     """A part of the server with float64 sums over the cohort, rows by client, and state in buffers.
 
     Attributes:
-        needs: splits that the server owns, `logits` (a classifier with `net=`) or `exposure` (E_i is defined);
-            checked before any client trains.
+        needs: splits that the server owns, `logits` (a classifier with `net=`), `exposure` (E_i is defined) or `start`
+            (clients train from the weights as received); checked before any client trains.
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
         weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.
@@ -188,8 +188,8 @@ class Aggregator(ServerPart):
         """Make the new shared weights; None: they stay as they are (no client had data)."""
         return self.partial.mean("weights")
 
-    def weight(self, update: ClientUpdate) -> int | Tensor:
-        """n_i, or 1 under uniform weighting; 0 for a client without samples."""
+    def weight(self, update: ClientUpdate) -> float | Tensor:
+        """n_i, or 1 under uniform weighting; 0 for a client without samples. A rule may give any number >= 0."""
         n = update.num_samples
         if self.weighting == "samples":
             return n

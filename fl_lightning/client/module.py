@@ -62,6 +62,7 @@ class ClientModule(CheckedLoading):
         server_class: the method's server side.
         exchanges: names of a round's exchanges, in order.
         needs: names of splits, `logits` (a net, not a module) or `exposure` (E_i is defined: SGD); checked at start.
+        own_start: whether training starts from the client's own model, not from the weights that it received.
         stackable: whether an engine may train several clients at once; counts only in the class that sets it.
         neutral: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is called.
 
@@ -73,6 +74,7 @@ class ClientModule(CheckedLoading):
     server_class: ClassVar[type[ServerModule]] = ServerModule
     exchanges: ClassVar[tuple[str, ...]] = ("train",)
     needs: ClassVar[frozenset[str]] = frozenset()
+    own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     neutral: ClassVar[Mapping[str, float]] = {}
 

@@ -104,7 +104,7 @@ class PersonalHeadClient(ClientModule):
         base: of `ClientModule`; needs `net`.
 
     Raises:
-        ValueError: when the net is built, if it has no head, or nothing else to train.
+        ValueError: when the net is built, if it has no head that is trained, or nothing else to train.
     """
 
     needs = frozenset({"logits"})
@@ -112,6 +112,11 @@ class PersonalHeadClient(ClientModule):
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         super().build(num_classes, input_shape)
         check_head(self)
+        if not any(parameter.requires_grad for parameter in self.head.parameters()):
+            raise ValueError(
+                f"{type(self).__name__} trains the head apart, but that of {type(self.net).__name__} has no parameter "
+                f"with requires_grad=True; let it require a gradient, or take FedAvg"
+            )
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         return name.startswith(HEAD)

@@ -12,7 +12,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.services import TRAINER_SERVICES, BatchTransfer, attach_services
 from fl_lightning.data import DatasetSource, FederatedDataModule
-from fl_lightning.types import Broadcast, ClientData, Phase
+from fl_lightning.types import CONDITIONS, Broadcast, ClientData, Phase
 from fl_lightning.utils.packages import lightning_base
 
 NOT_HOOKS = ("training_step", "configure_optimizers", "configure_model", "forward")
@@ -95,7 +95,7 @@ def refuse_alone(client: Any) -> None:
     """
     name, server = type(client).__name__, client.server_class
     needs = client.needs | server.needs
-    lacks = [f"the split {split!r}" for split in sorted(needs - {"logits", "exposure"})]
+    lacks = [f"the split {split!r}" for split in sorted(needs - CONDITIONS)]
     lacks += ["the exposure of its optimizer"] if "exposure" in needs else []
     lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
     lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []

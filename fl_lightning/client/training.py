@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -153,14 +153,18 @@ class LocalTrainer:
         local_epochs, passed = self.settings.local_epochs, Counter[str]()
         if isinstance(local_epochs, list):
             local_epochs = local_epochs[data.client_id]
+        progress = self.client.context.progress
         for phase in self.client.phases(exchange):
             self.restore_modes()
+            way = progress.exposure
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
                 epochs = local_epochs if phase.epochs is None else phase.epochs
                 before = passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
                     done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                if phase.trains is not None and not matching(self.client.params(), phase.trains):
+                    progress.exposure = way  # of the shared parameters none has moved
                 passed[phase.split] += done if phase.counts else 0
         if self._deadline is not None:
             self._check_time(self._deadline)
@@ -391,8 +395,9 @@ class LocalTrainer:
             ValueError: if the patterns name none.
         """
         params = self.client.trained()
-        left = [p for name, p in params.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)]
-        if len(left) == len(params):
+        trained = matching(params, patterns)
+        left = [parameter for name, parameter in params.items() if name not in trained]
+        if not trained:
             raise ValueError(
                 f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of "
                 f"{list(params)[:8]}"
@@ -400,6 +405,11 @@ class LocalTrainer:
         for parameter in left:
             parameter.grad = None
         return left
+
+
+def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
+    """Choose the names that one of the `fnmatch` patterns matches."""
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def zero_grad(optimizer: Optimizer) -> None:

@@ -23,6 +23,7 @@ from fl_lightning.client.optimizers import Exposure, needs_closure
 from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
+from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.packages import is_of_kind
 
 REFUSED: dict[type[Callback], str] = {
@@ -264,7 +265,7 @@ def check_needs(
         ValueError: naming who needs what.
     """
     for name, needs in needs_by_name(client, server_module, rule):
-        for split in sorted(needs - {"logits", "exposure"}):
+        for split in sorted(needs - CONDITIONS):
             try:
                 data.split(split)
             except ValueError as error:
@@ -273,6 +274,11 @@ def check_needs(
             raise ValueError(
                 f"{name} needs the logits of a net, got module={type(client.module).__name__}; give the client net= "
                 f"(a factory of a classifier) instead"
+            )
+        if "start" in needs and client.own_start:
+            raise ValueError(
+                f"{name} stretches the way from the weights that the server sent to those that a client sends, but a "
+                f"{type(client).__name__} starts from a model of its own; leave model.aggregator unset"
             )
         if "exposure" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
             raise ValueError(

@@ -14,7 +14,7 @@ from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.traffic import traffic
-from fl_lightning.types import Broadcast, ClientUpdate, State
+from fl_lightning.types import CONDITIONS, Broadcast, ClientUpdate, State
 
 Bytes = dict[tuple[str, str], int]
 """Bytes by log key and exchange."""
@@ -210,6 +210,6 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
     """Count the bytes, as stored, of the sets that every client is sent once; empty where a method needs none."""
-    splits = [data.split(name) for name in needs if name not in (*SERVER_ONLY, "logits", "exposure")]
+    splits = [data.split(name) for name in needs if name not in {*CONDITIONS, *SERVER_ONLY}]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

@@ -2,7 +2,7 @@
 
 Source: Zhang et al., AAAI 2023, arXiv:2212.01197, Algorithm 1 and Eqs. 3-6, and its code. Server: FedAvg.
 Note: the buffers are the client's own; the authors' code copies parameters only. What lies below the mixed layers is
-taken as received.
+taken as received, and so is what is not trained.
 """
 
 from collections.abc import Sequence
@@ -88,13 +88,12 @@ class FedALA(OwnModelClient):
         own = self.own_model()
         if own is None or not local.size() or not self.received:
             return
-        names, shared = list(self.received)[-self.layers :], self.received
-        self.load_model({name: value for name, value in own.items() if name not in shared})
-        old, new = ({name: state[name] for name in names} for state in (own, shared))
-        mixing = self.memory.get("mixing")
-        first = mixing is None
-        if mixing is None:
-            mixing = {name: torch.ones_like(value) for name, value in old.items()}
+        names, parameters = list(self.received)[-self.layers :], dict(self.named_parameters())
+        self.load_model({name: value for name, value in own.items() if name not in parameters})
+        old, new = ({name: state[name] for name in names} for state in (own, self.received))
+        learnt: State = self.memory.get("mixing", {})
+        first = not learnt
+        mixing = {name: learnt.get(name, torch.ones_like(value)) for name, value in old.items()}
         samples, losses = local.restricted("train", self.drawn(local)), list[float]()
         while not self.finished(losses, first):
             mixing, loss = self.one_pass(mixing, old, new, samples)

@@ -62,18 +62,29 @@ def narrowed(block: nn.Module, width: float, inputs: int) -> State:
     Args:
         block: of Linear, Conv2d (ungrouped) and BatchNorm layers, and others without parameters.
         width: in (0, 1].
-        inputs: channels of the block's own input, which stay whole.
+        inputs: channels of the block's own input, which stay whole; the layers that read it are told by this number.
+
+    Raises:
+        ValueError: if a layer within the block has as many channels.
     """
 
     def kept(channels: int) -> int:
         return max(1, round(width * channels))
 
     found: State = {}
+    made_before = False
     for name, layer in block.named_modules():
         own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
         for entry, value in own:
             cut = value[: kept(len(value))] if value.ndim else value
-            if value.ndim > 1 and value.shape[1] != inputs:
+            reads_input = value.ndim > 1 and value.shape[1] == inputs
+            if reads_input and made_before:
+                raise ValueError(
+                    f"FedAlign knows the layers that read the last block's input by its {inputs} channels, but an "
+                    f"earlier layer than {name} has as many; give the block's inner layers another width"
+                )
+            made_before = made_before or (value.ndim > 1 and value.shape[0] == inputs)
+            if value.ndim > 1 and not reads_input:
                 cut = cut[:, : kept(value.shape[1])]
             buffer = not isinstance(value, nn.Parameter)
             found[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics

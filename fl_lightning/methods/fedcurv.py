@@ -8,7 +8,8 @@ v_j = u_j θ_j: a client subtracts its own pair, and uploads how it has changed.
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.func import grad
 from torch.optim import Optimizer
 
@@ -60,6 +61,8 @@ class FedCurvServer(ServerModule):
     def __init__(self) -> None:
         super().__init__()
         self.u, self.v = StateBuffers({}), StateBuffers({})
+        self.made = nn.Buffer(torch.tensor(-1))
+        """Round that U and V are of, with `scope: last_round`: an earlier one than the last if that one was lost."""
 
     @property
     def client(self) -> "FedCurv":
@@ -79,7 +82,10 @@ class FedCurvServer(ServerModule):
             )
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        return self.sends(exchange) if self.client.is_neutral else self.sends(exchange, u=self.u, v=self.v)
+        if self.client.is_neutral:
+            return self.sends(exchange)
+        made = {} if self.client.scope == "seen" else {"made": int(self.made)}
+        return self.sends(exchange, u=self.u, v=self.v, **made)
 
     def add(self, update: ClientUpdate) -> None:
         if "u" in update.extras:
@@ -90,6 +96,7 @@ class FedCurvServer(ServerModule):
         for name, kept in (("u", self.u), ("v", self.v)):
             for entry, change in self.summed(name).items():
                 kept[entry].mul_(self.client.scope == "seen").add_(change)
+        self.made.fill_(self.server.round_idx)
         return aggregate
 
 
@@ -124,16 +131,17 @@ class FedCurv(ClientModule):
         check_choice(("seen", "last_round"), scope=scope)
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
-    def own(self, name: str, like: State, round_idx: int) -> State:
+    def own(self, name: str, broadcast: Broadcast) -> State:
         """The client's pair (`u` or `v`) as far as it is in the server's sum; zeros where it is not."""
-        counts = self.scope == "seen" or self.memory.get("round") == round_idx - 1
+        like: State = broadcast.extras[name]
+        counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras["made"]
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         for name in ("u", "v"):
-            total = broadcast.extras[name]
-            self.round_buffer(f"own_{name}", self.own(name, total, broadcast.round_idx))
-            self.round_buffer(name, S.sub(total, self.own(name, total, broadcast.round_idx)))
+            own = self.own(name, broadcast)
+            self.round_buffer(f"own_{name}", own)
+            self.round_buffer(name, S.sub(broadcast.extras[name], own))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)

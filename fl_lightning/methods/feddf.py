@@ -78,7 +78,8 @@ class FedDFServer(ServerModule):
     def setup(self) -> None:
         if not len(self.server.data("proxy")):
             raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
-        own = [name for name, _ in self.client.named_parameters() if name not in self.server.weights]
+        saved, named = self.client.state_dict(), [*self.client.named_parameters(), *self.client.named_buffers()]
+        own = [name for name, _ in named if name in saved and name not in self.server.weights]
         if own:
             raise ValueError(
                 f"FedDF distils into a whole net, but {own[0]!r} stays with each client; leave model.personal unset"

@@ -28,6 +28,8 @@ class FedEXPAggregator(Aggregator):
         average_last: evaluate the mean of this and the last round's weights (the paper), else this round's.
     """
 
+    needs = frozenset({"start"})
+
     def __init__(
         self, eps: float = 1e-3, eps_scale: Literal["paper", "code"] = "paper", average_last: bool = True
     ) -> None:

@@ -120,8 +120,9 @@ class FedFOMOServer(ServerModule):
             self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
             if row.num_steps and bool(row.included) and row.weights is not None:
                 self.trained[client_id] = True
-                # with what did not travel, since nobody trains it
-                self.models[client_id] = StateBuffers({**self.server.weights, **row.weights})
+                rest = {n: value for n, value in self.server.weights.items() if n not in row.weights}
+                # a copy of what did not travel, since nobody trains it
+                self.models[client_id] = StateBuffers({**clone(rest), **row.weights})
         return aggregate
 
 
@@ -138,6 +139,7 @@ class FedFOMO(InitialModelClient):
     """
 
     server_class = FedFOMOServer
+    own_start = True
     stackable = False  # a client judges models one by one before it trains
 
     def __init__(

@@ -2,7 +2,9 @@
 
 Source: Wang et al., NeurIPS 2020, arXiv:2007.07481, Eq. 5. Clients: any with SGD; FedProx's term is in their length.
 The length is the exposure E_i: how far the local optimizer would have moved a scalar whose gradient is always 1 (the
-paper's ‖a_i‖₁ times the learning rate). A client that took no step is left out.
+paper's ‖a_i‖₁ times the learning rate). A client that went nowhere (no step, or a learning rate of 0) is left out.
+Note: τ_eff Σ p_i / E_i may exceed 1, the more so the more unequal the lengths are; with momentum they are more unequal
+than the numbers of steps. Training then needs smaller learning rates than FedAvg's.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ LARGEST_WEIGHT = 5.0
 """Weight τ_eff p_i / E_i of a single update above which the rule warns."""
 
 
-def effective_length(lengths: Sequence[float], sizes: Sequence[int]) -> float:
+def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
     """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
 
     >>> effective_length([1.0, 4.0], sizes=[2, 1])
@@ -40,7 +42,7 @@ class FedNovaAggregator(Aggregator):
             authors' code has with a proximal term; it needs one local learning rate η.
     """
 
-    needs = frozenset({"exposure"})
+    needs = frozenset({"exposure", "start"})
 
     def __init__(self, tau_eff: Literal["exposure", "steps"] = "exposure") -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class FedNovaAggregator(Aggregator):
 
     def add(self, update: ClientUpdate) -> None:
         super().add(update)
-        if update.weights is None or not update.num_steps:
+        if update.weights is None or not update.exposure:
             return
         length, start = update.extras["length"], self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
@@ -76,10 +78,11 @@ class FedNovaAggregator(Aggregator):
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        rows = [row for _, row in sorted(self.rows.items()) if bool(row.num_samples)]
+        found = {row.client_id: float(self.weight(row)) for _, row in sorted(self.rows.items())}
+        rows = [self.rows[client_id] for client_id, weight in found.items() if weight]
         if mean is None or not rows:
             return mean
-        sizes, lengths = [int(self.weight(row)) for row in rows], [row.extras["length"] for row in rows]
+        sizes, lengths = [found[row.client_id] for row in rows], [row.extras["length"] for row in rows]
         tau_eff = effective_length([row.num_steps for row in rows] if self.counts_steps else lengths, sizes)
         self.tau_eff.fill_(tau_eff)
         shares = [tau_eff * n / (sum(sizes) * length) for n, length in zip(sizes, lengths, strict=True)]

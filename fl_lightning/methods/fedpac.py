@@ -45,9 +45,12 @@ def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11); weights below 0.001 become 0: (m, m) -> (m,), None: no solution."""
+    """Minimise αᵀ P α over the simplex (Eq. 11); weights below 0.001 become 0: (m, m) -> (m,).
+
+    None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
+    """
     weights = simplex_minimum(semidefinite(matrix, 0.01))
-    if weights is None:
+    if weights is None or not bool(matrix.any()):
         return None
     kept = torch.where(weights < 1e-3, 0.0, weights)
     return kept / kept.sum()

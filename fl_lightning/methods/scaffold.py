@@ -141,7 +141,7 @@ class SCAFFOLD(ClientModule):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         control, own = self.round["c"], self.round["c_i"]
-        if not self.num_steps:  # no data: c_i stays
+        if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
             return {"control_change": S.zeros_like(own)}
         if self.option == "I":
             change = S.sub(self.round["gradient"], own)

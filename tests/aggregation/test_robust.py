@@ -220,3 +220,13 @@ def test_with_nobody_s_data_the_weights_stay():
     loop = fit(FedAvg(net=Small, optimizer=sgd()), 1, data, aggregator=MedianAggregator())
     start = fit(FedAvg(net=Small), 0, data, aggregator=Aggregator())
     assert equal(loop.client.state_dict(), start.client.state_dict())
+
+
+def test_the_weights_of_the_geometric_median_may_be_fractions():
+    class Hundredths(GeometricMedianAggregator):
+        def weight(self, update):
+            return update.num_samples / 100
+
+    rules = (GeometricMedianAggregator(), Hundredths())
+    plain, scaled = (weights_of(fit(FedAvg(net=Small, optimizer=sgd()), 2, aggregator=rule)) for rule in rules)
+    torch.testing.assert_close(plain, scaled)

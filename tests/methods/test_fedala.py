@@ -158,3 +158,19 @@ def test_deployed_is_the_own_model():
     assert isinstance(loop.client, pl.LightningModule)
     loop.client.context.memory = loop.store.memory(3)
     assert equal(loop.client.deployed().state_dict(), loop.store.memory(3)["own_models"][-1])
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_what_is_frozen_later_is_taken_as_received_and_other_tensors_are_mixed(part):
+    class Freeze(pl.Callback):
+        def on_train_epoch_start(self, trainer, loop):
+            if trainer.current_epoch == 2:
+                loop.client.net.get_submodule(part).requires_grad_(False)
+                frozen.update(
+                    {n: v.clone() for n, v in loop.client.state_dict().items() if n.startswith(f"net.{part}")}
+                )
+
+    frozen: dict[str, torch.Tensor] = {}
+    loop = fit(fedala(), 4, toy_data((7, 9, 12)), callbacks=[Freeze()])
+    assert all(torch.equal(loop.client.state_dict()[name], value) for name, value in frozen.items())
+    assert set(loop.store.memory(0)["mixing"]).isdisjoint(frozen)

@@ -122,6 +122,16 @@ def test_a_block_that_cannot_be_narrowed_is_refused(layer):
         check_block(nn.Sequential(nn.ReLU(), layer))
 
 
+def test_a_block_with_inner_layers_as_wide_as_its_input_is_refused_by_the_layer():
+    wide = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 1))
+    with pytest.raises(
+        ValueError, match="read the last block's input by its 8 channels, but an earlier layer than 3 has"
+    ):
+        narrowed(wide, 0.25, 8)
+    last = nn.Sequential(nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Conv2d(12, 8, 1))  # which nothing within it reads
+    assert [len(value) for value in narrowed(last, 0.25, 8).values()] == [3, 3, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

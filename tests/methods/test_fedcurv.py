@@ -85,6 +85,22 @@ def test_a_client_is_pulled_by_the_others_only(scope):
                     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_lost_round_is_not_the_last_round():
+    """U and V are then of the round before it, and a client of that round subtracts its own pair all the same."""
+
+    class Lost(FedCurv):
+        def receive(self, broadcast, local):
+            super().receive(broadcast, local)
+            found.append(max(float(value.abs().max()) for value in self.round["u"].values()))
+            if local.round_idx == 1:
+                raise RuntimeError("no power")
+
+    found: list[float] = []
+    client = Lost(scope="last_round", net=Small, optimizer=sgd())
+    fit(client, 3, toy_data((7, 3), schedule=[[0]] * 3), on_error="skip")
+    assert found == [0.0, 0.0, 0.0]
+
+
 def test_the_penalty_is_the_others_quadratic_less_a_constant():
     g = torch.Generator().manual_seed(0)
     F_j = [{"w": torch.rand(5, generator=g).double()} for _ in range(3)]

@@ -126,6 +126,7 @@ def test_batches_pass_over_the_proxy_in_a_new_order_each_time():
         (FedAvg(net=Small), partial(data, proxy=0), {}, "FedDF needs a proxy split with samples"),
         (FedAvg(module=Regression()), data, {}, "Watched needs the logits of a net, got module=Regression"),
         (FedAvg(net=Small), data, {"personal": "net.head.*"}, "'net.head.weight' stays with each client"),
+        (FedAvg(net=BatchNormNet), data, {"personal": "*running*"}, "'net.body.1.running_mean' stays with each client"),
     ],
 )
 def test_what_it_cannot_do_is_refused_at_start(client, on, settings, sentence):

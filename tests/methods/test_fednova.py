@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
-from fl_lightning.methods import SAM, FedAvg, FedNovaAggregator, FedProx
+from fl_lightning.methods import SAM, FedAvg, FedEXPAggregator, FedFOMO, FedNovaAggregator, FedProx, FedRep
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import ClientUpdate
 from tests.hooks.toy import Updates
@@ -144,3 +144,50 @@ def test_other_local_optimizers_are_refused_before_anyone_trains(client, setting
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="tau_eff must be one of exposure, steps, got 'code'"):
         FedNovaAggregator(tau_eff="code")
+
+
+class Warmed(Regression):
+    """The learning rate of a client's first step is 0."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step, 1))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_client_whose_steps_have_a_learning_rate_of_0_is_left_out():
+    sizes = (5, 9, 12)  # the first takes one step
+    rule = FedNovaAggregator()
+    loop = fit(None, 2, toy_data(sizes), loop=FederatedLoop(FedAvg(module=Warmed()), rule, seed=3))
+    assert all(value.isfinite().all() for value in weights_of(loop).values())
+    assert float(rule.tau_eff) == pytest.approx((9 * 0.1 + 12 * 0.2) / 21)
+
+
+def test_any_unit_of_the_weights_gives_the_same_step():
+    class Hundredths(FedNovaAggregator):
+        def weight(self, update: ClientUpdate) -> float:
+            return update.num_samples / 100
+
+    loops = [
+        fit(None, 2, loop=FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), rule(), seed=3))
+        for rule in (FedNovaAggregator, Hundredths)
+    ]
+    for name, value in loops[0].client.state_dict().items():
+        torch.testing.assert_close(loops[1].client.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("rule", [FedNovaAggregator, FedEXPAggregator])
+def test_a_client_that_starts_from_its_own_model_is_refused_by_both_names(rule):
+    loop = FederatedLoop(FedFOMO(net=Small, optimizer=sgd()), rule())
+    with pytest.raises(
+        ValueError, match=f"{rule.__name__} stretches the way .* FedFOMO starts from a model of its own"
+    ):
+        fit(None, 1, loop=loop)
+
+
+def test_only_the_steps_that_train_what_is_shared_are_a_client_s_length():
+    """FedRep's steps of the head move nothing that is sent: they count as steps, but not as length."""
+    watch, settings = Updates(), {"net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
+    loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **settings), FedNovaAggregator(), seed=3)
+    fit(None, 1, toy_data((7, 12)), loop=loop, callbacks=[watch])
+    assert [(u.num_steps, pytest.approx(u.exposure)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]

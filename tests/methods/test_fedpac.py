@@ -78,6 +78,11 @@ def test_heads_are_combined_of_those_with_data():
     assert torch.equal(loop.store.personal(2)["net.head.weight"], begun)
 
 
+def test_clients_whose_features_are_all_0_keep_their_heads():
+    none = torch.zeros(3, 4, 5, dtype=torch.float64)
+    assert torch.equal(combinations(none, none[:, 0, 0]), torch.eye(3, dtype=torch.float64))
+
+
 def test_prototypes_are_weighted_by_class_counts_and_stay_while_nobody_has_the_class():
     schedule = [[0, 1], [3]]
     once, found = seen(1, toy_data(SIZES, schedule=schedule))

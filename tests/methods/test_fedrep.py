@@ -45,6 +45,12 @@ def test_the_head_never_travels():
     assert loop.store.personal(3) is None
 
 
+class Frozen(Perceptron):
+    def __init__(self, num_classes, input_shape):
+        super().__init__(num_classes, input_shape, hidden=(6,))
+        self.head.requires_grad_(False)
+
+
 def test_what_it_cannot_train_is_refused():
     with pytest.raises(ValueError, match="FedRep needs the logits of a net, got module=Regression"):
         FedRep(module=Regression())
@@ -52,6 +58,8 @@ def test_what_it_cannot_train_is_refused():
         fit(FedRep(net=partial(Perceptron, hidden=())), 1)
     with pytest.raises(ValueError, match=r"needs a net whose last layer is a torch.nn.Linear called head, got Sequent"):
         fit(FedRep(net=lambda c, shape: nn.Sequential(nn.Linear(4, c))), 1)
+    with pytest.raises(ValueError, match="FedRep trains the head apart, but that of Frozen has no parameter with"):
+        fit(FedRep(net=Frozen), 1)
     with pytest.raises(ValueError, match="head_epochs must be at least 0, got -1"):
         FedRep(head_epochs=-1)
 

@@ -176,3 +176,20 @@ def test_a_last_group_of_fewer_batches_counts_by_its_share(where):
 def test_its_server_side_needs_its_clients():
     with pytest.raises(ValueError, match="a SCAFFOLDServer needs a SCAFFOLD client, got FedAvg; leave"):
         fit(FedAvg(net=Small), 1, server_module=SCAFFOLD.server_class())
+
+
+class Warmed(Regression):
+    """The learning rate of a client's first step is 0."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step, 1))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("where", ["grad", "param"])
+def test_a_client_whose_steps_have_a_learning_rate_of_0_keeps_its_c_i(where):
+    loop = fit(SCAFFOLD(module=Warmed(), where=where), 2, toy_data((5, 12)))
+    assert not loop.store.memory(0)
+    assert all(value.isfinite().all() for value in loop.store.memory(1)["control"].values())
+    assert all(value.isfinite().all() for value in loop.state_dict().values())
