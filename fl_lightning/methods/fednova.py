@@ -78,11 +78,11 @@ class FedNovaAggregator(Aggregator):
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        found = {row.client_id: float(self.weight(row)) for _, row in sorted(self.rows.items())}
-        rows = [self.rows[client_id] for client_id, weight in found.items() if weight]
+        weighed = [(row, float(self.weight(row))) for _, row in sorted(self.rows.items())]
+        rows, sizes = [row for row, weight in weighed if weight], [weight for _, weight in weighed if weight]
         if mean is None or not rows:
             return mean
-        sizes, lengths = [found[row.client_id] for row in rows], [row.extras["length"] for row in rows]
+        lengths = [row.extras["length"] for row in rows]
         tau_eff = effective_length([row.num_steps for row in rows] if self.counts_steps else lengths, sizes)
         self.tau_eff.fill_(tau_eff)
         shares = [tau_eff * n / (sum(sizes) * length) for n, length in zip(sizes, lengths, strict=True)]

@@ -147,6 +147,6 @@ class SCAFFOLD(ClientModule):
             change = S.sub(self.round["gradient"], own)
         else:
             change = control_change(self.received, S.clone(self.params()), control, self.travelled)
-        change = {name: value.to(self.received[name].dtype) for name, value in change.items()}  # as of a client without
+        change = {name: value.to(self.received[name].dtype) for name, value in change.items()}
         self.memory["control"] = S.add(own, change)
         return {"control_change": change}
