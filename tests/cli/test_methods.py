@@ -139,7 +139,7 @@ def test_the_help_has_the_command():
 
 def test_a_wrong_option_is_refused_in_one_sentence():
     assert "output must be md or csv or json, got xml" in refusal("methods --output xml", 2)
-    assert "methods, got method; the nearest is 'methods'" in refusal("method", 2)
+    assert "got method; the nearest is 'methods'" in refusal("method", 2)
 
 
 def test_a_method_that_fails_in_training_is_no_refusal():
