@@ -24,16 +24,23 @@ class LocalProgress:
         exposure: E.
         share: of the batches that a step accumulates those that it has: less than 1 for the last step of an epoch
             whose batches `accumulate_grad_batches` does not divide.
+        idle_steps: steps of phases that train no shared parameter: they count in K, not in E.
     """
 
     num_steps: int = 0
     exposure: float = 0.0
     share: float = 1.0
+    idle_steps: int = 0
 
     def move(self, steps: int, exposure: float) -> None:
         """Add `steps` to K and set E."""
         self.num_steps += steps
         self.exposure = exposure
+
+    def was_idle(self, since: "LocalProgress") -> None:
+        """Note that nothing shared was trained since the progress was `since`."""
+        self.idle_steps += self.num_steps - since.num_steps
+        self.exposure = since.exposure
 
     def accumulated(self, share: float) -> None:
         """Set `share` for the step to come."""

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from time import monotonic
 from typing import Any
@@ -156,7 +156,7 @@ class LocalTrainer:
         progress = self.client.context.progress
         for phase in self.client.phases(exchange):
             self.restore_modes()
-            way = progress.exposure
+            before_phase = replace(progress)
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
                 epochs = local_epochs if phase.epochs is None else phase.epochs
@@ -164,7 +164,7 @@ class LocalTrainer:
                 with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
                     done = self._phase(phase, own, size, epochs, before, on_epoch_end)
                 if phase.trains is not None and not matching(self.client.params(), phase.trains):
-                    progress.exposure = way  # of the shared parameters none has moved
+                    progress.was_idle(before_phase)
                 passed[phase.split] += done if phase.counts else 0
         if self._deadline is not None:
             self._check_time(self._deadline)

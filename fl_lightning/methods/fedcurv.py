@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad
 from torch.optim import Optimizer
 
@@ -56,13 +56,18 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
 
 
 class FedCurvServer(ServerModule):
-    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights."""
+    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights.
+
+    Attributes:
+        made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
+    """
+
+    made: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
         self.u, self.v = StateBuffers({}), StateBuffers({})
-        self.made = nn.Buffer(torch.tensor(-1))
-        """Round that U and V are of, with `scope: last_round`: an earlier one than the last if that one was lost."""
+        self.register_buffer("made", None)
 
     @property
     def client(self) -> "FedCurv":
@@ -72,6 +77,8 @@ class FedCurvServer(ServerModule):
     def setup(self) -> None:
         names = () if self.client.is_neutral else self.server.trainable
         self.u, self.v = self.server_state(names), self.server_state(names)
+        if names and self.client.scope == "last_round":
+            self.made = torch.tensor(-1, device=self.server.weights[names[0]].device)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
         if not self.client.is_neutral and not is_plain_sgd(optimizer):
@@ -84,7 +91,7 @@ class FedCurvServer(ServerModule):
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         if self.client.is_neutral:
             return self.sends(exchange)
-        made = {} if self.client.scope == "seen" else {"made": int(self.made)}
+        made = {} if self.made is None else {"made": int(self.made)}
         return self.sends(exchange, u=self.u, v=self.v, **made)
 
     def add(self, update: ClientUpdate) -> None:
@@ -96,7 +103,8 @@ class FedCurvServer(ServerModule):
         for name, kept in (("u", self.u), ("v", self.v)):
             for entry, change in self.summed(name).items():
                 kept[entry].mul_(self.client.scope == "seen").add_(change)
-        self.made.fill_(self.server.round_idx)
+        if self.made is not None:
+            self.made.fill_(self.server.round_idx)
         return aggregate
 
 
@@ -134,7 +142,7 @@ class FedCurv(ClientModule):
     def own(self, name: str, broadcast: Broadcast) -> State:
         """The client's pair (`u` or `v`) as far as it is in the server's sum; zeros where it is not."""
         like: State = broadcast.extras[name]
-        counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras["made"]
+        counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:

@@ -65,25 +65,27 @@ class FedNovaAggregator(Aggregator):
         if not (self.counts_steps and update.num_steps):
             return {"length": update.exposure}
         client: Any = self.server.module  # it still has its optimizer
-        return {"length": update.exposure / client.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]}
+        lr, idle = client.optimizers(use_pl_optimizer=False).param_groups[0]["lr"], client.context.progress.idle_steps
+        return {"length": update.exposure / lr, "steps": update.num_steps - idle}
 
     def add(self, update: ClientUpdate) -> None:
         super().add(update)
         if update.weights is None or not update.exposure:
             return
-        length, start = update.extras["length"], self.server.weights
+        own = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
+        length, start = own["length"], self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
         self.sum("moved", moved, self.weight(update))
-        self.gather(replace(update, extras={"length": length}), weights=False)
+        self.gather(replace(update, extras=own), weights=False)
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        found = {row.client_id: float(self.weight(row)) for _, row in sorted(self.rows.items())}
-        rows = [self.rows[client_id] for client_id, weight in found.items() if weight]
+        weighed = [(row, float(self.weight(row))) for _, row in sorted(self.rows.items())]
+        rows, sizes = [row for row, weight in weighed if weight], [weight for _, weight in weighed if weight]
         if mean is None or not rows:
             return mean
-        sizes, lengths = [found[row.client_id] for row in rows], [row.extras["length"] for row in rows]
-        tau_eff = effective_length([row.num_steps for row in rows] if self.counts_steps else lengths, sizes)
+        lengths = [row.extras["length"] for row in rows]
+        tau_eff = effective_length([row.extras["steps"] for row in rows] if self.counts_steps else lengths, sizes)
         self.tau_eff.fill_(tau_eff)
         shares = [tau_eff * n / (sum(sizes) * length) for n, length in zip(sizes, lengths, strict=True)]
         if max(shares) > LARGEST_WEIGHT:

@@ -191,3 +191,11 @@ def test_only_the_steps_that_train_what_is_shared_are_a_client_s_length():
     loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **settings), FedNovaAggregator(), seed=3)
     fit(None, 1, toy_data((7, 12)), loop=loop, callbacks=[watch])
     assert [(u.num_steps, pytest.approx(u.exposure)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]
+
+
+def test_steps_that_train_nothing_shared_are_in_neither_length():
+    """Without momentum both lengths are the same, for FedRep's body too."""
+    settings = {"head_epochs": 3, "body_epochs": 1, "net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
+    (exposure, _), (steps, _) = (nova(FedRep(**settings), tau_eff=tau_eff) for tau_eff in ("exposure", "steps"))
+    for name in exposure.server.trainable:
+        torch.testing.assert_close(steps.server.weights[name], exposure.server.weights[name], rtol=0, atol=1e-12)

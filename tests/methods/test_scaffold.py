@@ -193,3 +193,22 @@ def test_a_client_whose_steps_have_a_learning_rate_of_0_keeps_its_c_i(where):
     assert not loop.store.memory(0)
     assert all(value.isfinite().all() for value in loop.store.memory(1)["control"].values())
     assert all(value.isfinite().all() for value in loop.state_dict().values())
+
+
+class TwoTypes(Perceptron):
+    """With a scale in double precision."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__(num_classes, input_shape, hidden=(6,))
+        self.scale = torch.nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def features(self, x):
+        return super().features(x) * self.scale.float()
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_a_net_of_two_types_goes_with_a_client_without_data(option):
+    loop = fit(SCAFFOLD(option=option, net=TwoTypes, optimizer=sgd(0.05)), 2, toy_data((7, 0, 12)))
+    mean = mean_in_memory(loop, "control")
+    for name, value in loop.server_module.control.items():
+        torch.testing.assert_close(value, mean[name], rtol=1e-5, atol=1e-7)
