@@ -330,6 +330,10 @@ class ClientModule(CheckedLoading):
         """True once `load_teacher` was called."""
         return bool(self._teachers)
 
+    def teaches_alike(self, token: object) -> bool:
+        """True where every teacher has the weights that `token` stands for; None: of no common ones."""
+        return all(token is not None and teacher.token is token for teacher in self._teachers.values())
+
     def lightning_modules(self) -> list[LightningModule]:
         """This module and the LightningModule it wraps, whose hooks the loop forwards."""
         return [self] if self.module is None else [self, self.module]
