@@ -143,7 +143,7 @@ class CohortEngine(SequentialEngine):
         order = sorted(range(len(jobs)), key=lambda place: members[place].passes)
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
-        stack = ClientStack(self.client, states, contexts, self.weights.entries, bool(self.weights.tied))
+        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
         blocks = self._blocks(stack, rows)
         self.local.restore_modes()
         self._train_blocks(stack, blocks, rows)

@@ -1,6 +1,6 @@
 """The stack: parameters, buffers and constants of several clients, and their losses in one call of the client's step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -62,7 +62,7 @@ class ClientStack:
         states: by row, all entries of the client as its training begins; copied.
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
-        ties: whether some entry has a further name.
+        tied: further names of entries.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ClientStack:
         states: Sequence[State],
         contexts: Sequence[ClientContext],
         places: Mapping[str, tuple[nn.Module, str]],
-        ties: bool = False,
+        tied: Mapping[str, str],
     ) -> None:
         self._client, self._trainable = client, contexts[0].trainable
         entries = {name: torch.stack([state[name] for state in states]) for name in states[0]}
@@ -83,7 +83,7 @@ class ClientStack:
         own = [({} if alike else context.received, context.round) for context in contexts]
         self._start = starts[0] if alike else None
         self._constants, self._dims = stack_nest(own)
-        self._step = _Step(client, {name: places[name] for name in self.buffers}, ties)
+        self._step = _Step(client, places, set(self.buffers), tied)
         self._views: dict[tuple[int, int], Rows] = {}
 
     def state(self, row: int) -> State:
@@ -155,19 +155,33 @@ class ClientStack:
 class _Step(nn.Module):
     """A module whose forward is the client's step, for `functional_call`; it returns the buffers after it as well."""
 
-    def __init__(self, client: ClientModule, buffers: Mapping[str, tuple[nn.Module, str]], ties: bool) -> None:
+    def __init__(
+        self,
+        client: ClientModule,
+        places: Mapping[str, tuple[nn.Module, str]],
+        buffers: Collection[str],
+        tied: Mapping[str, str],
+    ) -> None:
         super().__init__()
-        self.client, self._places, self._ties = client, buffers, ties
+        self.client = client
+        self._buffers = {name: places[name] for name in buffers}
+        names = {(id(owner), attribute): name for name, (owner, attribute) in places.items()}
+        for alias, name in tied.items():  # of a shared module the place is the same: it must not be replaced twice
+            path, _, attribute = alias.rpartition(".")
+            names.setdefault((id(client.get_submodule(path)), attribute), alias)
+        self._aliases = {alias: tied[alias] for alias in names.values() if alias in tied}
 
     def call(self, params: State, buffers: State, arguments: tuple[Any, ...]) -> tuple[Any, State]:
         """Take the step with these parameters and buffers in the client."""
-        entries = {f"client.{name}": value for name, value in (params | buffers).items()}
-        found: tuple[Any, State] = functional_call(self, entries, arguments, tie_weights=self._ties)
+        entries = params | buffers
+        entries |= {alias: entries[name] for alias, name in self._aliases.items()}
+        entries = {f"client.{name}": value for name, value in entries.items()}
+        found: tuple[Any, State] = functional_call(self, entries, arguments, tie_weights=False)
         return found
 
     def forward(self, step: Step, batch: Batch, index: int) -> tuple[Any, State]:
         loss = step(batch, index)
-        return loss, {name: getattr(*place) for name, place in self._places.items()}
+        return loss, {name: getattr(*place) for name, place in self._buffers.items()}
 
 
 class _Absent:
