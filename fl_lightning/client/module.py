@@ -163,6 +163,10 @@ class ClientModule(CheckedLoading):
         """Gradient of the method's own terms on a scalar that has moved by `exposure` (FedProx: 1 − μ·exposure)."""
         return 1.0
 
+    def why_not_stacked(self) -> str | None:
+        """Say why these settings are not stacked although the class is stackable; None: they are."""
+        return None
+
     def nonfinite_hint(self) -> str:
         """Advice for an update that is not finite; ends the error's sentence."""
         return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"

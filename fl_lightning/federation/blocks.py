@@ -57,6 +57,10 @@ class Block:
             leaf.grad = gradients[name]
         self.optimizers.wrapped[0].step()
 
+    def end(self) -> None:
+        """Let go of the rows: the optimizers may be used again."""
+        self.optimizers.begin(LocalProgress())
+
 
 def step_rows(optimizer: Optimizer, rows: Mapping[int, Tensor]) -> None:
     """Let an optimizer that has taken no step yet step stacked parameters in place of its own.

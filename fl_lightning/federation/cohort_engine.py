@@ -125,11 +125,13 @@ class CohortEngine(SequentialEngine):
             self._tell(self._refused)
             yield from super()._results(exchange, again, announces=False)
             return
+        checks = True
         for member, state, weight in members:
             try:
-                result = self._finish(exchange, member, state, weight)
+                result = self._finish(exchange, member, state, weight, checks)
             except Exception as error:
                 raise client_error(member.job.client_id, member.job.broadcast.round_idx, error) from error
+            checks = self._replies  # what else happens between two results of a stack leaves the module alone
             yield result
 
     def _train_stack(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[tuple[Member, State, int]]:
@@ -151,6 +153,7 @@ class CohortEngine(SequentialEngine):
             self._proven.add(exchange)
         sizes = [1] * len(rows)
         for block in blocks:
+            block.end()
             for row in range(block.rows.start, block.rows.stop):
                 rows[row] = replace(rows[row], context=replace(contexts[row], progress=block.progress))
                 sizes[row] = block.last_size
@@ -158,11 +161,18 @@ class CohortEngine(SequentialEngine):
 
     def _join(self, exchange: str, job: ClientJob) -> Member:
         """Make the module the client of a job, and copy what it is before training."""
-        context, logged = self._receive(exchange, job, announces=True)
+        start = job.broadcast.weights if job.start is None else job.start
+        prepares = (self._receives and not self._neutral) or self.hooks.get("on_client_start")
+        if start is not None and len(start) == len(self.weights.entries) and not prepares:
+            context, logged = self._context(job), self.services.begin_client()
+            entries = start  # all that it starts from: nobody looks at the module
+        else:
+            context, logged = self._receive(exchange, job, announces=True)
+            entries = self.weights.snapshot(self.weights.entries)
         epochs, data, size = self.local.settings.local_epochs, job.data, job.data.size()
         epochs = epochs[job.client_id] if isinstance(epochs, list) else epochs
         passes = Passes.over(size, data.samples_per_batch("train"), epochs, self._has_batch_norm)
-        return Member(job, context, logged, self.weights.snapshot(self.weights.entries), passes)
+        return Member(job, context, logged, entries, passes)
 
     def _check_teachers(self, members: Sequence[Member]) -> None:
         """Refuse clients with teachers of their own: there is one teacher for the whole stack.
@@ -250,14 +260,14 @@ class CohortEngine(SequentialEngine):
             for member, value in zip(members, values, strict=True):
                 member.logged.log(one.name, value, one.weight, one.reduction)
 
-    def _finish(self, exchange: str, member: Member, state: State, num_samples: int) -> ClientResult:
+    def _finish(self, exchange: str, member: Member, state: State, num_samples: int, checks: bool) -> ClientResult:
         """Make a trained client's result, which is in the module again."""
         self.weights.load(state)
         self.client.begin(member.context)
         self.services.resume_client(member.logged, num_samples)
         if self._replies or self.hooks.get("on_client_end"):
             self.local.seed(f"train/{exchange}", member.job.data)  # what they draw does not depend on other clients
-        return self._reply(exchange, member.job, member.context, member.logged)
+        return self._reply(exchange, member.job, member.context, member.logged, checks)
 
     def _stack_error(self, jobs: Sequence[ClientJob], error: Exception) -> Exception:
         """Name the clients of a stack that failed after earlier ones did not."""

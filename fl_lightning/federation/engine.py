@@ -131,8 +131,10 @@ class SequentialEngine:
             client.receive(job.broadcast, job.data)
         return context, logged
 
-    def _reply(self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator) -> ClientResult:
-        """Make the result of the client in the module, which is trained."""
+    def _reply(
+        self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator, checks: bool = True
+    ) -> ClientResult:
+        """Make the result of the client in the module, which is trained; `checks`: its structure may have changed."""
         client, weights = self.client, self.weights
         extras = client.reply(exchange, job.data) if self._replies else {}
         if not isinstance(extras, Mapping):
@@ -140,7 +142,8 @@ class SequentialEngine:
                 f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
                 f"return {{}} for nothing"
             )
-        self._structure.check()
+        if checks:
+            self._structure.check()
         if weights.freezes:
             weights.frozen.check()
         if not self._noted:
@@ -161,19 +164,23 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
-        start = job.broadcast.weights if job.start is None else job.start
-        if start is None or start is not self._last_start or job.personal is not None:
-            self._weights_token = object()
-        self._last_start = start
-        start, idle = start or {}, self.weights.frozen.idle
+        context = self._context(job)
+        start, idle = context.start, self.weights.frozen.idle
         self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
         if job.personal is not None:
             self.weights.load(job.personal)
         if self.transient.places:
             self.transient.load(job.memory.get(KEPT, {}))
-        context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context
+
+    def _context(self, job: ClientJob) -> ClientContext:
+        """Make the state of a job's client."""
+        start = job.broadcast.weights if job.start is None else job.start
+        if start is None or start is not self._last_start or job.personal is not None:
+            self._weights_token = object()
+        self._last_start = start
+        return ClientContext(job.client_id, start or {}, self.weights.trainable, job.memory, self._weights_token)
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

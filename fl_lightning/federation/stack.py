@@ -1,4 +1,4 @@
-"""The stack: parameters, buffers and constants of several clients, and their losses in one call of the client's step."""
+"""The stack: parameters, buffers and constants of several clients, and their losses in one call of their step."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,11 @@ class ClientStack:
         tied: Mapping[str, str],
     ) -> None:
         self._client, self._trainable = client, contexts[0].trainable
-        entries = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        first, number = states[0], len(states)
+        if all(state is first for state in states):
+            entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
+        else:
+            entries = {name: torch.stack([state[name] for state in states]) for name in first}
         parameters = {name for name, place in places.items() if isinstance(getattr(*place), nn.Parameter)}
         self.params = {name: value for name, value in entries.items() if name in parameters}
         self.buffers = {name: value for name, value in entries.items() if name not in parameters}
@@ -164,12 +168,12 @@ class _Step(nn.Module):
     ) -> None:
         super().__init__()
         self.client = client
-        self._buffers = {name: places[name] for name in buffers}
-        names = {(id(owner), attribute): name for name, (owner, attribute) in places.items()}
-        for alias, name in tied.items():  # of a shared module the place is the same: it must not be replaced twice
+        self._owners = [(name, *places[name]) for name in buffers]
+        known = {(id(owner), attribute): name for name, (owner, attribute) in places.items()}
+        for alias in tied:  # of a shared module the place is the same: it must not be replaced twice
             path, _, attribute = alias.rpartition(".")
-            names.setdefault((id(client.get_submodule(path)), attribute), alias)
-        self._aliases = {alias: tied[alias] for alias in names.values() if alias in tied}
+            known.setdefault((id(client.get_submodule(path)), attribute), alias)
+        self._aliases = {alias: tied[alias] for alias in known.values() if alias in tied}
 
     def call(self, params: State, buffers: State, arguments: tuple[Any, ...]) -> tuple[Any, State]:
         """Take the step with these parameters and buffers in the client."""
@@ -181,7 +185,7 @@ class _Step(nn.Module):
 
     def forward(self, step: Step, batch: Batch, index: int) -> tuple[Any, State]:
         loss = step(batch, index)
-        return loss, {name: getattr(*place) for name, place in self._buffers.items()}
+        return loss, {name: getattr(owner, attribute) for name, owner, attribute in self._owners}
 
 
 class _Absent:

@@ -82,7 +82,7 @@ def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
         return f"{kind.__name__} does not say stackable = True in its own body; ask for it by model.chunk=K"
     if chunk == "auto" and client.module is not None:
         return f"{type(client.module).__name__} is a module of your own; ask for it by model.chunk=K"
-    return None
+    return client.why_not_stacked()
 
 
 def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) -> str | None:
