@@ -127,7 +127,7 @@ class ClientStack:
             received, round_ = constants
             start = received if self._start is None else self._start
             absent: Any = _Absent()
-            self._client.begin(ClientContext(-1, start, self._trainable, absent, round=round_, progress=absent))
+            self._client.begin(ClientContext(absent, start, self._trainable, absent, round=round_, progress=absent))
             logged = services.begin_client()
             services.begin_batch(batch)
             loss, after = self._step.call(params, buffers, (step, batch, index))
@@ -185,6 +185,8 @@ class _Step(nn.Module):
 
     def forward(self, step: Step, batch: Batch, index: int) -> tuple[Any, State]:
         loss = step(batch, index)
+        if self.client.outputs:
+            self.client.outputs = {}  # of no client: they must not outlive the step
         return loss, {name: getattr(owner, attribute) for name, owner, attribute in self._owners}
 
 
@@ -192,9 +194,11 @@ class _Absent:
     """Stands for what a step of several clients cannot read: there is no one client."""
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise StackingError("its training_step reads memory, num_steps or exposure, which differ between clients")
+        raise StackingError(
+            "its training_step reads client_id, memory, num_steps or exposure, which differ between clients"
+        )
 
-    __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = _refuse
+    __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __eq__ = __hash__ = __index__ = _refuse
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._refuse()
