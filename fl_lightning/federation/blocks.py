@@ -29,15 +29,16 @@ class Block:
         self.last_size = 1
         """Samples in the last batch."""
 
-    def begin(self, params: Mapping[str, Tensor], factor: float, factors: Any) -> None:
+    def begin(self, params: Mapping[str, Tensor], lr: float | None, factor: float, factors: Any) -> None:
         """Begin the training of its clients.
 
         Args:
             params: the module's own parameters, by name.
+            lr: learning rate in place of the optimizer's own; None: its own.
             factor: of the learning rate.
             factors: further ones, by optimizer and parameter group; empty: none.
         """
-        self.optimizers.begin(self.progress, None, factor, factors)
+        self.optimizers.begin(self.progress, lr, factor, factors)
         if self.passes.epochs:
             rows = {id(value): self.leaves[name] for name, value in params.items()}
             step_rows(self.optimizers.raw[0], rows)
@@ -46,7 +47,7 @@ class Block:
         """Take one step.
 
         Args:
-            gradients: of the losses by name, each (k, ...); None: they do not depend on the parameter.
+            gradients: of the losses by name, each (k, ...); None: they do not depend on the parameter, or it rests.
             clip_norm: largest norm of a client's gradient; None: not clipped.
             num_samples: in the batch of each client.
         """
@@ -54,7 +55,7 @@ class Block:
         if clip_norm is not None:
             gradients = clipped(gradients, clip_norm)
         for name, leaf in self.leaves.items():
-            leaf.grad = gradients[name]
+            leaf.grad = gradients.get(name)
         self.optimizers.wrapped[0].step()
 
     def end(self) -> None:

@@ -54,10 +54,10 @@ class Passes(NamedTuple):
         return Passes(self.batch_size, -min(left, self.full), self.tail if left > self.full else 0, 1)
 
 
-def runs(passes: Sequence[Passes], key: Callable[[Passes], Any]) -> Iterator[slice]:
+def runs(rows: Sequence[Any], key: Callable[[Any], Any]) -> Iterator[slice]:
     """Runs of neighbouring rows with the same key; rows whose key is None are in no run."""
     first = 0
-    for value, group in groupby(passes, key):
+    for value, group in groupby(rows, key):
         last = first + sum(1 for _ in group)
         if value is not None:
             yield slice(first, last)

@@ -90,8 +90,6 @@ def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) 
     own = next((name for name in OWN_STEPS for module in client.lightning_modules() if overridden(module, name)), None)
     if own is not None:
         return f"{own} is called for one client at a time"
-    if overridden(client, "phases", ClientModule):
-        return f"{kind} has phases of its own"
     if not client.automatic_optimization:
         return f"{kind} steps its optimizers itself"
     if settings.accumulate_grad_batches > 1:

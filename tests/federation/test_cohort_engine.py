@@ -13,6 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
+from fl_lightning.attacks.attack import attacked
+from fl_lightning.attacks.weights import SignFlip
 from fl_lightning.client.training import LocalSettings
 from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
@@ -20,6 +22,7 @@ from fl_lightning.federation.lockstep import Passes, lockstep
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import MOON, FedAvg, FedDyn, FedNTD, FedProx
 from fl_lightning.nets import FedNTDCNN, Perceptron
+from fl_lightning.types import Phase
 from tests.federation.test_engine import SHAPE, jobs_of
 from tests.test_contract import NAMES, data_of, settings_of
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data
@@ -240,6 +243,35 @@ def test_a_users_own_module_stacks_where_it_is_asked_for(interval):
     assert "ask for it by model.chunk=K" in auto.engine.why_not()
 
 
+class Phased(FedAvg):
+    """Every option of a phase that is the same for all clients, in two exchanges."""
+
+    exchanges = ("first", "second")
+
+    def phases(self, exchange):
+        if exchange == "second":
+            return [Phase(lr=0.01), Phase()]
+        return (
+            Phase(epochs=2, trains=("net.head.*",), lr=0.2),
+            Phase("transfer", epochs=1, batch_size=4, with_index=True, counts=False),
+            Phase(batch_size="full", optimizer=partial(torch.optim.SGD, lr=0.05, weight_decay=0.1)),
+            Phase(),
+        )
+
+    def training_step(self, batch, batch_idx):
+        if isinstance(batch[0], torch.Tensor):
+            return self.local_loss(batch, batch_idx)
+        batch, positions = batch
+        return self.local_loss(batch, batch_idx) * (1 + positions.double().mean())
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_local_steps": 6, "clip_norm": 0.2}, {"local_epochs": [1, 2, 0, 3, 1]}])
+def test_phases_and_exchanges_go_on_where_the_one_before_ended(settings):
+    data = partial(data_of, sizes=(7, 12, 0, 9, 16))
+    loop = one_by_one_and_at_once(looped(lambda: Phased(net=Net, optimizer=sgd()), **settings), data)
+    assert loop.engine.why_not() is None
+
+
 def test_tied_weights_are_one():
     class Tied(pl.LightningModule):
         def __init__(self):
@@ -336,6 +368,30 @@ class Counts(Undeclared):
         return self.local_loss(batch, batch_idx) * (1 + self.num_steps)
 
 
+class Favours(Undeclared):
+    def training_step(self, batch, batch_idx):
+        return self.local_loss(batch, batch_idx) * (1 + (self.context.client_id == 2))
+
+
+class Between(Undeclared):
+    def phases(self, exchange):
+        yield Phase()
+
+
+class Until(Undeclared):
+    def phases(self, exchange):
+        return (Phase(until=lambda: True),)
+
+
+class Uneven(Undeclared):
+    def phases(self, exchange):
+        return (Phase(epochs=1 + self.context.client_id),)
+
+
+def malicious_fedavg(**base):
+    return attacked(FedAvg(**base), SignFlip, [1])
+
+
 class Draws(Undeclared):
     def training_step(self, batch, batch_idx):
         return self.local_loss(batch, batch_idx) * torch.rand(())
@@ -364,8 +420,13 @@ class Epochs(pl.Callback):
         ("says stackable = False", {"kind": MOON}, {}),
         ("on_train_batch_end is called for one client at a time", {"kind": Hooked}, {}),
         (r"item\(\)", {"kind": Branches}, {}),
-        ("reads memory", {"kind": Remembers}, {}),
-        ("reads memory, num_steps", {"kind": Counts}, {}),
+        ("reads client_id, memory", {"kind": Remembers}, {}),
+        ("reads client_id, memory", {"kind": Counts}, {}),
+        ("reads client_id, memory", {"kind": Favours}, {}),
+        ("phases run code between", {"kind": Between}, {}),
+        ("indices or until", {"kind": Until}, {}),
+        ("different phases", {"kind": Uneven}, {}),
+        ("SignFlip says stackable = False|Attack says stackable = False", {"kind": malicious_fedavg}, {}),
         ("random", {"kind": Draws}, {}),
         ("MulticlassAccuracy counts", {"kind": Measures}, {}),
         ("NAdam is not known", {"optimizer": torch.optim.NAdam}, {}),
@@ -403,6 +464,25 @@ def test_by_default_and_with_chunk_1_the_engine_is_the_sequential_one():
     assert type(fit(fedavg(), 1, chunk="auto").engine) is CohortEngine
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         fit(fedavg(), 1, chunk=0)
+
+
+def test_a_stack_whose_clients_differ_is_trained_one_by_one(caplog):
+    """Also after others; the later ones are stacked again."""
+    caplog.set_level(logging.INFO)
+
+    class Differs(Undeclared):
+        def receive(self, broadcast, local):
+            self.memory["rounds"] = self.memory.get("rounds", 0) + 1
+            if broadcast.round_idx == 1:
+                self.round_buffer("own", torch.ones(1 + local.client_id % 2))
+
+        def training_step(self, batch, batch_idx):
+            return self.local_loss(batch, batch_idx) * (self.round["own"].sum() if self.round else 1.0)
+
+    loop = one_by_one_and_at_once(looped(lambda: Differs(net=Net, optimizer=sgd())), rounds=4)
+    assert loop.store.record(0)[0] == {"rounds": 4}
+    assert loop.engine.why_not() is None
+    assert "its clients have tensors of different shapes" in caplog.text
 
 
 def test_an_error_in_the_first_stack_names_its_client():
