@@ -114,7 +114,7 @@ class CohortEngine(SequentialEngine):
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
         self._stacks.train(stack, rows, self.client.local_loss if self._neutral else self.client.training_step)
-        if any(context.progress.num_steps for context in contexts):
+        if stack.proven:
             self._proven.add(exchange)
         return ((rows[row], stack.state(row)) for row in sorted(range(len(rows)), key=order.__getitem__))
 

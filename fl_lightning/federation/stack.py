@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from fl_lightning.types import Batch, State
 
 Step = Callable[[Batch, int], Tensor]
 """`(batch, batch_idx) -> loss` of one client."""
+
+
+Result = TypeVar("Result")
 
 
 class StackingError(RuntimeError):
@@ -53,6 +56,11 @@ class Rows:
     constants: Any
     dims: Any
 
+    def single(self) -> tuple[State, State, Any]:
+        """Parameters, buffers and constants of the only row, as of one client; views of the rows."""
+        params, buffers = ({n: value.squeeze(0) for n, value in of.items()} for of in (self.params, self.buffers))
+        return params, buffers, rows_of(self.constants, self.dims, 0)
+
 
 class ClientStack:
     """Parameters, buffers and round buffers of K clients, one row each.
@@ -63,6 +71,9 @@ class ClientStack:
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
+
+    Attributes:
+        proven: whether a step of several rows has been taken.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class ClientStack:
         self._constants, self._dims = stack_nest(own)
         self._step = _Step(client, places, set(self.buffers), tied)
         self._views: dict[tuple[int, int], Rows] = {}
+        self.proven = False
 
     def state(self, row: int) -> State:
         """The entries of one client, live."""
@@ -143,9 +155,14 @@ class ClientStack:
                     said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
             return loss, values, {name: value for name, value in after.items() if value is not buffers[name]}
 
-        batch, batch_dims = stack_nest(batches)
-        in_dims = (0, 0, rows.dims, batch_dims)
-        losses, values, assigned = vmap(one, in_dims)(rows.params, rows.buffers, rows.constants, batch)
+        if len(batches) == 1:  # vmap would cost more than it saves
+            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batches[0]))
+            losses, values = losses.unsqueeze(0), [value.unsqueeze(0) for value in values]
+        else:
+            batch, batch_dims = stack_nest(batches)
+            in_dims = (0, 0, rows.dims, batch_dims)
+            losses, values, assigned = vmap(one, in_dims)(rows.params, rows.buffers, rows.constants, batch)
+            self.proven = True
         with torch.no_grad():
             for name, value in assigned.items():
                 rows.buffers[name].copy_(value)
@@ -154,6 +171,19 @@ class ClientStack:
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
             for name, kind, weight, number in said
         ]
+
+
+def _without_draws(compute: Callable[[], Result]) -> Result:
+    """Compute something that must not draw, as `vmap` sees to for several rows: no client's seed is set.
+
+    Raises:
+        StackingError: if it has drawn.
+    """
+    before = torch.default_generator.get_state()
+    result = compute()
+    if not torch.equal(before, torch.default_generator.get_state()):
+        raise StackingError("its training_step draws random numbers")
+    return result
 
 
 class _Step(nn.Module):
@@ -240,8 +270,8 @@ def stack_nest(nests: Sequence[Any]) -> tuple[Any, Any]:
     return first, None
 
 
-def rows_of(nest: Any, dims: Any, rows: slice) -> Any:
-    """Rows of a stacked nest: of the tensors whose dim is 0.
+def rows_of(nest: Any, dims: Any, rows: slice | int) -> Any:
+    """Rows, or one row, of a stacked nest: of the tensors whose dim is 0.
 
     >>> rows_of({"a": torch.tensor([1.0, 2.0, 3.0]), "n": 3}, {"a": 0, "n": None}, slice(1, 3))
     {'a': tensor([2., 3.]), 'n': 3}
