@@ -23,7 +23,7 @@ import torch
 
 from bench.workloads import Workload
 
-MODULES = {"floor": "floor", "train": "federated", "all": "federated", "empty": "federated"}
+MODULES = {"floor": "floor"} | dict.fromkeys(("train", "train-cohort", "all", "all-cohort", "empty"), "federated")
 """Module of each variant: the floor's process never imports Lightning."""
 
 

@@ -42,21 +42,31 @@ def train(work: Workload) -> Result:
     return federate(work, **BARE)
 
 
-def everything(work: Workload) -> Result:
+def train_cohort(work: Workload) -> Result:
+    """Variant `train-cohort`: `train` with all clients of a round trained at once."""
+    return federate(work, chunk=work.cohort_size, **BARE)
+
+
+def everything_cohort(work: Workload) -> Result:
+    """Variant `all-cohort`: `all` with all clients of a round trained at once."""
+    return everything(work, chunk=work.cohort_size)
+
+
+def everything(work: Workload, chunk: int = 1) -> Result:
     """Variant `all`: `train` with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
     with TemporaryDirectory() as folder:
         checkpoint = ModelCheckpoint(os.path.join(folder, "checkpoints"), every_n_epochs=10)
         loggers = [RoundCSVLogger(folder), RunTensorBoard(folder)]
-        return federate(work, RoundProgressBar(), checkpoint, logger=loggers, log_every_n_steps=1)
+        return federate(work, RoundProgressBar(), checkpoint, chunk=chunk, logger=loggers, log_every_n_steps=1)
 
 
-def federate(work: Workload, *callbacks: Callback, **settings: Any) -> Result:
-    loop, data = federation(work)
+def federate(work: Workload, *callbacks: Callback, chunk: int = 1, **settings: Any) -> Result:
+    loop, data = federation(work, chunk)
     clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
     return clock, float(trainer.callback_metrics["global/acc"])
 
 
-def federation(work: Workload) -> tuple[FederatedLoop, FederatedDataModule]:
+def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, FederatedDataModule]:
     """FedAvg from the workload's first weights, and its clients' data."""
     bare = work.first_net()
 
@@ -67,7 +77,7 @@ def federation(work: Workload) -> tuple[FederatedLoop, FederatedDataModule]:
         return made
 
     sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs)
+    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs, chunk=chunk)
     return loop, clients_data(work)
 
 
@@ -142,6 +152,8 @@ def fit(
 
 VARIANTS: dict[str, Callable[[Workload], Result]] = {
     "train": train,
+    "train-cohort": train_cohort,
     "all": everything,
+    "all-cohort": everything_cohort,
     "empty": empty,
 }

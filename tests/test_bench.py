@@ -17,7 +17,7 @@ def test_quick_run_writes_the_table(tmp_path, capsys):
     with (tmp_path / "speed.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
-    assert [row["variant"] for row in rows] == ["floor", "train", "all", "empty"]
+    assert [row["variant"] for row in rows] == ["floor", "train", "train-cohort", "all", "all-cohort", "empty"]
     assert all(float(row["s_per_round"]) > 0 for row in rows)
     assert "tiny" in capsys.readouterr().out
 

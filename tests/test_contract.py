@@ -37,7 +37,6 @@ from fl_lightning.cli.methods import entries
 from fl_lightning.cli.trials import Federation
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.state import clone
-from tests.methods.stacked import stacked_and_alone
 from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
 from tests.user_modules import DictNet
@@ -451,25 +450,9 @@ def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))
-def test_several_clients_train_at_once_or_a_line_says_why_not(name):
+def test_it_says_whether_it_stacks_and_why_not(name):
+    """`tests/federation/test_cohort_engine.py` trains those that do."""
     kind = CLIENTS[name]
     assert "stackable" in vars(kind), f"{name} must say whether it stacks"
     if not kind.stackable:
         assert re.search(r"stackable = False  # \w+", inspect.getsource(kind)), f"{name} must say why not, in its line"
-        return
-
-    class Rounds(pl.Callback):
-        def on_client_end(self, trainer: Any, loop: Any, update: Any) -> None:
-            found.append({n: v if isinstance(v, torch.Tensor) else clone(v) for n, v in loop.client.round.items()})
-
-    found: list[dict[str, Any]] = []
-    data = data_of(sizes=(8, 8, 8), batch_size="full")
-    client = trained(data, callbacks=[Rounds()], **with_net(name)).client
-    x, y = map(torch.stack, zip(*(data.view(i, 1).all() for i in range(3)), strict=True))
-    buffers = {
-        n: {e: torch.stack([b[n][e] for b in found[3:]]) for e in v}
-        if isinstance(v, dict)
-        else torch.stack([b[n] for b in found[3:]])
-        for n, v in found[3].items()
-    }
-    torch.testing.assert_close(*stacked_and_alone(client, buffers, x, y), rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ class Attack(ClientModule):
         attackers: ids of the malicious clients.
     """
 
+    stackable = False  # some clients attack, others do not
     attackers: frozenset[int] = frozenset()
 
     @property

@@ -166,6 +166,10 @@ class ClientModule(CheckedLoading):
         """Gradient of the method's own terms on a scalar that has moved by `exposure` (FedProx: 1 − μ·exposure)."""
         return 1.0
 
+    def why_not_stacked(self) -> str | None:
+        """Say why these settings are not stacked although the class is stackable; None: they are."""
+        return None
+
     def nonfinite_hint(self) -> str:
         """Advice for an update that is not finite; ends the error's sentence."""
         return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
@@ -332,6 +336,10 @@ class ClientModule(CheckedLoading):
     def distils(self) -> bool:
         """True once `load_teacher` was called."""
         return bool(self._teachers)
+
+    def teaches_alike(self, token: object) -> bool:
+        """True where every teacher has the weights that `token` stands for; None: of no common ones."""
+        return all(token is not None and teacher.token is token for teacher in self._teachers.values())
 
     def lightning_modules(self) -> list[LightningModule]:
         """This module and the LightningModule it wraps, whose hooks the loop forwards."""

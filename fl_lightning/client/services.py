@@ -98,6 +98,11 @@ class MetricAccumulator:
                 self._ended[name], self.metrics[name] = metric, deepcopy(metric)
 
     @property
+    def rows(self) -> Mapping[str, tuple[str, Sequence[tuple[Any, float]]]]:
+        """The values since they were read: by name the reduction and the (value, weight) pairs."""
+        return self._rows
+
+    @property
     def names(self) -> set[str]:
         """Names of the values since they were read."""
         return {*self._rows, *self.metrics}
@@ -226,6 +231,11 @@ class ClientServices:
         self.logged = MetricAccumulator()
         self._weight, self._batch = 1, None
         return self.logged
+
+    def resume_client(self, logged: MetricAccumulator, num_samples: int) -> None:
+        """Go on with a client that was begun: values go to `logged` and weigh `num_samples`."""
+        self.logged = logged
+        self._weight, self._batch = num_samples, None
 
     def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
         """Begin an epoch of `num_samples` samples."""

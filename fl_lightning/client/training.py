@@ -99,7 +99,7 @@ class LocalTrainer:
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
-        self._lr_factors: Sequence[Sequence[float]] = ()
+        self.lr_factors: Sequence[Sequence[float]] = ()
         self._reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
@@ -117,7 +117,7 @@ class LocalTrainer:
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
         """Multiply the learning rates of clients to come, by optimizer and parameter group; empty: leave them."""
-        self._lr_factors = factors
+        self.lr_factors = factors
 
     def restore_modes(self) -> None:
         """Put every module back in the mode (train or eval) in which the user left it."""
@@ -182,7 +182,7 @@ class LocalTrainer:
         client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
-        factors = self._lr_factors if phase.optimizer is None else ()
+        factors = self.lr_factors if phase.optimizer is None else ()
         optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx, factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
@@ -205,7 +205,7 @@ class LocalTrainer:
                 for hook in found:
                     hook()
             if optimizers.schedulers and client.automatic_optimization:
-                self._schedule(optimizers.schedulers, "epoch", epoch + 1)
+                self.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for told in on_epoch_end:
                 told(epoch)
             if phase.until is not None and phase.until():
@@ -301,7 +301,7 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if boundary and optimizers.schedulers:
-            self._schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
+            self.schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
         return loss
 
     def forget_optimizers(self) -> None:
@@ -320,14 +320,14 @@ class LocalTrainer:
             return self._reusable
         if self._passing is not None:
             self._passing.release()
-        found = self._made(phase.optimizer)
+        found = self.new_optimizers(phase.optimizer)
         if plain and found.reusable and not overridden(self.modules[-1], "configure_optimizers", ClientModule):
             self._reusable = found
         else:
             self._passing = found
         return found
 
-    def _made(self, factory: OptimizerFactory | None) -> LocalOptimizers:
+    def new_optimizers(self, factory: OptimizerFactory | None = None) -> LocalOptimizers:
         """Build optimizers by the phase's factory or `configure_optimizers`.
 
         Raises:
@@ -362,7 +362,7 @@ class LocalTrainer:
             )
         return found
 
-    def _schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
+    def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
         """Step the schedulers of this interval that are due after `count` of it."""
         for entry in schedulers:
             if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:

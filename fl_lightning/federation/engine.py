@@ -12,7 +12,7 @@ from pytorch_lightning.plugins.precision import Precision
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services
+from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
 from fl_lightning.federation.buffers import KEPT
 from fl_lightning.federation.faults import client_error
@@ -77,12 +77,7 @@ class SequentialEngine:
         self._structure.begin()
         try:
             with attach_services(self.modules, self.services.methods):
-                for job in jobs:
-                    try:
-                        result = self._train(exchange, job)
-                    except Exception as error:
-                        raise client_error(job.client_id, job.broadcast.round_idx, error) from error
-                    yield result
+                yield from self._results(exchange, jobs)
         except GeneratorExit:  # the caller takes no more results
             self.services.logged.clear()
             raise
@@ -100,27 +95,56 @@ class SequentialEngine:
             self.local.restore_modes()
             self.client.zero_grad()
 
-    def _train(self, exchange: str, job: ClientJob) -> ClientResult:
+    def _results(
+        self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
+    ) -> Generator[ClientResult, None, None]:
+        """Train the jobs one after the other; `announces`: `on_client_start` is called."""
+        for job in jobs:
+            try:
+                result = self._train(exchange, job, announces)
+            except Exception as error:
+                raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+            yield result
+
+    def _train(self, exchange: str, job: ClientJob, announces: bool) -> ClientResult:
         """Train one client in one exchange."""
-        client, local, weights, hooks = self.client, self.local, self.weights, self.hooks
+        context, logged = self._receive(exchange, job, announces)
+        found = self.hooks.get("on_client_epoch_end", ())
+        told = [partial(hook, job.client_id) for hook in found] if found else ()
+        self.local.train(job.data, exchange, self._neutral, told)
+        return self._reply(exchange, job, context, logged)
+
+    @property
+    def _neutral(self) -> bool:
+        """Whether the client's coefficients make it FedAvg's."""
+        return self.client.may_be_neutral and self.client.is_neutral
+
+    def _receive(self, exchange: str, job: ClientJob, announces: bool) -> tuple[ClientContext, MetricAccumulator]:
+        """Make the module the client of a job, up to where its training begins."""
+        client, local = self.client, self.local
         context = self.load_client(job)
-        logged, neutral = self.services.begin_client(), client.may_be_neutral and client.is_neutral
-        for hook in hooks.get("on_client_start", ()):
+        logged = self.services.begin_client()
+        for hook in self.hooks.get("on_client_start", ()) if announces else ():
             hook(job.client_id)
-        if self._receives and not neutral:
+        if self._receives and not self._neutral:
             local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
             local.seed(f"receive/{exchange}", job.data)
             client.receive(job.broadcast, job.data)
-        found = hooks.get("on_client_epoch_end", ())
-        told = [partial(hook, job.client_id) for hook in found] if found else ()
-        local.train(job.data, exchange, neutral, told)
+        return context, logged
+
+    def _reply(
+        self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator, checks: bool = True
+    ) -> ClientResult:
+        """Make the result of the client in the module, which is trained; `checks`: its structure may have changed."""
+        client, weights = self.client, self.weights
         extras = client.reply(exchange, job.data) if self._replies else {}
         if not isinstance(extras, Mapping):
             raise TypeError(
                 f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
                 f"return {{}} for nothing"
             )
-        self._structure.check()
+        if checks:
+            self._structure.check()
         if weights.freezes:
             weights.frozen.check()
         if not self._noted:
@@ -142,19 +166,23 @@ class SequentialEngine:
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
         LIFE.client_id, LIFE.round_idx, LIFE.count = job.client_id, job.broadcast.round_idx, LIFE.count + 1
-        start = job.broadcast.weights if job.start is None else job.start
-        if start is None or start is not self._last_start or job.personal is not None:
-            self._weights_token = object()
-        self._last_start = start
-        start, idle = start or {}, self.weights.frozen.idle
+        context = self._context(job)
+        start, idle = context.start, self.weights.frozen.idle
         self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
         if job.personal is not None:
             self.weights.load(job.personal)
         if self.transient.places:
             self.transient.load(job.memory.get(KEPT, {}))
-        context = ClientContext(job.client_id, start, self.weights.trainable, job.memory, self._weights_token)
         self.client.begin(context)
         return context
+
+    def _context(self, job: ClientJob) -> ClientContext:
+        """Make the state of a job's client."""
+        start = job.broadcast.weights if job.start is None else job.start
+        if start is None or start is not self._last_start or job.personal is not None:
+            self._weights_token = object()
+        self._last_start = start
+        return ClientContext(job.client_id, start or {}, self.weights.trainable, job.memory, self._weights_token)
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

@@ -25,6 +25,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checkpoint as C
 from fl_lightning.federation import checks
+from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
@@ -89,6 +90,9 @@ class FederatedLoop(Forwarding):
             model (`global/NAME`), and with `alma_every` on each client's (`local/NAME`, the mean over clients).
         plateau: `ReduceLROnPlateau` of the client's `configure_optimizers` is stepped once a round with the value of
             its monitor, for all clients (`server`), left out (`drop`) or refused (`error`).
+        chunk: clients trained at once, as rows of one stack: 1, K, or `auto` (where that is known to be right and
+            faster); a line in the log says where and why they are trained one after the other. The order of
+            floating-point sums differs, so that results differ in the last bits.
 
     Attributes:
         recorder: of the logged values.
@@ -132,6 +136,7 @@ class FederatedLoop(Forwarding):
         keep: str | list[str] | None = None,
         metrics: Metrics | None = None,
         plateau: Literal["server", "drop", "error"] = "server",
+        chunk: Literal["auto"] | int = 1,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -143,7 +148,7 @@ class FederatedLoop(Forwarding):
         checks.check_combination(self.client, self.aggregator, self.server_module)
         self.aggregator.weigh_by(weighting)
         checks.check_scheduled(server_optimizer, server_lr_scheduler)
-        check_at_least(1, alma_every=alma_every, threads=threads)
+        check_at_least(1, alma_every=alma_every, threads=threads, chunk=None if chunk == "auto" else chunk)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings, self._seed = LocalSettings(*settings), seed
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
@@ -151,7 +156,7 @@ class FederatedLoop(Forwarding):
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
-        self.plateau = Plateau(plateau)
+        self.plateau, self.chunk = Plateau(plateau), chunk
         self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
         self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
         self.metrics = as_collection(metrics)
@@ -213,9 +218,10 @@ class FederatedLoop(Forwarding):
         self, settings: LocalSettings, services: ClientServices, hooks: dict[str, list[Callable[..., None]]]
     ) -> SequentialEngine:
         precision, datamodule = self.trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
-        return SequentialEngine(
-            self.client, settings, self.weights, services, self.device, precision, datamodule, hooks
-        )
+        parts = (self.client, settings, self.weights, services, self.device, precision, datamodule, hooks)
+        if self.chunk == 1:
+            return SequentialEngine(*parts)
+        return CohortEngine(*parts, chunk=self.chunk, tolerant=self.faults.on_error == "skip")
 
     @property
     def evaluation(self) -> Evaluation:

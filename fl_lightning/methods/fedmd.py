@@ -41,7 +41,7 @@ class FedMD(KnowledgeClient):
     """
 
     server_class = FedMDServer
-    stackable = False  # clients may have different nets
+    stackable = True
 
     def __init__(self, targets: Literal["soft", "logits"] = "soft", **base: Any) -> None:
         super().__init__(**base)

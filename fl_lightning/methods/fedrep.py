@@ -23,7 +23,7 @@ class FedRep(PersonalHeadClient):
         base: of `ClientModule`; needs `net`.
     """
 
-    stackable = False  # the phases train different parts of the net
+    stackable = True
 
     def __init__(self, head_epochs: int = 10, body_epochs: int | None = None, **base: Any) -> None:
         super().__init__(**base)

@@ -84,7 +84,7 @@ class KnFu(KnowledgeClient):
     """
 
     server_class = KnFuServer
-    stackable = False  # clients may have different nets
+    stackable = True
 
     def __init__(
         self, beta: float = 10.0, kd_direction: Literal["forward", "reverse"] = "forward", **base: Any

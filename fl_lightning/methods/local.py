@@ -22,7 +22,7 @@ class Local(ClientModule):
         base: of `ClientModule`.
     """
 
-    stackable = False  # clients may have different nets
+    stackable = True
 
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)

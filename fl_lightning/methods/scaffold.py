@@ -91,7 +91,7 @@ class SCAFFOLD(ClientModule):
 
     server_class = SCAFFOLDServer
     needs = frozenset({"exposure"})
-    stackable = False  # where: param corrects in a hook of the optimizer
+    stackable = True
 
     def __init__(
         self, option: Literal["I", "II"] = "II", where: Literal["grad", "param"] = "grad", **base: Any
@@ -116,6 +116,9 @@ class SCAFFOLD(ClientModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
         return loss if self.where == "param" else loss + S.inner(self.round["correction"], self.params())
+
+    def why_not_stacked(self) -> str | None:
+        return "SCAFFOLD with where=param corrects one client after each step" if self.where == "param" else None
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()

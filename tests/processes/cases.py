@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -194,6 +195,12 @@ def adapted():
     return FederatedLoop(Adapted(), seed=5, threads=1), toy_data(SIZES, schedule=schedule)
 
 
+def stacked():
+    """Clients in pairs, whoever trains them: the stacks are of the same size with one process and with several."""
+    client = FedAvg(net=partial(BatchNormNet, dropout=0.0), optimizer=sgd())
+    return FederatedLoop(client, seed=5, threads=1, local_epochs=2, chunk=2), toy_data((10,) * 8)
+
+
 LIST = (
     fedavg,
     few,
@@ -209,6 +216,7 @@ LIST = (
     module,
     one_batch,
     adapted,
+    stacked,
 )
 CASES = {case.__name__: case for case in LIST}
 

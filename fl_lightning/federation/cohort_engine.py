@@ -1,0 +1,171 @@
+"""The cohort engine: trains several clients at once, as rows of one stack, and one after the other where it cannot."""
+
+import copy
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from pytorch_lightning.utilities import rank_zero_info
+
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.faults import client_error
+from fl_lightning.federation.stack import ClientStack, StackingError
+from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
+from fl_lightning.federation.stacking import Chunk, clients_at_once, why_not
+from fl_lightning.types import ClientJob, ClientResult, State
+from fl_lightning.utils.settings import check_at_least
+
+
+class CohortEngine(SequentialEngine):
+    """Trains up to `chunk` clients at once (the `Engine` protocol).
+
+    Results are those of the sequential engine up to the order of floating-point sums. The first stack of an exchange
+    is a trial: where it fails, its clients and all later ones are trained one after the other, and one line says why.
+
+    Args:
+        client, settings, weights, services, device, precision, datamodule, hooks: as of `SequentialEngine`.
+        chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
+        tolerant: whether clients that fail are left out, which takes one at a time.
+    """
+
+    def __init__(self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_at_least(1, chunk=None if chunk == "auto" else chunk)
+        self.chunk, self.tolerant = chunk, tolerant
+        self._refused: str | None = None
+        self._proven: set[str] = set()
+        self._told: set[str] = set()
+        self._stacks = StackTrainer(self.client, self.local)
+        self._phased = overridden(self.client, "phases", ClientModule)
+
+    def why_not(self) -> str | None:
+        """Say why clients are trained one after the other; None: they are not."""
+        if self._refused is not None:
+            return self._refused
+        if self.tolerant:
+            return "model.on_error=skip leaves out single clients"
+        if self.hooks.get("on_client_epoch_end"):
+            return "a callback's on_client_epoch_end is called for one client at a time"
+        local = self.local
+        return why_not(self.client, local.settings, self.chunk, self.weights, local.precision, local.device)
+
+    def _results(
+        self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
+    ) -> Generator[ClientResult, None, None]:
+        """Train the jobs in stacks, or one after the other."""
+        most, reason = clients_at_once(self.client, self.chunk), self.why_not()
+        if reason is not None or most == 1:
+            self._tell(reason)
+            yield from super()._results(exchange, jobs)
+            return
+        waiting: list[ClientJob] = []
+        for job in jobs:
+            alone = self._stacks.is_alone(job)
+            if not alone:
+                waiting.append(job)
+            if alone or len(waiting) == most:
+                yield from self._together(exchange, waiting)
+                waiting = []
+            if alone:
+                yield from super()._results(exchange, [job])
+        yield from self._together(exchange, waiting)
+
+    def _tell(self, reason: str | None) -> None:
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            rank_zero_info(f"Clients are trained one after the other (model.chunk={self.chunk}): {reason}")
+
+    def _together(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[ClientResult]:
+        """Train the jobs as one stack, if it is not refused."""
+        if len(jobs) < 2 or self._refused is not None:
+            yield from super()._results(exchange, jobs)
+            return
+        # what `receive` may have changed when the stack turns out to be none
+        again = [job._replace(memory=copy.deepcopy(job.memory)) if self._receives else job for job in jobs]
+        try:
+            members = self._train_stack(exchange, jobs)
+        except Exception as error:
+            self._stacks.forget_optimizers()
+            self._give_up(exchange, jobs, error)
+            yield from super()._results(exchange, again, announces=False)
+            return
+        checks = True
+        for member, state in members:
+            try:
+                result = self._finish(exchange, member, state, checks)
+            except Exception as error:
+                raise client_error(member.job.client_id, member.job.broadcast.round_idx, error) from error
+            checks = self._replies  # what else happens between two results of a stack leaves the module alone
+            yield result
+
+    def _train_stack(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[tuple[Member, State]]:
+        """Train the jobs as one stack; gives, in their order, each client and its entries.
+
+        Raises:
+            StackingError: if they cannot be stacked.
+        """
+        members = [self._join(exchange, job) for job in jobs]
+        self._check_teachers(members)
+        phases, order = common_phases(members), list(range(len(members)))
+        if phases:
+            order.sort(key=lambda place: self._stacks.passes(members[place], phases[0]))
+        rows = [members[place] for place in order]
+        states, contexts = [one.entries for one in rows], [one.context for one in rows]
+        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
+        self._stacks.train(stack, rows, self.client.local_loss if self._neutral else self.client.training_step)
+        if stack.proven:
+            self._proven.add(exchange)
+        return ((rows[row], stack.state(row)) for row in sorted(range(len(rows)), key=order.__getitem__))
+
+    def _join(self, exchange: str, job: ClientJob) -> Member:
+        """Make the module the client of a job, and copy what it is before training."""
+        start = job.broadcast.weights if job.start is None else job.start
+        prepares = (self._receives and not self._neutral) or self._phased or self.hooks.get("on_client_start")
+        if start is not None and len(start) == len(self.weights.entries) and not prepares:
+            context, logged = self._context(job), self.services.begin_client()
+            entries = start  # all that it starts from: nobody looks at the module
+        else:
+            context, logged = self._receive(exchange, job, announces=True)
+            entries = self.weights.snapshot(self.weights.entries)
+        phases = self.client.phases(exchange)
+        if not isinstance(phases, Sequence):
+            raise StackingError("its phases run code between two of them")
+        return Member(job, context, logged, entries, phases)
+
+    def _check_teachers(self, members: Sequence[Member]) -> None:
+        """Refuse clients with teachers of their own: there is one teacher for the whole stack.
+
+        Raises:
+            StackingError: if they have.
+        """
+        token = members[0].context.weights_token
+        alike = all(member.context.weights_token is token for member in members)
+        if self._receives and not self._neutral and not self.client.teaches_alike(token if alike else None):
+            raise StackingError("its clients have different teachers")
+
+    def _finish(self, exchange: str, member: Member, state: State, checks: bool) -> ClientResult:
+        """Make a trained client's result, which is in the module again."""
+        self.weights.load(state)
+        self.client.begin(member.context)
+        self.services.resume_client(member.logged, member.last_size)
+        if self._replies or self.hooks.get("on_client_end"):
+            self.local.seed(f"train/{exchange}", member.job.data)  # what they draw does not depend on other clients
+        return self._reply(exchange, member.job, member.context, member.logged, checks)
+
+    def _give_up(self, exchange: str, jobs: Sequence[ClientJob], error: Exception) -> None:
+        """Refuse a stack, and all later ones if it was the first of the exchange; say why.
+
+        Raises:
+            RuntimeError: if it is no refusal, but an error of clients whose step could be stacked before.
+        """
+        stacks = isinstance(error, StackingError)
+        if exchange not in self._proven:
+            self._refused = str(error) if stacks else f"{type(error).__name__}: {error}"
+        elif not stacks:
+            ids, kind = ", ".join(str(job.client_id) for job in jobs), type(error).__name__
+            raise RuntimeError(
+                f"clients {ids}, trained at once in round {jobs[0].broadcast.round_idx}, raised {kind}: {error}; set "
+                f"model.chunk=1 to see which of them it is"
+            ) from error
+        self._tell(self._refused or str(error))

@@ -1,0 +1,249 @@
+"""Training of one stack: the phases of an exchange, for all its clients at once."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client.context import ClientContext
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.services import MetricAccumulator
+from fl_lightning.client.teacher import BATCH_NORMS
+from fl_lightning.client.training import LocalTrainer
+from fl_lightning.federation.blocks import Block
+from fl_lightning.federation.lockstep import Passes, lockstep, runs
+from fl_lightning.federation.stack import ClientStack, StackingError, Step
+from fl_lightning.federation.stacking import why_not_optimizers
+from fl_lightning.types import Batch, ClientJob, Phase, State
+
+
+@dataclass
+class Member:
+    """One client of a stack.
+
+    Args:
+        job: that it is to do.
+        context: of the client.
+        logged: values that it has logged.
+        entries: of the module, as its training begins.
+        phases: of the exchange.
+        last_size: samples in its last batch.
+        passed: epochs so far, by split.
+    """
+
+    job: ClientJob
+    context: ClientContext
+    logged: MetricAccumulator
+    entries: State
+    phases: Sequence[Phase]
+    last_size: int = 1
+    passed: Counter[str] = field(default_factory=Counter)
+
+
+class StackTrainer:
+    """Runs the phases of several clients' training, one row of a stack each.
+
+    Args:
+        client: the module whose step is taken.
+        local: trains single clients; its settings, optimizers and batch transfer are used.
+    """
+
+    def __init__(self, client: ClientModule, local: LocalTrainer) -> None:
+        self.client, self.local = client, local
+        self._has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in client.modules())
+        self._rebuilds = overridden(local.modules[-1], "configure_optimizers", ClientModule)
+        self._spare: list[LocalOptimizers] = []
+        """Optimizers by block, to be used again."""
+
+    def is_alone(self, job: ClientJob) -> bool:
+        """True for a client that must be alone in the module: one of one sample has its BatchNorm in eval mode."""
+        return self._needs_modes(job.data.size(), job.data.samples_per_batch("train"))
+
+    def _needs_modes(self, size: int, batch_size: int) -> bool:
+        """True where BatchNorm sees batches of one sample."""
+        return self._has_batch_norm and size > 0 and 1 in (size, batch_size)
+
+    def passes(self, member: Member, phase: Phase) -> Passes:
+        """Cut the samples of one client into the batches of a phase.
+
+        Raises:
+            StackingError: if BatchNorm sees batches of one sample.
+        """
+        data, local_epochs = member.job.data, self.local.settings.local_epochs
+        if isinstance(local_epochs, list):
+            local_epochs = local_epochs[member.job.client_id]
+        epochs = local_epochs if phase.epochs is None else phase.epochs
+        size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
+        if self._needs_modes(size, batch_size):
+            raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
+        return Passes.over(size, batch_size, epochs, self._has_batch_norm)
+
+    def train(self, stack: ClientStack, rows: Sequence[Member], step: Step) -> None:
+        """Train all phases.
+
+        Args:
+            stack: of the clients.
+            rows: its clients, by row; all have the same phases.
+            step: the training step of a client.
+        """
+        for phase in rows[0].phases:
+            self.local.restore_modes()
+            passes = [self.passes(member, phase) for member in rows]
+            blocks = self._blocks(stack, rows, passes, phase)
+            self._epochs(_Stretch(stack, rows, step, phase, passes, blocks, self._trained(stack, phase)))
+            for block in blocks:
+                block.end()
+                for member in rows[block.rows]:
+                    self._count(member, block, phase)
+
+    def _count(self, member: Member, block: Block, phase: Phase) -> None:
+        """Add the steps of a phase to those of a client."""
+        member.last_size = block.last_size if block.progress.num_steps else member.last_size
+        if phase.counts:
+            progress = member.context.progress
+            progress.move(block.progress.num_steps, progress.exposure + block.progress.exposure)
+            member.passed[phase.split] += block.passes.epochs
+
+    def _trained(self, stack: ClientStack, phase: Phase) -> list[str]:
+        """Name the parameters that a phase trains."""
+        if phase.trains is None:
+            return list(stack.params)
+        names = [name for name in stack.params if any(fnmatchcase(name, pattern) for pattern in phase.trains)]
+        if not names:
+            raise StackingError(f"Phase(trains={phase.trains}) names no parameter")
+        return names
+
+    # --- optimizers --------------------------------------------------------------------------------------------
+
+    def _blocks(
+        self, stack: ClientStack, rows: Sequence[Member], passes: Sequence[Passes], phase: Phase
+    ) -> list[Block]:
+        """Make a block of neighbours with the same batches; those without a sample are in none.
+
+        Raises:
+            StackingError: if the client's optimizers do not step a stack.
+        """
+        params, settings = dict(self.client.named_parameters()), self.local.settings
+        factor = settings.lr_decay ** rows[0].job.data.round_idx
+        factors = self.local.lr_factors if phase.optimizer is None else ()
+        taken = [own if own.steps else None for own in passes]
+        steps = [member.context.progress.num_steps if phase.counts else 0 for member in rows]
+        found: list[Block] = []
+        for part in runs(list(zip(taken, steps, strict=True)), lambda own: own if own[0] is not None else None):
+            optimizers = self._optimizers(len(found), phase)
+            found.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+            found[-1].begin(params, phase.lr, factor, factors)
+        return found
+
+    def _optimizers(self, place: int, phase: Phase) -> LocalOptimizers:
+        """Build the optimizers of a block, or take those at hand."""
+        plain = phase.optimizer is None and phase.trains is None
+        if plain and place < len(self._spare):
+            return self._spare[place]
+        found = self.local.new_optimizers(phase.optimizer)
+        if reason := why_not_optimizers(found.raw):
+            raise StackingError(reason)
+        if plain and found.reusable and not self._rebuilds:
+            self._spare.append(found)
+        return found
+
+    def forget_optimizers(self) -> None:
+        """Build the optimizers anew for the next stack: those of one that failed may be in the middle of a step."""
+        for optimizers in self._spare:
+            optimizers.release()
+        self._spare = []
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def _epochs(self, stretch: "_Stretch") -> None:
+        """Train all epochs of a phase."""
+        rows, passes, phase, limit = stretch.rows, stretch.passes, stretch.phase, self.local.settings.max_local_steps
+        left = [None if limit is None or not phase.counts else limit - m.context.progress.num_steps for m in rows]
+        before = [member.passed[phase.split] if phase.counts else 0 for member in rows]
+        for epoch in range(max((block.passes.epochs for block in stretch.blocks), default=0)):
+            now = [own.of_epoch(epoch, most) for own, most in zip(passes, left, strict=True)]
+            batches = [self._batches(rows[i], phase, before[i] + epoch, passes[i]) for i in range(len(rows))]
+            for part, index in lockstep(now):
+                own = now[part.start]
+                taken = [next(batches[row]) for row in range(part.start, part.stop)]
+                self._step(stretch, part, taken, index, own.batch_size if index < own.full else own.tail)
+            for block in stretch.blocks:
+                if block.optimizers.schedulers and now[block.rows.start].steps:
+                    self.local.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
+
+    def _batches(self, member: Member, phase: Phase, epoch: int, passes: Passes) -> Iterator[Batch]:
+        """Batches of one client in one epoch, as its step gets them."""
+        transfer, with_index = self.local.transfer, phase.with_index
+        for item in member.job.data.batches(phase.split, epoch, passes.batch_size, with_index=with_index):
+            yield (transfer(item[0]), item[1].to(self.local.device)) if with_index else transfer(item)
+
+    def _step(self, stretch: "_Stretch", part: slice, batches: Sequence[Batch], index: int, num_samples: int) -> None:
+        """Take one step of the clients of some rows."""
+        rows, members = stretch.stack.rows(part), stretch.rows[part]
+        losses, logged = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services)
+        params = [rows.params[name] for name in stretch.trained]
+        found = torch.autograd.grad(losses.sum(), params, allow_unused=True)
+        gradients = dict(zip(stretch.trained, found, strict=True))
+        for block in stretch.blocks:
+            if part.start <= block.rows.start < part.stop:
+                own = slice(block.rows.start - part.start, block.rows.stop - part.start)
+                of_block = {name: None if value is None else value[own] for name, value in gradients.items()}
+                block.step(of_block, self.local.settings.clip_norm, num_samples)
+                if block.optimizers.schedulers:
+                    self.local.schedule(block.optimizers.schedulers, "step", block.optimizers.exposure.steps)
+        for one in logged:
+            values: Sequence[Any] = (
+                one.values.unbind() if isinstance(one.values, Tensor) else [one.values] * len(members)
+            )
+            for member, value in zip(members, values, strict=True):
+                member.logged.log(one.name, value, one.weight, one.reduction)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """One phase of a stack.
+
+    Args:
+        stack: of the clients.
+        rows: its clients, by row.
+        step: the training step of a client.
+        phase: in training.
+        passes: batches by row.
+        blocks: rows by optimizer.
+        trained: names of the parameters that are trained.
+    """
+
+    stack: ClientStack
+    rows: Sequence[Member]
+    step: Step
+    phase: Phase
+    passes: Sequence[Passes]
+    blocks: Sequence[Block]
+    trained: Sequence[str]
+
+
+def common_phases(members: Sequence[Member]) -> Sequence[Phase]:
+    """The phases of all members.
+
+    Raises:
+        StackingError: if they differ, or need one client at a time.
+    """
+    if any(phase.indices is not None or phase.until is not None for member in members for phase in member.phases):
+        raise StackingError("a phase has indices or until, which are one client's")
+    described = [[(replace(phase, optimizer=None), _factory(phase)) for phase in one.phases] for one in members]
+    if any(phases != described[0] for phases in described):
+        raise StackingError("its clients have different phases")
+    return members[0].phases
+
+
+def _factory(phase: Phase) -> Any:
+    """A phase's factory of an optimizer, so that equal ones compare equal."""
+    factory = phase.optimizer
+    return (factory.func, factory.args, factory.keywords) if isinstance(factory, partial) else factory

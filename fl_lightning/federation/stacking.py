@@ -1,0 +1,132 @@
+"""Reasons against training several clients at once, and how many are."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pytorch_lightning.plugins.precision import Precision
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torchmetrics import Metric
+
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.training import LOCAL_HOOKS, LocalSettings
+from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.nets import HeterogeneousNets
+
+Chunk = Literal["auto"] | int
+"""Clients trained at once."""
+
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d),
+)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+ELEMENTWISE = (SGD, Adam, AdamW, RMSprop, Adagrad)
+"""Optimizers that treat every number by itself, so that a step on a stack is a step of each row."""
+
+OWN_STEPS = (
+    *LOCAL_HOOKS,
+    *("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "backward", "lr_scheduler_step"),
+)
+"""Hooks that are called for one client at a time."""
+
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+MOST_CLIENTS, MOST_NUMBERS = 32, 2**25
+"""Clients, and parameters of all of them, that `auto` stacks at most."""
+
+
+def clients_at_once(client: ClientModule, chunk: Chunk) -> int:
+    """Number of clients in a stack; with `auto` as many as fit into memory several times over."""
+    if chunk != "auto":
+        return chunk
+    numbers = sum(parameter.numel() for parameter in client.parameters())
+    return max(1, min(MOST_CLIENTS, MOST_NUMBERS // max(1, numbers)))
+
+
+def why_not(
+    client: ClientModule,
+    settings: LocalSettings,
+    chunk: Chunk = "auto",
+    weights: GlobalWeights | None = None,
+    precision: Precision | None = None,
+    device: torch.device | None = None,
+) -> str | None:
+    """Say why clients are not trained at once; None: they are, as far as can be told before they train.
+
+    Args:
+        client: the module.
+        settings: of local training.
+        chunk: clients at once as asked for; `auto` leaves out what may be wrong or slower.
+        weights: the global model's entries in the module; None: not looked at.
+        precision: the Trainer's precision plugin; None: 32-true.
+        device: that the client is trained on; None: a CPU.
+    """
+    return (
+        _of_class(client, chunk)
+        or _of_settings(client, settings, "32-true" if precision is None else str(precision.precision))
+        or _of_modules(client, chunk, device)
+        or (None if weights is None else _of_entries(client, weights))
+    )
+
+
+def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
+    """What the class says of itself; where nobody says anything, `chunk: K` asks for it."""
+    kind = type(client)
+    said = next(base for base in kind.__mro__ if "stackable" in vars(base))
+    if said is not ClientModule and not vars(said)["stackable"]:
+        return f"{said.__name__} says stackable = False"
+    if chunk == "auto" and (said is not kind or said is ClientModule):
+        return f"{kind.__name__} does not say stackable = True in its own body; ask for it by model.chunk=K"
+    if chunk == "auto" and client.module is not None:
+        return f"{type(client.module).__name__} is a module of your own; ask for it by model.chunk=K"
+    return client.why_not_stacked()
+
+
+def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) -> str | None:
+    kind = type(client).__name__
+    own = next((name for name in OWN_STEPS for module in client.lightning_modules() if overridden(module, name)), None)
+    if own is not None:
+        return f"{own} is called for one client at a time"
+    if not client.automatic_optimization:
+        return f"{kind} steps its optimizers itself"
+    if settings.accumulate_grad_batches > 1:
+        return f"model.accumulate_grad_batches is {settings.accumulate_grad_batches}"
+    if settings.client_timeout is not None:
+        return "model.client_timeout is asked client by client"
+    if precision not in PRECISIONS:
+        return f"trainer.precision is {precision}"
+    return None
+
+
+def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None) -> str | None:
+    """What the parts of the net would do in a stack."""
+    if isinstance(client.net, HeterogeneousNets):
+        return "the clients have different nets"
+    on_cpu = device is None or device.type == "cpu"
+    for module in client.modules():
+        kind = type(module).__name__
+        if isinstance(module, DROPOUTS) and module.p > 0:
+            return f"{kind} would draw other numbers"
+        if isinstance(module, Metric):
+            return f"{kind} counts one client's batch at a time"
+        if isinstance(module, CONVOLUTIONS) and on_cpu and chunk == "auto":
+            return f"{kind} is slower for several clients at once on a CPU; ask for it by model.chunk=K"
+    return None
+
+
+def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
+    if weights.transient.places:
+        return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
+    frozen = next((name for name, value in client.named_parameters() if not value.requires_grad), None)
+    return None if frozen is None else f"the parameter {frozen!r} is not trained"
+
+
+def why_not_optimizers(optimizers: Sequence[Optimizer]) -> str | None:
+    """Say why a stack cannot be stepped by these optimizers; None: it can."""
+    if len(optimizers) != 1:
+        return f"it has {len(optimizers)} optimizers"
+    kind = type(optimizers[0])
+    return None if kind in ELEMENTWISE else f"{kind.__name__} is not known to treat every number by itself"
