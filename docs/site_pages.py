@@ -40,10 +40,12 @@ ROOMS = {
     "fl_lightning.functional.density": "Densities",
     "fl_lightning.functional.drift": "Drift",
     "fl_lightning.functional.forgetting": "Forgetting",
+    "fl_lightning.functional.hessian": "Curvature of the loss",
     "fl_lightning.functional.importance": "Importance of weights",
     "fl_lightning.functional.losses": "Losses",
     "fl_lightning.functional.simplex": "Weights on the simplex",
     "fl_lightning.functional.state": "States",
+    "fl_lightning.functional.traffic": "Bytes of messages",
 }
 """Modules with a page of the API, and its title."""
 

@@ -75,21 +75,25 @@ class Monitor(Callback):
         self.exchange, self.under_way, self.ended = 0, {}, {}
 
     def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
+        """Measure a client before its training, by `start`."""
         if self.measures(trainer) and not self.exchange and (self.clients is None or client_id in self.clients):
             self.under_way[client_id] = {"epochs": 0, **self.start(loop, client_id)}
 
     def on_client_epoch_end(self, trainer: Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
+        """Measure a client after a local epoch, by `epoch_end`."""
         if (found := self.under_way.get(client_id)) is not None:
             self.epoch_end(loop, client_id, found["epochs"], found)
             found["epochs"] += 1
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        """Measure a client after its training, by `end`."""
         last = self.exchange == len(loop.client.exchanges) - 1
         if last and (found := self.under_way.get(update.client_id)) is not None:
             self.end(loop, update, found)
             self.ended[update.client_id] = found
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
+        """Gather what was found of all clients once the round's last exchange is over, for `summarise`."""
         self.exchange += 1
         if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
             parts = current_communicator(loop.device).gather(self.ended)

@@ -72,5 +72,6 @@ class SampleReduction(Callback):
         data.set_class_count(self.client, self.class_idx, self.count_at(trainer.current_epoch, len(dealt), of_class))
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
+        """Log how many samples of the class the client has in this round."""
         if trainer.is_global_zero and exchange == loop.client.exchanges[-1]:
             loop.log("data/class_count", float(loop.data.label_counts[self.client, self.class_idx]))

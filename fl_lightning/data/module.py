@@ -118,7 +118,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
-        self.samples = ClientSamples([], None, None, seed)
+        self.samples = ClientSamples([], self, seed)
         self._pool = np.arange(0)
 
     @classmethod
@@ -283,7 +283,7 @@ class FederatedDataModule(LightningDataModule):
         if split not in self._clients:
             if split == "train":
                 dealt = self._divide()
-                self.samples = ClientSamples(dealt, self._splits["train"].labels, self.num_classes, self.seed)
+                self.samples = ClientSamples(dealt, self, self.seed)
                 self._clients["train"] = self.samples.current
             elif split == "test":
                 self.client_indices("train", 0)

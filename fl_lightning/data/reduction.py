@@ -1,11 +1,12 @@
 """The clients' training samples: as they were dealt, and as each has them now."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator
 
@@ -41,13 +42,23 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
     return part[keeps]
 
 
+class Labelled(Protocol):
+    """The part of the data module that says which class a sample has."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """C; None: the samples have no classes."""
+
+    def split(self, name: str) -> Split:
+        """The samples of a split."""
+
+
 class ClientSamples:
     """Training samples of every client, some of which may be held back.
 
     Args:
         dealt: of each client, (n,) int64 into the split.
-        labels: of the split, (N,) int64; None: samples have no classes.
-        num_classes: C, or None.
+        data: whose labels are read where samples are held back; a data module.
         seed: of the draws.
 
     Attributes:
@@ -55,10 +66,10 @@ class ClientSamples:
         views: the same by client and split, as `ClientView` reads it.
     """
 
-    def __init__(self, dealt: list[Tensor], labels: Tensor | None, num_classes: int | None, seed: int) -> None:
+    def __init__(self, dealt: list[Tensor], data: Labelled, seed: int) -> None:
         self.dealt, self.current = dealt, list(dealt)
         self.views = {client_id: {"train": part} for client_id, part in enumerate(dealt)}
-        self._labels, self._num_classes, self._seed = labels, num_classes, seed
+        self._data, self._seed = data, seed
         self._counts: ClassCounts = {}
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
@@ -67,12 +78,13 @@ class ClientSamples:
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].
         """
-        if self._labels is None or self._num_classes is None:
+        labels, num_classes = self._data.split("train").labels, self._data.num_classes
+        if labels is None or num_classes is None:
             raise ValueError("set_class_count needs samples with integer labels, and these have none")
-        for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, self._num_classes):
+        for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
             if not 0 <= value < most:
                 raise ValueError(f"{name} must lie in [0, {most}), got {value}")
-        dealt = int(label_counts(self._labels, [self.dealt[client_id]], self._num_classes)[0, class_idx])
+        dealt = int(label_counts(labels, [self.dealt[client_id]], num_classes)[0, class_idx])
         if count is not None and not 0 <= count <= dealt:
             raise ValueError(
                 f"client {client_id} was dealt {dealt} samples of class {class_idx}: count must lie in [0, {dealt}], "
@@ -86,8 +98,8 @@ class ClientSamples:
 
     def _hold_back(self, client_id: int) -> None:
         part, counts = self.dealt[client_id], self._counts.get(client_id)
-        if counts and self._labels is not None:
-            part = reduced(part, self._labels, counts, self._seed, client_id)
+        if counts and (labels := self._data.split("train").labels) is not None:
+            part = reduced(part, labels, counts, self._seed, client_id)
         self.current[client_id] = self.views[client_id]["train"] = part
 
     def state_dict(self) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class ClientParallelStrategy(DDPStrategy):
 
     @property
     def launcher(self) -> Any:
+        """Lightning's launcher, under watch: what one process raises is said once."""
         found = super().launcher
         return found if found is None else WatchedLauncher(found, self)
 

@@ -203,6 +203,7 @@ def test_the_report_has_the_tables_and_the_figures(base, drawn):
     assert page.count("data:image/svg+xml") >= 6
 
 
+@pytest.mark.slow
 def test_more_rounds_continue_and_other_settings_are_refused(base, here):
     grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
     assert say(grid).code == 0
@@ -216,6 +217,7 @@ def test_more_rounds_continue_and_other_settings_are_refused(base, here):
     assert "of FedAvg-seed0 model.client.optimizer.lr was 0.05, is 0.5" in refusal(grid, 1)
 
 
+@pytest.mark.slow
 def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
     grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
     said = say(grid)
@@ -245,6 +247,7 @@ def test_a_process_that_dies_fails_its_cell_only(base):
 # --- settings, tuning, validation -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_setting_makes_a_table_and_methods_that_do_not_know_it_are_run_once(base, here):
     said = say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --set model.client.beta=0.3,1 --output out")
     assert said.code == 0, said
@@ -253,6 +256,7 @@ def test_a_setting_makes_a_table_and_methods_that_do_not_know_it_are_run_once(ba
     assert found == [(case, method) for case in ("beta=0.3", "beta=1") for method in ("FedAvg", "FedNTD")]
 
 
+@pytest.mark.slow
 def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_split(base, here):
     said = say(
         "compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --tune model.client.beta=0.1,100 --output out"
@@ -273,6 +277,7 @@ def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_spli
     assert best in Path("out/results.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_with_a_validation_split_the_last_and_the_best_model_are_tested(base, here):
     (base / "base.yaml").write_text(BASE + "  val_fraction: 0.2\n", encoding="utf-8")
     assert say("compare -c base.yaml --methods FedAvg --seeds 0 --output out").code == 0
@@ -350,6 +355,7 @@ def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, 
     assert not here
 
 
+@pytest.mark.slow
 def test_different_data_are_one_table_where_that_is_asked_for(base, here):
     grid = "compare -c base.yaml --methods FedAvg FedCL --seeds 0"
     for more in ("--output out --allow_different_data true", "--output same --set data.proxy_size=0.1"):

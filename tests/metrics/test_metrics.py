@@ -85,6 +85,7 @@ def close(figure):
     plt.close(figure)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_values_of_one(tmp_path):
     file = tmp_path / "found.json"
     script = Path(__file__).with_name("streams.py")

@@ -23,12 +23,12 @@ CLIENT = r"at client \d in round 1"
 SOME = {
     "exception,1,fork,0": BUG,
     "kill,1,fork": KILLED.format(1),
-    "hang,1,fork": SILENT.format(1, CLIENT),
-    "ctrl_c,1,fork": STOPPED,
 }
 """The sentence with which a case ends."""
 
 REST = {
+    "hang,1,fork": SILENT.format(1, CLIENT),
+    "ctrl_c,1,fork": STOPPED,
     "exception,0,fork": BUG,
     "kill,0,fork": KILLED.format(0),
     "hang,0,fork": SILENT.format(0, CLIENT),

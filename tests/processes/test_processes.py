@@ -78,14 +78,19 @@ def test_the_cases_do_what_they_are_there_for(alone):
     assert ["local/alma" in row for row in rows["personal"]] == [False, True, False, True]
 
 
+def slow(*values):
+    """tests/processes/test_ends.py has the same way to end by default."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         ("exception", "the disk of client data is gone"),
-        ("gather", "self.all_gather cannot be called in local training, where 2 processes"),
-        ("nan", "returned NaN or infinite values in round 2"),
-        ("rule", "no value is in the middle"),
-        ("kill", None),
+        slow("gather", "self.all_gather cannot be called in local training, where 2 processes"),
+        slow("nan", "returned NaN or infinite values in round 2"),
+        slow("rule", "no value is in the middle"),
+        slow("kill", None),
     ],
 )
 def test_trouble_in_one_rank_ends_all_and_leaves_the_last_checkpoint_whole(how, words, tmp_path):
