@@ -1,13 +1,13 @@
-"""Blocks of a stack: clients with the same batches, stepped by one optimizer whose state has a row for each of them."""
+"""Blocks of a stack: clients with the same batches, whose parameters are the same parameters of an optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import Exposure, LocalOptimizers, LocalProgress
 from fl_lightning.federation.lockstep import Passes
 from fl_lightning.types import State
 
@@ -15,10 +15,12 @@ from fl_lightning.types import State
 class Block:
     """Neighbouring rows of a stack with the same batches.
 
+    Several blocks share an optimizer: it leaves out parameters without a gradient, and counts the steps of each.
+
     Args:
         rows: of the stack.
         passes: the batches of each of its clients.
-        optimizers: built for the module's own parameters; they step the rows' in place of these.
+        optimizers: that step the leaves.
         leaves: the rows' parameters by name, each (k, ...).
     """
 
@@ -26,60 +28,67 @@ class Block:
         self.rows, self.passes, self.optimizers, self.leaves = rows, passes, optimizers, leaves
         self.progress = LocalProgress()
         """Of each of its clients."""
+        self.exposure = Exposure(optimizers.raw, optimizers.exposure.slope)
         self.last_size = 1
         """Samples in the last batch."""
 
-    def begin(self, params: Mapping[str, Tensor], lr: float | None, factor: float, factors: Any) -> None:
-        """Begin the training of its clients.
+    def take_gradients(self, gradients: Mapping[str, Tensor | None], rows: slice, num_samples: int) -> None:
+        """Take the gradients of a step to come.
 
         Args:
-            params: the module's own parameters, by name.
-            lr: learning rate in place of the optimizer's own; None: its own.
-            factor: of the learning rate.
-            factors: further ones, by optimizer and parameter group; empty: none.
-        """
-        self.optimizers.begin(self.progress, lr, factor, factors)
-        if self.passes.epochs:
-            rows = {id(value): self.leaves[name] for name, value in params.items()}
-            step_rows(self.optimizers.raw[0], rows)
-
-    def step(self, gradients: Mapping[str, Tensor | None], clip_norm: float | None, num_samples: int) -> None:
-        """Take one step.
-
-        Args:
-            gradients: of the losses by name, each (k, ...); None: they do not depend on the parameter, or it rests.
-            clip_norm: largest norm of a client's gradient; None: not clipped.
+            gradients: of the losses of `rows` by name; None: they do not depend on the parameter. Left out: it rests.
+            rows: of the stack, these among them.
             num_samples: in the batch of each client.
         """
-        self.last_size = num_samples
-        if clip_norm is not None:
-            gradients = clipped(gradients, clip_norm)
-        for name, leaf in self.leaves.items():
-            leaf.grad = gradients.get(name)
-        self.optimizers.wrapped[0].step()
+        own, self.last_size = slice(self.rows.start - rows.start, self.rows.stop - rows.start), num_samples
+        for name, value in gradients.items():
+            self.leaves[name].grad = None if value is None else value[own]
 
-    def end(self) -> None:
-        """Let go of the rows: the optimizers may be used again."""
-        self.optimizers.begin(LocalProgress())
+    def stepped(self) -> None:
+        """Count a step, and rest until the next gradients."""
+        self.exposure.step()
+        for leaf in self.leaves.values():
+            leaf.grad = None
 
 
-def step_rows(optimizer: Optimizer, rows: Mapping[int, Tensor]) -> None:
+def begin_blocks(
+    blocks: Sequence[Block], params: Mapping[str, Tensor], lr: float | None, factor: float, factors: Any
+) -> None:
+    """Begin the training of blocks that share an optimizer.
+
+    Args:
+        blocks: one or more.
+        params: the module's own parameters, by name, which the optimizer was built for.
+        lr: learning rate in place of the optimizer's own; None: its own.
+        factor: of the learning rate.
+        factors: further ones, by optimizer and parameter group; empty: none.
+    """
+    optimizers = blocks[0].optimizers
+    optimizers.begin(LocalProgress(), lr, factor, factors)
+    for block in blocks:
+        block.exposure.begin(block.progress)
+    leaves = [block.leaves for block in blocks if block.passes.epochs]
+    if leaves:
+        step_rows(optimizers.raw[0], {id(value): [of[name] for of in leaves] for name, value in params.items()})
+
+
+def step_rows(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> None:
     """Let an optimizer that has taken no step yet step stacked parameters in place of its own.
 
     Args:
         optimizer: one that treats every number by itself.
-        rows: stacked parameters (k, ...), by the id of each parameter.
+        rows: stacked parameters, each (k, ...), by the id of each parameter.
     """
     states = list(optimizer.state.items())
     optimizer.state.clear()
     for group in optimizer.param_groups:
-        group["params"] = [rows[id(parameter)] for parameter in group["params"]]
+        group["params"] = [leaf for parameter in group["params"] for leaf in rows[id(parameter)]]
     for parameter, state in states:  # of Adagrad, which has one from the start
-        stacked = rows[id(parameter)]
-        optimizer.state[stacked] = {
-            key: value.expand(len(stacked), *value.shape).clone() if key != "step" else value
-            for key, value in state.items()
-        }
+        for leaf in rows[id(parameter)]:
+            optimizer.state[leaf] = {
+                key: (value if key == "step" else value.expand(len(leaf), *value.shape)).clone()
+                for key, value in state.items()
+            }
 
 
 def clipped(gradients: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:

@@ -12,7 +12,7 @@ from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.stack import ClientStack, StackingError
 from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
-from fl_lightning.federation.stacking import Chunk, clients_at_once, why_not
+from fl_lightning.federation.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
 from fl_lightning.types import ClientJob, ClientResult, State
 from fl_lightning.utils.settings import check_at_least
 
@@ -81,6 +81,10 @@ class CohortEngine(SequentialEngine):
         if len(jobs) < 2 or self._refused is not None:
             yield from super()._results(exchange, jobs)
             return
+        if self.chunk == "auto" and self._stacks.clients_per_step(jobs) < FEW_CLIENTS:
+            self._tell("the clients of a stack have batches of so different sizes that few can step together")
+            yield from super()._results(exchange, jobs)
+            return
         # what `receive` may have changed when the stack turns out to be none
         again = [job._replace(memory=copy.deepcopy(job.memory)) if self._receives else job for job in jobs]
         try:
@@ -109,7 +113,7 @@ class CohortEngine(SequentialEngine):
         self._check_teachers(members)
         phases, order = common_phases(members), list(range(len(members)))
         if phases:
-            order.sort(key=lambda place: self._stacks.passes(members[place], phases[0]))
+            order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)

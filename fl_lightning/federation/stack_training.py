@@ -13,15 +13,17 @@ from torch import Tensor
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.client.teacher import BATCH_NORMS
 from fl_lightning.client.training import LocalTrainer
-from fl_lightning.federation.blocks import Block
+from fl_lightning.federation.blocks import Block, begin_blocks, clipped
 from fl_lightning.federation.lockstep import Passes, lockstep, runs
 from fl_lightning.federation.stack import ClientStack, StackingError, Step
 from fl_lightning.federation.stacking import why_not_optimizers
 from fl_lightning.types import Batch, ClientJob, Phase, State
+
+DEFAULT_PHASE = Phase()
 
 
 @dataclass
@@ -59,8 +61,8 @@ class StackTrainer:
         self.client, self.local = client, local
         self._has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in client.modules())
         self._rebuilds = overridden(local.modules[-1], "configure_optimizers", ClientModule)
-        self._spare: list[LocalOptimizers] = []
-        """Optimizers by block, to be used again."""
+        self._spare: LocalOptimizers | None = None
+        """Optimizers to be used again."""
 
     def is_alone(self, job: ClientJob) -> bool:
         """True for a client that must be alone in the module: one of one sample has its BatchNorm in eval mode."""
@@ -70,20 +72,26 @@ class StackTrainer:
         """True where BatchNorm sees batches of one sample."""
         return self._has_batch_norm and size > 0 and 1 in (size, batch_size)
 
-    def passes(self, member: Member, phase: Phase) -> Passes:
+    def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
         """Cut the samples of one client into the batches of a phase.
 
         Raises:
             StackingError: if BatchNorm sees batches of one sample.
         """
-        data, local_epochs = member.job.data, self.local.settings.local_epochs
+        data, local_epochs = job.data, self.local.settings.local_epochs
         if isinstance(local_epochs, list):
-            local_epochs = local_epochs[member.job.client_id]
+            local_epochs = local_epochs[job.client_id]
         epochs = local_epochs if phase.epochs is None else phase.epochs
         size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
         if self._needs_modes(size, batch_size):
             raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
         return Passes.over(size, batch_size, epochs, self._has_batch_norm)
+
+    def clients_per_step(self, jobs: Sequence[ClientJob]) -> float:
+        """Mean number of clients that take a step of an epoch together."""
+        passes = sorted(map(self.passes, jobs))
+        widths: list[int] = [rows.stop - rows.start for rows, _ in lockstep(passes)]
+        return sum(widths) / max(1, len(widths))
 
     def train(self, stack: ClientStack, rows: Sequence[Member], step: Step) -> None:
         """Train all phases.
@@ -95,11 +103,12 @@ class StackTrainer:
         """
         for phase in rows[0].phases:
             self.local.restore_modes()
-            passes = [self.passes(member, phase) for member in rows]
+            passes = [self.passes(member.job, phase) for member in rows]
             blocks = self._blocks(stack, rows, passes, phase)
             self._epochs(_Stretch(stack, rows, step, phase, passes, blocks, self._trained(stack, phase)))
+            for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+                optimizers.begin(LocalProgress())  # lets go of the rows
             for block in blocks:
-                block.end()
                 for member in rows[block.rows]:
                     self._count(member, block, phase)
 
@@ -127,38 +136,43 @@ class StackTrainer:
     ) -> list[Block]:
         """Make a block of neighbours with the same batches; those without a sample are in none.
 
+        All share an optimizer, unless it has schedulers.
+
         Raises:
             StackingError: if the client's optimizers do not step a stack.
         """
-        params, settings = dict(self.client.named_parameters()), self.local.settings
-        factor = settings.lr_decay ** rows[0].job.data.round_idx
-        factors = self.local.lr_factors if phase.optimizer is None else ()
         taken = [own if own.steps else None for own in passes]
         steps = [member.context.progress.num_steps if phase.counts else 0 for member in rows]
-        found: list[Block] = []
+        found: list[list[Block]] = []
         for part in runs(list(zip(taken, steps, strict=True)), lambda own: own if own[0] is not None else None):
-            optimizers = self._optimizers(len(found), phase)
-            found.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
-            found[-1].begin(params, phase.lr, factor, factors)
-        return found
+            if not found or found[-1][0].optimizers.schedulers:  # which change the rates of all that share them
+                found.append([])
+            optimizers = found[-1][0].optimizers if found[-1] else self._optimizers(phase)
+            found[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+        params = dict(self.client.named_parameters())
+        factor = self.local.settings.lr_decay ** rows[0].job.data.round_idx
+        factors = self.local.lr_factors if phase.optimizer is None else ()
+        for sharing in found:
+            begin_blocks(sharing, params, phase.lr, factor, factors)
+        return [block for sharing in found for block in sharing]
 
-    def _optimizers(self, place: int, phase: Phase) -> LocalOptimizers:
-        """Build the optimizers of a block, or take those at hand."""
+    def _optimizers(self, phase: Phase) -> LocalOptimizers:
+        """Build the optimizers of a phase, or take those at hand."""
         plain = phase.optimizer is None and phase.trains is None
-        if plain and place < len(self._spare):
-            return self._spare[place]
+        if plain and self._spare is not None:
+            return self._spare
         found = self.local.new_optimizers(phase.optimizer)
         if reason := why_not_optimizers(found.raw):
             raise StackingError(reason)
         if plain and found.reusable and not self._rebuilds:
-            self._spare.append(found)
+            self._spare = found
         return found
 
     def forget_optimizers(self) -> None:
         """Build the optimizers anew for the next stack: those of one that failed may be in the middle of a step."""
-        for optimizers in self._spare:
-            optimizers.release()
-        self._spare = []
+        if self._spare is not None:
+            self._spare.release()
+        self._spare = None
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -190,14 +204,18 @@ class StackTrainer:
         losses, logged = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services)
         params = [rows.params[name] for name in stretch.trained]
         found = torch.autograd.grad(losses.sum(), params, allow_unused=True)
-        gradients = dict(zip(stretch.trained, found, strict=True))
-        for block in stretch.blocks:
-            if part.start <= block.rows.start < part.stop:
-                own = slice(block.rows.start - part.start, block.rows.stop - part.start)
-                of_block = {name: None if value is None else value[own] for name, value in gradients.items()}
-                block.step(of_block, self.local.settings.clip_norm, num_samples)
-                if block.optimizers.schedulers:
-                    self.local.schedule(block.optimizers.schedulers, "step", block.optimizers.exposure.steps)
+        gradients: dict[str, Tensor | None] = dict(zip(stretch.trained, found, strict=True))
+        if self.local.settings.clip_norm is not None:
+            gradients = clipped(gradients, self.local.settings.clip_norm)
+        blocks = [block for block in stretch.blocks if part.start <= block.rows.start < part.stop]
+        for block in blocks:
+            block.take_gradients(gradients, part, num_samples)
+        for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+            optimizers.wrapped[0].step()
+        for block in blocks:
+            block.stepped()
+            if block.optimizers.schedulers:
+                self.local.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
         for one in logged:
             values: Sequence[Any] = (
                 one.values.unbind() if isinstance(one.values, Tensor) else [one.values] * len(members)

@@ -37,6 +37,9 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 MOST_CLIENTS, MOST_NUMBERS = 32, 2**25
 """Clients, and parameters of all of them, that `auto` stacks at most."""
 
+FEW_CLIENTS = 4
+"""Where a step is that of fewer clients in the mean, `auto` trains them one by one: vmap costs that of three or so."""
+
 
 def clients_at_once(client: ClientModule, chunk: Chunk) -> int:
     """Number of clients in a stack; with `auto` as many as fit into memory several times over."""

@@ -459,6 +459,15 @@ def test_auto_leaves_convolutions_on_a_cpu_alone():
     assert CohortEngine(client, chunk=2).why_not() is None
 
 
+def test_auto_stacks_clients_that_step_together_only(caplog):
+    caplog.set_level(logging.INFO)
+    fit(fedavg(), 1, toy_data((10,) * 6), chunk="auto")
+    assert "one after the other" not in caplog.text
+    together, alone = (fit(fedavg(), 1, toy_data((7, 11, 16, 4, 23)), chunk=chunk) for chunk in ("auto", 1))
+    assert "few can step together" in caplog.text
+    assert equal(dict(together.state_dict()), dict(alone.state_dict()))
+
+
 def test_by_default_and_with_chunk_1_the_engine_is_the_sequential_one():
     assert type(fit(fedavg(), 1).engine) is SequentialEngine
     assert type(fit(fedavg(), 1, chunk="auto").engine) is CohortEngine
