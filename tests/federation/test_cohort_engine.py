@@ -190,7 +190,7 @@ def test_every_optimizer_steps_each_client_as_it_would_alone(name, sizes):
         {"weighting": "uniform", "transforms": NormClip(0.1)},
         {"server_optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)},
     ],
-    ids=lambda settings: ", ".join(settings),
+    ids=", ".join,
 )
 @pytest.mark.parametrize("kind", [FedAvg, FedDyn])
 def test_ragged_clients_give_the_same_whatever_the_settings(settings, kind):
