@@ -139,10 +139,8 @@ class FederatedLoop(Forwarding):
         chunk: Literal["auto"] | int = 1,
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False
-        client = uncompiled(client)
-        check_module(client)
-        self.client = client if isinstance(client, ClientModule) else ClientModule(module=client)
+        self.automatic_optimization, self._seed = False, seed
+        self.client = as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
         checks.check_combination(self.client, self.aggregator, self.server_module)
@@ -150,16 +148,14 @@ class FederatedLoop(Forwarding):
         checks.check_scheduled(server_optimizer, server_lr_scheduler)
         check_at_least(1, alma_every=alma_every, threads=threads, chunk=None if chunk == "auto" else chunk)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
-        self.settings, self._seed = LocalSettings(*settings), seed
+        self.settings = LocalSettings(*settings)
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self.identity = RunIdentity()
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
-        self.plateau, self.chunk = Plateau(plateau), chunk
-        self.alma_every, self.initial_weights, self.threads = alma_every, initial_weights, threads
+        self.identity, self.plateau, self.metrics = RunIdentity(), Plateau(plateau), as_collection(metrics)
+        self.alma_every, self.initial_weights, self.threads, self.chunk = alma_every, initial_weights, threads, chunk
         self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
-        self.metrics = as_collection(metrics)
         # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
         self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
         self._services, self._evaluation_services = ClientServices(), ClientServices(False)
@@ -587,6 +583,13 @@ class FederatedLoop(Forwarding):
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
         self.forward_hook("on_load_checkpoint", saved["client"])
+
+
+def as_client(module: LightningModule | TrainableModule) -> ClientModule:
+    """Check the module that every client trains, and put one that is no ClientModule into one."""
+    module = uncompiled(module)
+    check_module(module)
+    return module if isinstance(module, ClientModule) else ClientModule(module=module)
 
 
 def built(part: Part | None) -> Part:
