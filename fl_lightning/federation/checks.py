@@ -60,6 +60,27 @@ SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
 
 
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that spread something else than clients over devices.
+
+    Raises:
+        ValueError: naming the strategy and what to set instead.
+    """
+    processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
+    if sharded:
+        raise ValueError(
+            f"a client is trained whole on one device, where its entries are read to be sent, so that {sharded[0]}, "
+            f"which spreads them over devices, is refused; freeze a part (it takes neither gradients nor traffic), or "
+            f"train in bf16-mixed"
+        )
+    if processes > 1 and not isinstance(strategy, ClientParallelStrategy):
+        raise ValueError(
+            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
+            f"{type(strategy).__name__} with {processes} devices; set that strategy or trainer.devices=1"
+        )
+
+
 def check_trainer(trainer: Trainer) -> None:
     """Refuse settings of the Trainer that would change the meaning of a round.
 
@@ -67,21 +88,9 @@ def check_trainer(trainer: Trainer) -> None:
         ValueError: naming the setting, its value and what to set instead.
     """
     overfit = getattr(trainer, "overfit_batches", 0)
-    processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
     interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
-    sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
+    check_strategy(trainer)
     rules: list[tuple[bool, str]] = [
-        (
-            bool(sharded),
-            f"a client is trained whole on one device, where its entries are read to be sent, so that "
-            f"{''.join(sharded[:1])}, which spreads them over devices, is refused; freeze a part (it takes neither "
-            f"gradients nor traffic), or train in bf16-mixed",
-        ),
-        (
-            processes > 1 and not isinstance(strategy, ClientParallelStrategy),
-            f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
-            f"{type(strategy).__name__} with {processes} devices; set that strategy or trainer.devices=1",
-        ),
         (
             trainer.gradient_clip_val is not None,
             f"the clients' gradients are clipped by model.clip_norm, not by trainer.gradient_clip_val="
