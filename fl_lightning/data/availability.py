@@ -89,6 +89,13 @@ class AvailableCohorts(Cohorts):
         return sorted(self._available.of(asked, round_idx)[: self.size])
 
 
+def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any) -> Cohorts:
+    """Make the cohorts of all rounds; arguments are those of `AvailableCohorts`."""
+    if availability is None and not over_selection:
+        return Cohorts(*of)
+    return AvailableCohorts(availability, over_selection, *of)
+
+
 def read_trace(path: Path, num_clients: int) -> list[set[int]]:
     """Read which clients are available in every round.
 

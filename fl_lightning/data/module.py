@@ -10,8 +10,8 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fl_lightning.data.availability import AvailableCohorts
-from fl_lightning.data.clients import ClientView, Cohorts
+from fl_lightning.data.availability import cohorts
+from fl_lightning.data.clients import ClientView
 from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit, validation_name
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
@@ -101,10 +101,7 @@ class FederatedDataModule(LightningDataModule):
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
         sampling_seed = seed if sampling_seed is None else sampling_seed
-        drawn = (num_clients, participation, schedule, sampling_seed)
-        self.cohort = Cohorts(*drawn)
-        if availability is not None or over_selection:
-            self.cohort = AvailableCohorts(availability, over_selection, *drawn)
+        self.cohort = cohorts(availability, over_selection, num_clients, participation, schedule, sampling_seed)
         self.availability, self.over_selection = availability, over_selection
         self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
