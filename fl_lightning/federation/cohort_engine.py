@@ -130,7 +130,7 @@ class CohortEngine(SequentialEngine):
             context, logged = self._context(job), self.services.begin_client()
             entries = start  # all that it starts from: nobody looks at the module
         else:
-            context, logged = self._receive(exchange, job, announces=True)
+            context, logged = self._receive(exchange, job, self._neutral)
             entries = self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):

@@ -108,10 +108,11 @@ class SequentialEngine:
 
     def _train(self, exchange: str, job: ClientJob, announces: bool) -> ClientResult:
         """Train one client in one exchange."""
-        context, logged = self._receive(exchange, job, announces)
+        neutral = self._neutral
+        context, logged = self._receive(exchange, job, neutral, announces)
         found = self.hooks.get("on_client_epoch_end", ())
         told = [partial(hook, job.client_id) for hook in found] if found else ()
-        self.local.train(job.data, exchange, self._neutral, told)
+        self.local.train(job.data, exchange, neutral, told)
         return self._reply(exchange, job, context, logged)
 
     @property
@@ -119,14 +120,16 @@ class SequentialEngine:
         """Whether the client's coefficients make it FedAvg's."""
         return self.client.may_be_neutral and self.client.is_neutral
 
-    def _receive(self, exchange: str, job: ClientJob, announces: bool) -> tuple[ClientContext, MetricAccumulator]:
+    def _receive(
+        self, exchange: str, job: ClientJob, neutral: bool, announces: bool = True
+    ) -> tuple[ClientContext, MetricAccumulator]:
         """Make the module the client of a job, up to where its training begins."""
         client, local = self.client, self.local
         context = self.load_client(job)
         logged = self.services.begin_client()
         for hook in self.hooks.get("on_client_start", ()) if announces else ():
             hook(job.client_id)
-        if self._receives and not self._neutral:
+        if self._receives and not neutral:
             local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
             local.seed(f"receive/{exchange}", job.data)
             client.receive(job.broadcast, job.data)

@@ -20,8 +20,8 @@ from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep
 from fl_lightning.functional.state import clone
-from fl_lightning.methods import MOON, FedAvg, FedDyn, FedNTD, FedProx
-from fl_lightning.nets import FedNTDCNN, Perceptron
+from fl_lightning.methods import MOON, FedAvg, FedDyn, FedNTD, FedProx, KnFu
+from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
 from tests.federation.test_engine import SHAPE, jobs_of
 from tests.test_contract import NAMES, data_of, settings_of
@@ -451,6 +451,11 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said_once(reason, clie
     assert re.search(reason, said)
     assert equal(dict(together.state_dict()), dict(alone.state_dict()))
     assert together.round_metrics == alone.round_metrics
+
+
+def test_clients_with_different_nets_are_trained_one_by_one():
+    client = KnFu(net=partial(HeterogeneousNets, nets=[Net, Net]), **SHAPE)
+    assert "different nets" in CohortEngine(client, chunk=2).why_not()
 
 
 def test_auto_leaves_convolutions_on_a_cpu_alone():
