@@ -74,6 +74,7 @@ def number(pattern: str, said: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.slow
 def test_images(run, tmp_path):
     said = run("images")
     accuracies = [float(value) for value in re.findall(r"^accuracy ([\d.]+) %", said, re.MULTILINE)]

@@ -185,6 +185,24 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
     return data
 
 
+def check_parts(
+    client: ClientModule,
+    aggregator: object,
+    server_module: ServerModule,
+    server_optimizer: object,
+    server_lr_scheduler: object,
+) -> None:
+    """Refuse parts that do not go together, as `check_combination`, and a scheduler of nothing.
+
+    Raises:
+        ValueError: a scheduler without a server optimizer, or as `check_combination`.
+        TypeError: as `check_combination`.
+    """
+    check_combination(client, aggregator, server_module)
+    if server_lr_scheduler is not None and server_optimizer is None:
+        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+
+
 def check_combination(client: ClientModule, aggregator: object, server_module: ServerModule) -> None:
     """Refuse what is no rule, the server module of another method, and hooks that are not called inside a round.
 
@@ -205,16 +223,6 @@ def check_combination(client: ClientModule, aggregator: object, server_module: S
             f"{type(client).__name__} needs a {client.server_class.__name__}, got {type(server_module).__name__}; "
             f"leave server_module unset to take the right one"
         )
-
-
-def check_scheduled(server_optimizer: object, server_lr_scheduler: object) -> None:
-    """Refuse a scheduler of nothing.
-
-    Raises:
-        ValueError: a scheduler without a server optimizer.
-    """
-    if server_lr_scheduler is not None and server_optimizer is None:
-        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
 
 
 def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:

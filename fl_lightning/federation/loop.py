@@ -140,10 +140,10 @@ class FederatedLoop(Forwarding):
     ) -> None:
         super().__init__()
         self.automatic_optimization, self._seed, self.client = False, seed, as_client(client)
-        self.aggregator = weighed(aggregator, weighting)
+        self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        checks.check_combination(self.client, self.aggregator, self.server_module)
-        checks.check_scheduled(server_optimizer, server_lr_scheduler)
+        checks.check_parts(self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
+        self.aggregator.weigh_by(weighting)
         check_at_least(1, alma_every=alma_every, threads=threads, chunk=None if chunk == "auto" else chunk)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings = LocalSettings(*settings)
@@ -588,13 +588,6 @@ def as_client(module: LightningModule | TrainableModule) -> ClientModule:
     module = uncompiled(module)
     check_module(module)
     return module if isinstance(module, ClientModule) else ClientModule(module=module)
-
-
-def weighed(rule: Aggregator | None, weighting: Literal["samples", "uniform"]) -> Aggregator:
-    """Let the rule, by default the mean, weigh the clients."""
-    rule = Aggregator() if rule is None else rule
-    rule.weigh_by(weighting)
-    return rule
 
 
 def built(part: Part | None) -> Part:

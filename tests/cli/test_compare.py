@@ -187,6 +187,7 @@ def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, he
     assert [path.name for path in CellFiles(Path("out"), cell).parent.iterdir()] == ["0"]
 
 
+@pytest.mark.slow
 def test_a_cell_is_an_ordinary_run(base, here):
     say("compare -c base.yaml --methods FedNTD --seeds 1 --output out")
     own = "--trainer.enable_progress_bar false --trainer.default_root_dir own"

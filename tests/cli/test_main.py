@@ -125,7 +125,7 @@ def test_the_table_has_a_row_a_round(in_finished):
         assert all(row[key] for row in rows), key
 
 
-@pytest.mark.parametrize(("form", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(("form", "begins"), [("svg", b"<?xml"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)])
 def test_pictures_for_a_paper(here, form, begins):
     """A run may go on with another form."""
     assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0

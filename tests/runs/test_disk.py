@@ -67,7 +67,11 @@ def goes_on(run):
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("last.ckpt", errno.ENOSPC), ("metrics.csv", errno.EIO), ("config.yaml", errno.EROFS)],
+    [
+        ("last.ckpt", errno.ENOSPC),
+        pytest.param("metrics.csv", errno.EIO, marks=pytest.mark.slow),
+        pytest.param("config.yaml", errno.EROFS, marks=pytest.mark.slow),
+    ],
 )
 def test_a_file_that_cannot_be_written(begun, name, code, monkeypatch):
     run, last = begun
@@ -126,6 +130,7 @@ def test_a_folder_that_is_deleted(here, hook):
     assert not list(here.glob("runs/*/*"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_checkpoints_that_is_deleted_comes_back(here):
     """Nothing of the run is lost with it."""
     deletes = "--trainer.callbacks own.Deletes --trainer.callbacks.whole false --trainer.callbacks.hook"
