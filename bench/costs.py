@@ -1,18 +1,13 @@
-"""What a round of each method costs, beside FedAvg's: time, bytes and memory; and a stateful method's by its rounds."""
+"""Costs of each method's round beside FedAvg's: time, bytes, memory; and a stateful method's memory over its rounds."""
 
 import ctypes
 import gc
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -21,7 +16,7 @@ from torch.optim import SGD
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning.cli.methods import Entry, entries
-from fl_lightning.cli.trials import LOCAL_SGD
+from fl_lightning.cli.trials import LOCAL_SGD, silent
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
 
@@ -76,7 +71,7 @@ def measure(name: str, repeats: int) -> list[tuple[str, *tuple[float, ...]]]:
     work = replace(WORKLOADS[name], **SIZES[name])  # type: ignore[arg-type]
     found = entries()
     rows: list[tuple[str, *tuple[float, ...]]] = []
-    with quietly():
+    with silent():
         cost(found[0], work)  # warms up
         for entry in found:
             try:
@@ -109,23 +104,10 @@ def stateful(num_clients: int, rounds: int, budget_mb: float = 1.0) -> list[tupl
     work = replace(tiny, rounds=rounds, num_clients=num_clients, client_samples=1)
     scaffold = next(entry for entry in entries() if entry.name == "SCAFFOLD").federation
     watch = Memory()
-    with quietly(), TemporaryDirectory() as folder:
+    with silent(), TemporaryDirectory() as folder:
         store = ClientStore(budget_mb, folder)
         loop = scaffold.around_net(NETS["tiny"], store=store)
         fit(loop, clients_data(work), rounds, watch, limit_val_batches=0, **BARE)
         kept = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / MB
     places = [rounds // 4 * i for i in (1, 2, 3)] + [rounds]
     return [(f"{num_clients}, {at}", watch.mb[at - 1], kept) for at in places]
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Suppress what Lightning prints at the start of every fit."""
-    before: Any = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -16,7 +16,7 @@ Batch = Any
 """A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
 
 CONDITIONS = frozenset({"logits", "exposure", "start"})
-"""What `needs` may name besides splits."""
+"""Names that `needs` may hold besides splits."""
 
 NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
 """`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""

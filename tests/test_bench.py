@@ -38,7 +38,7 @@ def test_the_step_of_every_method_is_timed(name):
 def test_the_round_of_a_method_is_timed_and_what_it_sends_is_counted():
     work = replace(WORKLOADS["tiny"], **costs.SIZES["tiny"] | {"rounds": 3, "unmeasured": 1})
     fedavg, scaffold = (next(e for e in costs.entries() if e.name == name) for name in ("FedAvg", "SCAFFOLD"))
-    with costs.quietly():
+    with costs.silent():
         (seconds, down, up, _), (_, more_down, more_up, _) = (costs.cost(entry, work) for entry in (fedavg, scaffold))
     assert seconds > 0
     assert down == up == 10 * 4 * 4810 / costs.MB

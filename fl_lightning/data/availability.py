@@ -1,4 +1,4 @@
-"""Which clients are available in a round: by rates, or by a trace."""
+"""Clients that are available in a round: by rates, or by a trace."""
 
 import math
 from collections.abc import Iterable, Sequence

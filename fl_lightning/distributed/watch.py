@@ -33,7 +33,7 @@ class RemoteError(RuntimeError):
 
 
 class Verdict(NamedTuple):
-    """Why a run ends.
+    """Reason for which a run ends.
 
     Args:
         text: a sentence; empty after Ctrl-C.
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     rank: int
 
     def error(self) -> BaseException:
-        """What the processes raise."""
+        """Error that the processes raise."""
         return RemoteError(self.text) if self.text else KeyboardInterrupt()
 
 
@@ -143,7 +143,7 @@ class Watch:
 
     @property
     def reports(self) -> bool:
-        """Whether this process says why the run ended: rank 0, or where that has gone, rank 1."""
+        """True for the process that says why the run ended: rank 0, or where that has gone, rank 1."""
         root_is_gone = self.rank == 1 and self._peers[0].left
         return self.rank == 0 or root_is_gone
 

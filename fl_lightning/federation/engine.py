@@ -117,7 +117,7 @@ class SequentialEngine:
 
     @property
     def _neutral(self) -> bool:
-        """Whether the client's coefficients make it FedAvg's."""
+        """True where the client's coefficients make it FedAvg's."""
         return self.client.may_be_neutral and self.client.is_neutral
 
     def _receive(

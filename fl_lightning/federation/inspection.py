@@ -19,7 +19,7 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
-"""What the module's weights are: the kind of the moment (`received`, `trained`, …), then whose and when."""
+"""Name of the module's weights: the kind of the moment (`received`, `trained`, …), then whose and when."""
 
 Value = TypeVar("Value")
 

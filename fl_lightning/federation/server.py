@@ -66,7 +66,7 @@ class GlobalWeights:
         self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
         self._kept, self._flags, self.freezes = kept, list[bool](), True
-        """Whether some entry does not require a gradient."""
+        """True where some entry does not require a gradient."""
         self._find_trainable()
         self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept})
         self.travelling = self.shared

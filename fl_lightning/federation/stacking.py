@@ -38,7 +38,7 @@ MOST_CLIENTS, MOST_NUMBERS = 32, 2**25
 """Clients, and parameters of all of them, that `auto` stacks at most."""
 
 FEW_CLIENTS = 4
-"""Where a step is that of fewer clients in the mean, `auto` trains them one by one: vmap costs that of three or so."""
+"""Clients in a step, in the mean, below which `auto` trains them one by one: vmap costs that of three or so."""
 
 
 def clients_at_once(client: ClientModule, chunk: Chunk) -> int:
@@ -76,7 +76,7 @@ def why_not(
 
 
 def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
-    """What the class says of itself; where nobody says anything, `chunk: K` asks for it."""
+    """Reason that the class itself gives; where it says nothing, `chunk: K` asks for it."""
     kind = type(client)
     said = next(base for base in kind.__mro__ if "stackable" in vars(base))
     if said is not ClientModule and not vars(said)["stackable"]:
@@ -105,7 +105,7 @@ def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) 
 
 
 def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None) -> str | None:
-    """What the parts of the net would do in a stack."""
+    """Reason against stacking that a part of the net gives."""
     if isinstance(client.net, HeterogeneousNets):
         return "the clients have different nets"
     on_cpu = device is None or device.type == "cpu"

@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
-    """How unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
+    """Unevenness with which clients are served: deviation of their accuracies, and the mean of the worst share of them.
 
     Args:
         values: accuracy of each client, (n,); NaN (no test samples) is left out.

@@ -114,7 +114,7 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
 
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-"""What a number on a bar stands on."""
+"""Background of a number on a bar."""
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ NAMES = {
     "global/forgetting": "forgetting F, test split (%)",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
 }
-"""What the axis of a value says, by log key; of any other it is the key."""
+"""Label of a value's axis, by log key; of any other it is the key."""
 
 
 def write_report(

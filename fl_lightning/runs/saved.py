@@ -70,7 +70,7 @@ class SavedRun:
 
     @cached_property
     def seeds(self) -> tuple[object, ...]:
-        """What distinguishes it within its group."""
+        """Settings that distinguish it within its group."""
         return tuple(self.settings.get(name) for name in SEEDS)
 
     @property

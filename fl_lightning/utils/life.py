@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Sign(NamedTuple):
-    """What a process is at.
+    """Work that a process is at.
 
     Args:
         signs: so far.
@@ -50,7 +50,7 @@ class Life:
             self.count += 1
 
     def sign(self) -> Sign:
-        """What the process is at now."""
+        """The work that the process is at now."""
         return Sign(self.count, self.waits > 0, self.client_id, self.round_idx)
 
 

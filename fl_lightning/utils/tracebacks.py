@@ -1,4 +1,4 @@
-"""Where an error was raised: by a check of the user's input, or by a bug."""
+"""Origin of an error: a check of the user's input, or a bug."""
 
 from linecache import getline
 from traceback import walk_tb

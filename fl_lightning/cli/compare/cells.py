@@ -73,7 +73,7 @@ class CellFiles:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended.
+    """End of a cell.
 
     Attributes:
         error: a sentence; empty: it is done.
