@@ -3,6 +3,8 @@
 import contextlib
 import io
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,15 @@ TINY = (
     f"{EXPERIMENT} --model.local_epochs 1 --model.max_local_steps 1 --data.num_clients 4 --data.partition.min_samples 1"
 )
 """Two clients a round, one step each."""
+
+
+@contextlib.contextmanager
+def working_in(folder: Path, own: str) -> Iterator[Path]:
+    """Work in a folder with a user's module `own.py` in it."""
+    (folder / "own.py").write_text(own)
+    with contextlib.chdir(folder):
+        yield folder
+    sys.modules.pop("own", None)
 
 
 class Said(NamedTuple):

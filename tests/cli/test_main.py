@@ -18,7 +18,7 @@ from fl_lightning.callbacks import plot_accuracy
 from fl_lightning.data import Digits
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
-from tests.commands import CONFIGS, EXPERIMENT, TINY, run_in, say
+from tests.commands import CONFIGS, EXPERIMENT, TINY, run_in, say, working_in
 
 LAST = "checkpoints/last.ckpt"
 NAME = "0-local_epochs=1-max_local_steps=1-num_clients=4-min_samples=1"
@@ -56,12 +56,10 @@ class CtrlC(Callback):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path):
     """An empty working directory with a user's module in it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(OWN)
-    yield tmp_path
-    sys.modules.pop("own", None)
+    with working_in(tmp_path, OWN):
+        yield tmp_path
 
 
 @pytest.fixture(scope="module")

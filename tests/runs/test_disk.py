@@ -4,14 +4,13 @@ import errno
 import os
 import resource
 import shutil
-import sys
 from contextlib import contextmanager
 
 import pytest
 
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils import files
-from tests.commands import TINY, refusal, run_in, say
+from tests.commands import TINY, refusal, run_in, say, working_in
 
 FIT = f"fit {TINY} --trainer.enable_progress_bar false"
 OWN = """
@@ -42,11 +41,9 @@ def largest_file(size):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(OWN)
-    yield tmp_path
-    sys.modules.pop("own", None)
+def here(tmp_path):
+    with working_in(tmp_path, OWN):
+        yield tmp_path
 
 
 @pytest.fixture
