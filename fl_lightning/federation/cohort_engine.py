@@ -117,7 +117,7 @@ class CohortEngine(SequentialEngine):
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
-        self._stacks.train(stack, rows, self.client.local_loss if self._neutral else self.client.training_step)
+        self._stacks.train(stack, rows, self.client.local_loss if self.client.is_neutral else self.client.training_step)
         if stack.proven:
             self._proven.add(exchange)
         return ((rows[row], stack.state(row)) for row in sorted(range(len(rows)), key=order.__getitem__))
@@ -125,12 +125,12 @@ class CohortEngine(SequentialEngine):
     def _join(self, exchange: str, job: ClientJob) -> Member:
         """Make the module the client of a job, and copy what it is before training."""
         start = job.broadcast.weights if job.start is None else job.start
-        prepares = (self._receives and not self._neutral) or self._phased or self.hooks.get("on_client_start")
+        prepares = (self._receives and not self.client.is_neutral) or self._phased or self.hooks.get("on_client_start")
         if start is not None and len(start) == len(self.weights.entries) and not prepares:
             context, logged = self._context(job), self.services.begin_client()
             entries = start  # all that it starts from: nobody looks at the module
         else:
-            context, logged = self._receive(exchange, job, self._neutral)
+            context, logged = self._receive(exchange, job, self.client.is_neutral)
             entries = self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
@@ -145,7 +145,7 @@ class CohortEngine(SequentialEngine):
         """
         token = members[0].context.weights_token
         alike = all(member.context.weights_token is token for member in members)
-        if self._receives and not self._neutral and not self.client.teaches_alike(token if alike else None):
+        if self._receives and not self.client.is_neutral and not self.client.teaches_alike(token if alike else None):
             raise StackingError("its clients have different teachers")
 
     def _finish(self, exchange: str, member: Member, state: State, checks: bool) -> ClientResult:

@@ -108,17 +108,12 @@ class SequentialEngine:
 
     def _train(self, exchange: str, job: ClientJob, announces: bool) -> ClientResult:
         """Train one client in one exchange."""
-        neutral = self._neutral
+        neutral = self.client.is_neutral
         context, logged = self._receive(exchange, job, neutral, announces)
         found = self.hooks.get("on_client_epoch_end", ())
         told = [partial(hook, job.client_id) for hook in found] if found else ()
         self.local.train(job.data, exchange, neutral, told)
         return self._reply(exchange, job, context, logged)
-
-    @property
-    def _neutral(self) -> bool:
-        """True where the client's coefficients make it FedAvg's."""
-        return self.client.may_be_neutral and self.client.is_neutral
 
     def _receive(
         self, exchange: str, job: ClientJob, neutral: bool, announces: bool = True

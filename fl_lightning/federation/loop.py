@@ -1,11 +1,12 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -28,6 +29,7 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.hyperparameters import final_key, hyperparameters, log_final
 from fl_lightning.federation.identity import RunIdentity
@@ -93,6 +95,8 @@ class FederatedLoop(Forwarding):
         chunk: clients trained at once, as rows of one stack: 1, K, or `auto` (where that is known to be right and
             faster); a line in the log says where and why they are trained one after the other. The order of
             floating-point sums differs, so that results differ in the last bits.
+        memory_format: of the weights of two-dimensional convolutions: `channels_last`, `contiguous`, or `auto`, the
+            faster one where that is known (see `choose_memory_format`). Results differ in the last bits.
 
     Attributes:
         recorder: of the logged values.
@@ -104,6 +108,10 @@ class FederatedLoop(Forwarding):
     _transactions: Transactions | None = None
     _evaluation: Evaluation | None = None
     _initial_buffers: State | None = None
+    _deferred_state: Mapping[str, Any] = MappingProxyType({})
+    """Saved entries of the parts that are not allocated yet."""
+    _loaded_transforms: Sequence[dict[str, Any]] = ()
+    """States of the transforms until training starts."""
     _handed_over = False
     _final_key = ""
 
@@ -137,6 +145,7 @@ class FederatedLoop(Forwarding):
         metrics: Metrics | None = None,
         plateau: Literal["server", "drop", "error"] = "server",
         chunk: Literal["auto"] | int = 1,
+        memory_format: MemoryFormat = "auto",
     ) -> None:
         super().__init__()
         self.automatic_optimization, self._seed, self.client = False, seed, as_client(client)
@@ -144,18 +153,16 @@ class FederatedLoop(Forwarding):
         self.server_module = self.client.server_class() if server_module is None else server_module
         checks.check_parts(self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
         self.aggregator.weigh_by(weighting)
-        check_at_least(1, alma_every=alma_every, threads=threads, chunk=None if chunk == "auto" else chunk)
+        check_at_least(1, alma_every=alma_every)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
         self.settings = LocalSettings(*settings)
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
-        self.personal, self.keep = tuple(as_list(personal)), tuple(as_list(keep))
+        self.store, self.personal, self.keep = store or ClientStore(), tuple(as_list(personal)), tuple(as_list(keep))
         self.identity, self.plateau, self.metrics = RunIdentity(), Plateau(plateau), as_collection(metrics)
-        self.alma_every, self.initial_weights, self.threads, self.chunk = alma_every, initial_weights, threads, chunk
-        self.store, self.recorder, self.initial_personal = store or ClientStore(), Recorder(), State()
-        # saved entries of the parts that are not allocated yet, and states of the transforms until training starts
-        self._deferred_state, self._loaded_transforms = dict[str, Any](), list[dict[str, Any]]()
+        self.execution, self.recorder = Execution(threads, chunk, memory_format), Recorder()
+        self.alma_every, self.initial_weights, self.initial_personal = alma_every, initial_weights, State()
         self._services, self._evaluation_services = ClientServices(), ClientServices(False)
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
 
@@ -180,10 +187,6 @@ class FederatedLoop(Forwarding):
     def skipped(self) -> list[Fault]:
         """Clients that the last round left out, and why."""
         return [] if self._transactions is None else self._transactions.skipped
-
-    @property
-    def _rounds(self) -> Transactions:
-        return built(self._transactions)
 
     @property
     def _begun(self) -> RoundStart | None:
@@ -213,9 +216,9 @@ class FederatedLoop(Forwarding):
     ) -> SequentialEngine:
         precision, datamodule = self.trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
         parts = (self.client, settings, self.weights, services, self.device, precision, datamodule, hooks)
-        if self.chunk == 1:
+        if self.execution.chunk == 1:
             return SequentialEngine(*parts)
-        return CohortEngine(*parts, chunk=self.chunk, tolerant=self.faults.on_error == "skip")
+        return CohortEngine(*parts, chunk=self.execution.chunk, tolerant=self.faults.on_error == "skip")
 
     @property
     def evaluation(self) -> Evaluation:
@@ -279,6 +282,7 @@ class FederatedLoop(Forwarding):
         torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
         self.client.configure_model()
         self._build_net(data)
+        self.execution.lay_out(self.client, self.trainer.strategy.root_device, str(self.trainer.precision))
         weights = GlobalWeights(self.client, self.personal, self.keep)
         checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(self.client, self.server_module, self.aggregator)
@@ -322,7 +326,8 @@ class FederatedLoop(Forwarding):
             for name in ("aggregator", "server_module", "transforms", "personal", "keep", "seed")
         }
         parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
-        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed, "plateau": self.plateau.mode}
+        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
+        parts |= {"plateau": self.plateau.mode, "memory_format": self.execution.memory_format}
         self.identity.describe(self.client, parts, self.data, self.trainer)
 
     def on_fit_start(self) -> None:
@@ -336,8 +341,7 @@ class FederatedLoop(Forwarding):
             self.recorder.restore(C.rows_kept(self.recorder, self.loggers, callbacks))
         else:
             self.weights.frozen.load_state_dict({})
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        self.execution.limit_threads()
         if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
             self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
         processes, error = current_communicator(self.device), None
@@ -381,7 +385,7 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(self.plateau.factors)
         for transform, state in zip(self.transforms, self._loaded_transforms, strict=False):
             transform.load_state_dict(state)
-        self._loaded_transforms = []
+        self._loaded_transforms = ()
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
             self.on_train_epoch_end()  # resumed from a checkpoint taken within the end of that round
@@ -393,8 +397,9 @@ class FederatedLoop(Forwarding):
         client_id = max(range(self.server.num_clients), key=self.server.size)
         settings = replace(self.engine.local.settings, max_local_steps=1)
         engine = self._new_engine(settings, ClientServices(), {})
-        with self._rounds.transaction() as begun, torch.enable_grad():
-            keys = self._rounds.round.probe(engine, client_id)
+        rounds = built(self._transactions)
+        with rounds.transaction() as begun, torch.enable_grad():
+            keys = rounds.round.probe(engine, client_id)
             begun.restore()
         return keys
 
@@ -415,7 +420,7 @@ class FederatedLoop(Forwarding):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         # only a client's forward is in the Trainer's region
         with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
-            metrics = self._rounds.run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
+            metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:

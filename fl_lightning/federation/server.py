@@ -1,8 +1,10 @@
 """The server: the global weights in the one client module, the view that its parts have, and the server optimizer."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from fl_lightning.functional.state import FlatState
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_generator
+
+requires_grad = attrgetter("requires_grad")
 
 
 class GlobalWeights:
@@ -87,7 +91,7 @@ class GlobalWeights:
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
-        flags = [value.requires_grad for value in self._parameters.values()]
+        flags = list(map(requires_grad, self._parameters.values()))
         if flags == self._flags and not self.freezes:
             return
         if flags != self._flags:
@@ -117,10 +121,15 @@ class GlobalWeights:
         known, rest = self._parameters, self.entries
         return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
 
-    def snapshot(self, names: Iterable[str]) -> State:
-        """Copy the named entries."""
-        known, rest = self._parameters, self.entries
-        return {n: (known[n] if n in known else getattr(*rest[n])).detach().clone() for n in names}
+    def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
+        """Copy the named entries; `idle` ones are as given and need no copy."""
+        known, rest, copied = self._parameters, self.entries, State()
+        for name in names:
+            value = idle.get(name)
+            if value is None:
+                value = (known[name] if name in known else getattr(*rest[name])).detach().clone()
+            copied[name] = value
+        return copied
 
     def saved(self, state: State) -> State:
         """Rename the entries of `state` as in the loop's state dict, tied names included."""

@@ -29,11 +29,9 @@ class RoundStart:
         self, weights: GlobalWeights, parts: Mapping[str, ServerPart], transforms: Sequence[UpdateTransform]
     ) -> None:
         self._weights, self._parts, self._transforms = weights, parts, transforms
-        idle = weights.frozen.idle
-        copied = weights.snapshot(name for name in weights.entries if name not in idle)
-        self.entries = {n: idle[n] if n in idle else copied[n] for n in weights.entries} if idle else copied
+        self.entries = weights.snapshot(weights.entries, weights.frozen.idle)
         self._part_states = {name: part.snapshot() for name, part in parts.items()}
-        self.transform_states = [copy.deepcopy(transform.state_dict()) for transform in transforms]
+        self.transform_states = copy.deepcopy([transform.state_dict() for transform in transforms])
 
     def restore(self) -> None:
         """Undo the round."""

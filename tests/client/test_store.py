@@ -32,9 +32,10 @@ class Remembering(FedAvg):
         return {}
 
 
-def make_loop(**store) -> FederatedLoop:
+def make_loop(threads=None, **store) -> FederatedLoop:
     client = Remembering(net=BatchNormNet, optimizer=sgd())
-    return FederatedLoop(client, personal=["*body.1*"], seed=5, store=ClientStore(**store) if store else None)
+    kept = ClientStore(**store) if store else None
+    return FederatedLoop(client, personal=["*body.1*"], seed=5, store=kept, threads=threads)
 
 
 def make_data():
@@ -357,8 +358,7 @@ def test_two_processes_write_the_files_that_one_does(tmp_path):
     """Each rank writes its clients' files; rank 0 collects; another number of processes continues exactly."""
     for name, devices in (("one", 1), ("two", 2), ("again", 1)):
         path = tmp_path / name
-        loop = make_loop(memory_budget_mb=0)
-        loop.threads = 1
+        loop = make_loop(memory_budget_mb=0, threads=1)
         settings = {"strategy": "client_parallel_fork", "devices": 2} if devices == 2 else {}
         settings |= {"callbacks": checkpoints(path / "ckpt", save_top_k=0)[:1], "enable_checkpointing": True}
         ckpt_path = tmp_path / "two" / "ckpt" / "last.ckpt" if name == "again" else None

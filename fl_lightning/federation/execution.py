@@ -1,0 +1,66 @@
+"""How a process computes: threads, clients at once, and the memory format of the weights."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from fl_lightning.client.module import ClientModule
+from fl_lightning.utils.settings import check_at_least, check_choice
+
+MemoryFormat = Literal["auto", "channels_last", "contiguous"]
+HALF = ("bf16-mixed", "16-mixed")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Settings that change the results in the last bits at most.
+
+    Args:
+        threads: of this process for torch operations; None: left alone.
+        chunk: clients trained at once: 1, K or `auto`.
+        memory_format: of the weights of two-dimensional convolutions.
+
+    Raises:
+        ValueError: naming the setting, its range and the value.
+    """
+
+    threads: int | None = None
+    chunk: Literal["auto"] | int = 1
+    memory_format: MemoryFormat = "auto"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, threads=self.threads, chunk=None if self.chunk == "auto" else self.chunk)
+        check_choice(get_args(MemoryFormat), memory_format=self.memory_format)
+
+    def lay_out(self, client: ClientModule, device: torch.device, precision: str = "32-true") -> None:
+        """Put the client's weights into the memory format in which its convolutions run; they take their inputs along.
+
+        With `auto` that is channels last for a net (`net=`) with two-dimensional convolutions on a CPU with AVX-512,
+        or on CUDA in half precision. On a CPU with AVX2 alone it was not faster; a stack of clients has another layout;
+        the weights of a LightningModule stay as its author made them.
+
+        Args:
+            client: with its net built.
+            device: that it is trained on.
+            precision: the Trainer's.
+        """
+        chosen = self.memory_format
+        if chosen == "auto":
+            net = client.net if self.chunk == 1 else None
+            convolves = net is not None and any(isinstance(part, nn.Conv2d) for part in net.modules())
+            fast = precision in HALF if device.type == "cuda" else runs_on_avx512(device)
+            chosen = "channels_last" if convolves and fast else "contiguous"
+        if chosen == "channels_last":
+            client.to(memory_format=torch.channels_last)
+
+    def limit_threads(self) -> None:
+        """Set the number of this process's threads."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+def runs_on_avx512(device: torch.device) -> bool:
+    """True on a CPU for which torch uses AVX-512."""
+    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")

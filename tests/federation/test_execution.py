@@ -1,0 +1,88 @@
+"""The memory format of weights: which one is chosen, and that it changes the last bits only."""
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.federation import execution
+from fl_lightning.federation.execution import Execution
+from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.nets import FedNTDCNN, Perceptron
+from tests.toys import equal, sgd, trainer, weights_of
+
+LAST, FIRST = torch.channels_last, torch.contiguous_format
+
+
+def images() -> FederatedDataModule:
+    g = torch.Generator().manual_seed(0)
+    samples = torch.rand(12, 3, 8, 8, generator=g), torch.arange(12) % 3
+    partition = FixedPartition([range(0, 5), range(5, 12)])
+    source = TensorSource(samples, samples, num_classes=3)
+    return FederatedDataModule(source, num_clients=2, partition=partition, batch_size=4)
+
+
+def loop_of(memory_format: str) -> FederatedLoop:
+    client = FedNTD(net=FedNTDCNN, optimizer=sgd())
+    return FederatedLoop(client, seed=3, threads=1, memory_format=memory_format, local_epochs=2)
+
+
+def fitted(memory_format: str, rounds: int = 2, **settings) -> FederatedLoop:
+    loop, ckpt_path = loop_of(memory_format), settings.pop("ckpt_path", None)
+    trainer(rounds, **settings).fit(loop, datamodule=images(), ckpt_path=ckpt_path)
+    return loop
+
+
+def first_convolution(loop: FederatedLoop) -> torch.Tensor:
+    return next(part for part in loop.modules() if isinstance(part, nn.Conv2d)).weight
+
+
+def test_channels_last_changes_the_last_bits_only():
+    plain, other = fitted("contiguous"), fitted("channels_last")
+    assert first_convolution(other).is_contiguous(memory_format=LAST)
+    assert first_convolution(plain).is_contiguous(memory_format=FIRST)
+    for name, value in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(other)[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_resume_is_exact_with_channels_last(tmp_path):
+    whole = weights_of(fitted("channels_last", rounds=3))
+    saved = ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
+    fitted("channels_last", rounds=1, callbacks=[saved], enable_checkpointing=True)
+    resumed = fitted("channels_last", rounds=3, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert equal(weights_of(resumed), whole)
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "precision", "net", "chunk", "expected"),
+    [
+        ("AVX512", "cpu", "32-true", FedNTDCNN, 1, LAST),
+        ("AVX2", "cpu", "32-true", FedNTDCNN, 1, FIRST),
+        ("AVX512", "cpu", "32-true", FedNTDCNN, 4, FIRST),
+        ("AVX512", "cuda", "32-true", FedNTDCNN, 1, FIRST),
+        ("AVX2", "cuda", "bf16-mixed", FedNTDCNN, 1, LAST),
+    ],
+)
+def test_auto_asks_device_and_stack(monkeypatch, capability, device, precision, net, chunk, expected):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    client = FedAvg(net=net, num_classes=3, input_shape=(3, 8, 8))
+    Execution(chunk=chunk).lay_out(client, torch.device(device), precision)
+    weight = next(part for part in client.modules() if isinstance(part, nn.Conv2d)).weight
+    assert weight.is_contiguous(memory_format=expected)
+
+
+def test_auto_leaves_a_net_without_convolutions_and_a_module_of_the_users(monkeypatch):
+    monkeypatch.setattr(execution, "runs_on_avx512", lambda device: True)
+    perceptron = FedAvg(net=Perceptron, num_classes=3, input_shape=(4,))
+    Execution().lay_out(perceptron, torch.device("cpu"))
+    module = FedAvg(num_classes=3, input_shape=(3, 8, 8), net=FedNTDCNN)
+    around = FedAvg(module=module)
+    Execution().lay_out(around, torch.device("cpu"))
+    assert all(value.is_contiguous() for value in [*perceptron.parameters(), *around.parameters()])
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="memory_format must be one of auto, channels_last, contiguous, got 'last'"):
+        FederatedLoop(FedAvg(), memory_format="last")
