@@ -225,6 +225,8 @@ class ClientStore:
         trainer.strategy.barrier("client store seen")
         if trainer.is_global_zero:
             mark.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds files, or was never made
+                self.folder.rmdir()
         if self._unshared and (self.given_folder is not None or self.budget == 0 or self._files):
             raise ValueError(self._not_shared())
 
