@@ -1,0 +1,72 @@
+"""Rounds of ten clients out of many: what a round, a start and a checkpoint cost by the number of clients.
+
+`python -m bench.scale CLIENTS METHOD ROUNDS` prints seconds to the first round, seconds of CPU per round, megabytes
+beyond the data, and megabytes of the last checkpoint.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+from bench.workloads import CLASSES, WORKLOADS
+
+CLIENTS = (100, 1_000, 10_000, 100_000)
+METHODS = ("FedAvg", "SCAFFOLD")
+"""One without and one with a state of the net's size for each client."""
+ROUNDS, UNMEASURED = 60, 10
+COLUMNS = ("method and clients", "start_s", "cpu_s_per_round", "ratio_to_100", "mb_beyond_data", "checkpoint_mb")
+MB = 2**20
+
+
+def measure(clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS) -> Iterator[tuple[str, *tuple[float, ...]]]:
+    """Rows under `COLUMNS`, each measured in a process of its own."""
+    for method in METHODS:
+        base = None
+        for num_clients in clients:
+            command = [sys.executable, "-m", "bench.scale", str(num_clients), method, str(rounds)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            start, seconds, memory, size = map(float, done.stdout.split()[-4:])
+            base = base or seconds
+            yield f"{method}, {num_clients}", start, seconds, seconds / base, memory, size
+
+
+def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
+    """Fit a federation of the size of `tiny`'s clients and net, with a checkpoint every round."""
+    from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: PLC0415 - the parent process needs no Lightning
+
+    from bench.blocks import quiet  # noqa: PLC0415
+    from bench.costs import resident  # noqa: PLC0415
+    from bench.federated import BARE, NETS, fit  # noqa: PLC0415
+    from bench.workloads import now  # noqa: PLC0415
+    from fl_lightning import FederatedDataModule, FederatedLoop, methods  # noqa: PLC0415
+    from fl_lightning.data import IIDPartition, TensorSource  # noqa: PLC0415
+
+    work = replace(WORKLOADS["tiny"], num_clients=num_clients)
+    g = torch.Generator().manual_seed(0)
+    samples = torch.rand(num_clients * work.client_samples, 64, generator=g).half().float()
+    labels = torch.randint(CLASSES, (len(samples),), generator=g)
+    sgd = partial(torch.optim.SGD, lr=work.lr)
+    begin, before = now()[0], resident(reset=True)
+    source = TensorSource((samples, labels), (samples[:100], labels[:100]), num_classes=CLASSES)
+    share = work.cohort_size / num_clients
+    data = FederatedDataModule(source, num_clients, IIDPartition(), participation=share, batch_size=work.batch_size)
+    loop = FederatedLoop(getattr(methods, method)(net=NETS["tiny"], optimizer=sgd))
+    with TemporaryDirectory() as folder, quiet():
+        saves = ModelCheckpoint(folder, save_last=True, every_n_epochs=1)
+        read, _ = fit(loop, data, rounds, saves, **{**BARE, "enable_checkpointing": True, "default_root_dir": folder})
+        size = Path(folder, "last.ckpt").stat().st_size / MB
+    seconds = median(after[1] - first[1] for first, after in pairwise(read[UNMEASURED:]))
+    return read[0][0] - begin, seconds, (resident() - before) / MB, size
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(*run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
