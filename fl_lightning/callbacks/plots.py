@@ -111,7 +111,7 @@ def partition_of(loop: FederatedLoop, folder: Path) -> Figure:
             counts, names = data.label_counts, loop.evaluation.class_names
             write_partition(folder / PARTITION, counts.tolist(), names)
             return plot_partition(counts, names)
-    return plot_sizes([len(data.client_indices("train", client_id)) for client_id in range(data.num_clients)])
+    return plot_sizes([data.size(client_id) for client_id in range(data.num_clients)])
 
 
 def is_value(name: str) -> bool:
