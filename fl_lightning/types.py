@@ -154,6 +154,8 @@ class ClientData(Protocol):
     client_id: int
     round_idx: int
     drop_last: bool
+    ended: bool
+    """True where the batch given last is the last of its stream."""
 
     @property
     def num_clients(self) -> int:
@@ -167,8 +169,12 @@ class ClientData(Protocol):
     def batch_size(self) -> int | Literal["full"]:
         """Samples per local step, as the data module says."""
 
+    @property
+    def num_samples(self) -> int:
+        """Weight n_i of the client: its training samples; of a stream, those trained on in this exchange."""
+
     def size(self, split: str = "train") -> int:
-        """Number of samples of a split."""
+        """Number of samples of a split; of a stream, those of its longest pass."""
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
         """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""

@@ -2,7 +2,7 @@
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 CENTRES = torch.randn(3, 4, generator=torch.Generator().manual_seed(99)) * 2
 
@@ -75,3 +75,33 @@ class Curve(pl.LightningDataModule):
     def val_dataloader(self):
         x = torch.linspace(-1.9, 1.9, 20)[:, None]
         return DataLoader(TensorDataset(x, torch.sin(x)), batch_size=8)
+
+
+class Sensor(IterableDataset):
+    """Readings of one place as they come, labelled; `n` None: without end."""
+
+    def __init__(self, place, n=None):
+        self.place, self.n = place, n
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.place)
+        read = 0
+        while self.n is None or read < self.n:
+            y = int(torch.randint(3, (), generator=draw))
+            yield CENTRES[y] + torch.randn(4, generator=draw), y
+            read += 1
+
+
+class Sensors(pl.LightningDataModule):
+    """A stream for each client: two without end, one whose third batch is a small one, an empty one."""
+
+    def __init__(self, batch_size=4, num_workers=0, drop_last=False):
+        super().__init__()
+        self.lengths = (None, 10, 0, None)
+        self.settings = {"batch_size": batch_size, "num_workers": num_workers, "drop_last": drop_last}
+
+    def train_dataloader(self):
+        return {place: DataLoader(Sensor(place, n), **self.settings) for place, n in enumerate(self.lengths)}
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(*points(30, 9)), batch_size=10)

@@ -7,6 +7,7 @@ from fl_lightning.callbacks.drift import DriftMonitor as DriftMonitor
 from fl_lightning.callbacks.features import FeatureProbe as FeatureProbe
 from fl_lightning.callbacks.forgetting import ForgettingMonitor as ForgettingMonitor
 from fl_lightning.callbacks.forgetting import PersonalisedAccuracy as PersonalisedAccuracy
+from fl_lightning.callbacks.groups import GroupMetrics as GroupMetrics
 from fl_lightning.callbacks.landscape import LossLandscape as LossLandscape
 from fl_lightning.callbacks.monitor import Monitor as Monitor
 from fl_lightning.callbacks.neurons import NeuronActivations as NeuronActivations

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from fl_lightning.callbacks.tables import is_value
 from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.figures import (
@@ -111,12 +112,7 @@ def partition_of(loop: FederatedLoop, folder: Path) -> Figure:
             counts, names = data.label_counts, loop.evaluation.class_names
             write_partition(folder / PARTITION, counts.tolist(), names)
             return plot_partition(counts, names)
-    return plot_sizes([len(data.client_indices("train", client_id)) for client_id in range(data.num_clients)])
-
-
-def is_value(name: str) -> bool:
-    """True for a key of the client's own: no bytes, no count of clients, no class."""
-    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
+    return plot_sizes([data.size(client_id) for client_id in range(data.num_clients)])
 
 
 def save(figure: Figure, path: Path) -> None:

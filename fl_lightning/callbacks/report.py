@@ -1,4 +1,4 @@
-"""Callback that writes class-wise accuracies every round, and prints them with forgetting at the end."""
+"""Callback that writes class-wise accuracies every round, and prints them at the end; without classes, all values."""
 
 import csv
 import math
@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.tables import print_classes, print_metrics
+from fl_lightning.callbacks.tables import print_classes, print_metrics, print_rounds
 from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import run_folder
@@ -20,11 +20,12 @@ from fl_lightning.utils.settings import check_at_least
 class ClasswiseReport(Callback):
     """Prints a class-wise table after fit, validate and test, and writes `classwise.csv` during fit.
 
-    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples.
+    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. Where the client
+    is a user's module, or the samples have no classes, the values that it logs are printed by round in place of both.
 
     Args:
         dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
-        max_rows: a table of more classes shows so many, the worst.
+        max_rows: a table of more classes shows so many, the worst; one of more rounds the last ones.
     """
 
     def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
@@ -105,6 +106,8 @@ class ClasswiseReport(Callback):
         split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
         labels = None if accuracy is None else loop.data.split(split).labels
         if accuracy is None or labels is None:
+            if trainer.state.fn == "fit":
+                print_rounds(loop.recorder.history, loop.final_key, self.max_rows)
             metrics = loop.round_metrics if trainer.state.fn == "fit" else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return

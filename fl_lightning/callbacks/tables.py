@@ -8,7 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from fl_lightning.runs.results import is_lower_better
+
+MOST_COLUMNS = 8
+"""Largest number of values in a line of the table by round."""
 
 
 def print_classes(
@@ -49,6 +54,30 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print values by name."""
     if metrics:
         print_table("Last values", ["name", "value"], ([name, f"{value:.6g}"] for name, value in metrics.items()))
+
+
+def print_rounds(history: History, best: str, max_rows: int) -> None:
+    """Print the values of every round, numbered from 0 as in metrics.csv, but for bytes and single classes.
+
+    Args:
+        history: of the run.
+        best: key whose best round stands out; the last one where it is not known.
+        max_rows: of more rounds only so many are shown, the last ones.
+    """
+    names = [name for name in history.names if is_value(name)][:MOST_COLUMNS]
+    if not names or len(history) < 2:
+        return
+    columns = [history.curve(name) for name in names]
+    shown = history.rounds[-max_rows:]
+    rows = [[str(r), *(f"{column[r]:.6g}" if r in column else "-" for column in columns)] for r in shown]
+    known = history.curve(best)
+    bold = (min if is_lower_better(best) else max)(known, key=known.__getitem__) if known else shown[-1]
+    print_table("Values by round", ["round", *names], rows, shown.index(bold) if bold in shown else None)
+
+
+def is_value(name: str) -> bool:
+    """True for a key of the client's own: no bytes, no count of clients, no class."""
+    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
 
 
 def print_table(

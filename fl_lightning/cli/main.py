@@ -31,6 +31,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs import folder as runs
+from fl_lightning.runs.best import BestCheckpoint, Mode
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import as_list
@@ -138,6 +139,13 @@ class FederatedCLI(LightningCLI):
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
         parser.add_argument("--plots.format", type=Format, default="png", help="of the pictures in the run folder")
+        parser.add_argument(
+            "--best.monitor",
+            type=str | None,
+            default=None,
+            help="key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key",
+        )
+        parser.add_argument("--best.mode", type=Mode | None, default=None, help="unset: min for losses and errors")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -180,7 +188,9 @@ class FederatedCLI(LightningCLI):
                 SkippedClients(self.folder),
             ]
             if settings.enable_checkpointing is not False:
-                ours += checkpoints(self.folder / runs.CHECKPOINTS, given, self.datamodule.evaluated == "val")
+                name = "best" if self.datamodule.evaluated == "val" else "best-on-test"
+                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, name, config.best.monitor, config.best.mode)
+                ours += checkpoints(best, given)
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
         bars = any(isinstance(callback, ProgressBar) for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
@@ -215,15 +225,12 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
 
-def checkpoints(folder: Path, given: list[Callback], validates: bool) -> list[Callback]:
+def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
     """Keep the best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
     own = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
-    ours: list[Callback] = []
-    if not any(callback.monitor for callback in own):
-        monitor, name = ("val/acc", "best") if validates else ("global/acc", "best-on-test")
-        ours += [runs.BestCheckpoint(folder, monitor, name), runs.BestOwnCheckpoint(folder)]
+    ours: list[Callback] = [] if any(callback.monitor for callback in own) else [best]
     if not any(callback.save_last for callback in own):
-        ours.append(runs.LastCheckpoint(folder))  # after the best one, whose path it stores
+        ours.append(runs.LastCheckpoint(str(best.dirpath)))  # after the best one, whose path it stores
     return ours
 
 

@@ -71,6 +71,11 @@ class LocalSettings:
         check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
         check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
+    @property
+    def max_batches(self) -> int | None:
+        """Most batches of a client in an exchange; None: any number."""
+        return None if self.max_local_steps is None else self.max_local_steps * self.accumulate_grad_batches
+
 
 class LocalTrainer:
     """Runs the phases of a client's training in the one client module.
@@ -243,7 +248,7 @@ class LocalTrainer:
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
                 return  # the client ends this epoch
             if client.automatic_optimization and optimizers.wrapped:
-                loss = self._optimize(batch, index, index + 1 == num_batches, optimizers)
+                loss = self._optimize(batch, index, data.ended or index + 1 == num_batches, optimizers)
             else:
                 loss = self._training_step(batch, index)
             for hook in hooks["on_train_batch_end"]:

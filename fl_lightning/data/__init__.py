@@ -1,6 +1,6 @@
 """Sources of samples, partitions among clients, and the federation's data module."""
 
-from fl_lightning.data.datasets import DataModuleSource as DataModuleSource
+from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
 from fl_lightning.data.datasets import DatasetSource as DatasetSource
 from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
 from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition

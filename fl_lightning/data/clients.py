@@ -91,6 +91,8 @@ class ClientView:
         round_idx: communication round, from 0.
     """
 
+    ended = False
+
     def __init__(
         self,
         data: FederatedData,
@@ -112,6 +114,10 @@ class ClientView:
     def size(self, split: str = "train") -> int:
         own = self._indices.get(split)
         return (self._look_up(split) if own is None else own).shape[0]
+
+    @property
+    def num_samples(self) -> int:
+        return self.size()
 
     def _look_up(self, split: str) -> Tensor:
         """Ask for a split's indices at its first use."""

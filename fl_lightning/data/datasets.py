@@ -3,30 +3,26 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
 
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Split, TensorSplit
-from fl_lightning.types import Batch, DataModule
-from fl_lightning.utils.packages import lightning_base
+from fl_lightning.data.streams import Stream, StreamSplit, are_streams
+from fl_lightning.types import Batch
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
@@ -56,7 +52,8 @@ class DatasetSplit(Split):
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise TypeError(
                 f"samples are divided by their index, so a dataset needs __len__ and __getitem__, got "
-                f"{type(dataset).__name__}; give a map-style dataset"
+                f"{type(dataset).__name__}; give a map-style dataset, or a stream for each client "
+                f"({{client_id: dataset}})"
             )
         self.dataset: Any = dataset
         self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
@@ -120,6 +117,10 @@ class DatasetSplit(Split):
         return (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
 
 
+KnownSplit = TensorSplit | DatasetSplit | StreamSplit
+"""A split of a user's data."""
+
+
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number; all else stays as it is."""
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
@@ -177,10 +178,10 @@ def as_classes(found: Array | None) -> Tensor | None:
 
 
 class DatasetSource(Source):
-    """A source of map-style datasets of the user's own.
+    """A source of datasets of the user's own.
 
     Args:
-        train: the training samples.
+        train: the training samples; or by client id a stream for each client.
         test: the test samples; None: there are none.
         val: what the server evaluates every round; None: the test samples, or a part of the training samples.
         num_classes: C; None: the largest label + 1 where there are labels.
@@ -190,7 +191,7 @@ class DatasetSource(Source):
 
     def __init__(
         self,
-        train: Dataset[Any],
+        train: Dataset[Any] | Mapping[int, IterableDataset[Any]],
         test: Dataset[Any] | None = None,
         val: Dataset[Any] | None = None,
         num_classes: int | None = None,
@@ -213,9 +214,23 @@ class DatasetSource(Source):
 
 
 def make_split(
-    dataset: Dataset[Any], loader_spec: LoaderSpec, columns: Mapping[str, Array] | None = None
-) -> TensorSplit | DatasetSplit:
-    """Make a split of a dataset: two plain tensors are kept on the device, anything else is read item by item."""
+    dataset: Dataset[Any] | Mapping[int, IterableDataset[Any]],
+    loader_spec: LoaderSpec,
+    columns: Mapping[str, Array] | None = None,
+) -> KnownSplit:
+    """Make a split of a dataset: two plain tensors are kept on the device, anything else is read item by item.
+
+    Raises:
+        TypeError: a mapping of clients to something else than streams.
+    """
+    if isinstance(dataset, Mapping):
+        if not are_streams(dataset):
+            kinds = ", ".join(sorted({type(one).__name__ for one in dataset.values()}))
+            raise TypeError(
+                f"a mapping of clients must hold an IterableDataset for each, got {kinds or 'none'}; join map-style "
+                f"datasets by ConcatDataset, and give by= the client of every sample"
+            )
+        return StreamSplit({client_id: Stream(stream, loader_spec) for client_id, stream in dataset.items()})
     pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
     if pair and loader_spec.collate_fn is default_collate and not columns:
         return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
@@ -223,7 +238,7 @@ def make_split(
 
 
 def count_known(
-    splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None
+    splits: Mapping[str, KnownSplit], num_classes: int | None
 ) -> tuple[int | None, Callable[[], int | None] | None]:
     """Count the classes at once where that takes no pass over the samples; else give what counts them when asked."""
     known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
@@ -232,7 +247,7 @@ def count_known(
     return None, partial(count_classes, splits, None)
 
 
-def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes: int | None) -> int | None:
+def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> int | None:
     """Count the classes of these splits; labels that are no classes, since some are below 0, are dropped.
 
     Args:
@@ -259,125 +274,3 @@ def count_classes(splits: Mapping[str, TensorSplit | DatasetSplit], num_classes:
             split.labels = None
         return None
     return None if labels["train"] is None or not found else max(int(y.max()) for y in found.values()) + 1
-
-
-class DataModuleSource(Source):
-    """A source made of a LightningDataModule of the user's own: its datasets, read as its loaders read them.
-
-    `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
-    `predict_dataloader`.
-
-    Args:
-        datamodule: the data module; it need not know of federations.
-    """
-
-    def __init__(self, datamodule: DataModule) -> None:
-        if isinstance(datamodule, type) or not isinstance(datamodule, DataModule):
-            raise TypeError(
-                f"a data module must be a LightningDataModule, of pytorch_lightning or lightning.pytorch, got "
-                f"{type(datamodule).__name__}; derive it from pytorch_lightning.LightningDataModule"
-            )
-        self.datamodule = cast(LightningDataModule, datamodule)
-        self.validates = self._has("val_dataloader")
-
-    def attach(self, trainer: Trainer | None) -> None:
-        self.datamodule.trainer = trainer
-
-    def prepare(self) -> None:
-        self.datamodule.prepare_data()
-
-    def load(self) -> tuple[Split, Split | None]:
-        module = self.datamodule
-        module.setup("fit")
-        validating = self._loaders("val_dataloader")
-        loaders = {"train": self._loader("train_dataloader")}
-        loaders |= {validation_name(i): loader for i, loader in enumerate(validating)}
-        if self._has("test_dataloader"):
-            module.setup("test")
-        loaders["test"] = self._loader("test_dataloader")
-        read = {name: (loader.dataset, read_loader(loader)) for name, loader in loaders.items() if loader is not None}
-        if "train" not in read:
-            raise ValueError(
-                f"{type(module).__name__} must define train_dataloader, whose samples are divided among the clients"
-            )
-        splits = {name: make_split(*pair) for name, pair in read.items()}
-        self.num_classes, self.classes = count_known(splits, getattr(module, "num_classes", None))
-        self.class_names = getattr(module, "class_names", None)
-        self.loader_spec, self.validation = read["train"][1], splits.get("val")
-        self.further_validation = tuple(splits[validation_name(i)] for i in range(1, len(validating)))
-        return splits["train"], splits.get("test")
-
-    def predicted(self) -> Split | None:
-        if self._has("predict_dataloader"):
-            self.datamodule.setup("predict")
-        loader = self._loader("predict_dataloader")
-        return None if loader is None else make_split(loader.dataset, read_loader(loader))
-
-    def teardown(self, stage: str) -> None:
-        self.datamodule.teardown(stage)
-
-    def _has(self, name: str) -> bool:
-        own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
-        return own or getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
-
-    def _loaders(self, name: str) -> list[DataLoader[Any]]:
-        """Get the DataLoaders that the method of this name returns."""
-        found = getattr(self.datamodule, name)() if self._has(name) else None
-        if found is None:
-            return []
-        if isinstance(found, Mapping):
-            found = list(found.values())
-        loaders = list(found) if isinstance(found, list | tuple) else [found]
-        for loader in loaders:
-            if not isinstance(loader, DataLoader):
-                raise TypeError(
-                    f"{type(self.datamodule).__name__}.{name} must return torch's DataLoader, got "
-                    f"{type(loader).__name__}; its dataset is what clients and server share"
-                )
-        return loaders
-
-    def _loader(self, name: str) -> DataLoader[Any] | None:
-        """Get the one DataLoader that the method of this name returns, or None."""
-        loaders = self._loaders(name)
-        if len(loaders) > 1:
-            raise TypeError(
-                f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "
-                f"dataset is what clients and server share: join several by ConcatDataset"
-            )
-        return loaders[0] if loaders else None
-
-
-def validation_name(index: int) -> str:
-    """Name the split of a validation loader: `val` for the first."""
-    return f"val/dataloader_idx_{index}" if index else "val"
-
-
-def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
-    """Read the settings of a DataLoader that are kept when its dataset is divided.
-
-    Raises:
-        ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            f"the samples of all clients are divided by their index, which a stream does not have, got a DataLoader of "
-            f"{type(loader.dataset).__name__}; give a dataset with __len__ and __getitem__"
-        )
-    if isinstance(loader.sampler, WeightedRandomSampler):
-        raise ValueError(
-            "a WeightedRandomSampler draws from the samples of all clients together, and a client has its own only; "
-            "leave it out and weigh the classes in the loss, or by data.partition"
-        )
-    if loader.batch_size is None:
-        raise ValueError(
-            "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
-            "draw their own batches: give it batch_size"
-        )
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        raise ValueError(
-            f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
-            f"from their own samples only: leave the sampler out and set data.shuffle"
-        )
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
-    return LoaderSpec(*settings, shuffle, loader.drop_last)

@@ -1,6 +1,6 @@
 """The federation's data: one source, divided among clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -8,17 +8,19 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import ClientView
-from fl_lightning.data.datasets import DataModuleSource, DatasetSource, DatasetSplit, validation_name
+from fl_lightning.data.datamodules import DataModuleSource, validation_name
+from fl_lightning.data.datasets import DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
+from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_numpy
@@ -115,7 +117,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, list[Tensor]] = {}
-        self.samples = ClientSamples([], self, seed)
+        self.samples: ClientSamples | ClientStreams = ClientSamples([], self, seed)
         self._pool = np.arange(0)
 
     @classmethod
@@ -132,7 +134,7 @@ class FederatedDataModule(LightningDataModule):
     @classmethod
     def from_datasets(  # type: ignore[override]
         cls,
-        train: Dataset[Any],
+        train: Dataset[Any] | Mapping[int, IterableDataset[Any]],
         test: Dataset[Any] | None = None,
         val: Dataset[Any] | None = None,
         by: str | Sequence[Any] | None = None,
@@ -143,7 +145,7 @@ class FederatedDataModule(LightningDataModule):
         """Federate map-style datasets.
 
         Args:
-            train: divided among the clients.
+            train: divided among the clients; or a stream for each client, by client id.
             test: evaluated by `test`, and every round where there is no `val`.
             val: evaluated every round.
             by: natural users: the user of every training sample, (n,), or the name of the column that tells (an
@@ -155,12 +157,16 @@ class FederatedDataModule(LightningDataModule):
             settings: of this class, all but `source`.
 
         Raises:
-            ValueError: `by` together with a `partition`, or a column that the samples do not have.
+            ValueError: `by` together with a `partition` or streams, or a column that the samples do not have.
         """
         columns = None if by is None or isinstance(by, str) else {"by": np.asarray(by)}
         spec = LoaderSpec(collate_fn, num_workers)
         source = DatasetSource(train, test, val, settings.get("num_classes"), spec, columns)
+        if isinstance(train, Mapping):
+            settings = {"num_clients": len(train), **settings}
         if by is not None:
+            if isinstance(train, Mapping):
+                raise ValueError("from_datasets takes by= or a stream for each client, got both; leave by= out")
             if settings.get("partition") is not None:
                 raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
             partition = ColumnPartition(by if isinstance(by, str) else "by")
@@ -279,8 +285,11 @@ class FederatedDataModule(LightningDataModule):
         """
         if split not in self._clients:
             if split == "train":
-                dealt = self._divide()
-                self.samples = ClientSamples(dealt, self, self.seed)
+                train = self._splits["train"]
+                if isinstance(train, StreamSplit):
+                    self.samples = ClientStreams(train, self)
+                else:
+                    self.samples = ClientSamples(self._divide(), self, self.seed)
                 self._clients["train"] = self.samples.current
             elif split == "test":
                 self.client_indices("train", 0)
@@ -365,7 +374,26 @@ class FederatedDataModule(LightningDataModule):
     def views(self) -> Callable[[int, int], ClientView]:
         """Every client's data, as `(client_id, round_idx) -> ClientView`."""
         self.client_indices("train", 0)
+        if isinstance(self.samples, ClientStreams):
+            return self.samples.view
         return partial(ClientView, self, self._splits["train"], self.samples.views)
+
+    def size(self, client_id: int) -> int:
+        """Training samples of a client; of one that has a stream, those of its longest pass."""
+        self.client_indices("train", 0)
+        return self.samples.size(client_id)
+
+    @property
+    def has_streams(self) -> bool:
+        """True where the training samples are a stream for each client."""
+        return isinstance(self._splits.get("train"), StreamSplit)
+
+    def limit_streams(self, batches: int) -> None:
+        """Let a pass over a client's stream, where it has one, end after so many batches."""
+        if self.has_streams:
+            self.client_indices("train", 0)
+            assert isinstance(self.samples, ClientStreams)
+            self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Let a client have only `count` of its training samples of a class from now on; None: all it was dealt.

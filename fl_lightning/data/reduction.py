@@ -72,6 +72,10 @@ class ClientSamples:
         self._data, self._seed = data, seed
         self._counts: ClassCounts = {}
 
+    def size(self, client_id: int) -> int:
+        """Samples that a client has now."""
+        return len(self.current[client_id])
+
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Let a client have `count` samples of a class; None: all.
 

@@ -185,6 +185,28 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
     return data
 
 
+def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int | str, fits: bool) -> None:
+    """Let the passes over clients' streams, where they have any, end after so many batches.
+
+    Raises:
+        ValueError: a fit without that number, or one that trains several clients at once.
+    """
+    if max_batches is not None:
+        data.limit_streams(max_batches)
+    if not (fits and data.has_streams):
+        return
+    if max_batches is None:
+        raise ValueError(
+            "the clients' samples are streams, of which a pass may have no end: model.max_local_steps must be set, got "
+            "None; 10 lets a client take ten steps a round"
+        )
+    if chunk != 1:
+        raise ValueError(
+            f"clients are trained at once where the number of their batches is known, which streams do not have: "
+            f"model.chunk must be 1, got {chunk}"
+        )
+
+
 def check_parts(
     client: ClientModule,
     aggregator: object,

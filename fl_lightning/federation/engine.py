@@ -150,7 +150,7 @@ class SequentialEngine:
             self.transient.find_new()
         update = ClientUpdate(
             job.client_id,
-            job.data.size(),
+            job.data.num_samples,
             context.progress.num_steps,
             context.progress.exposure,
             weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None,

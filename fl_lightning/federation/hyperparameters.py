@@ -21,14 +21,14 @@ def hyperparameters(settings: Settings, modules: Iterable[LightningModule]) -> d
     return {**{key: value for key, value in settings.items() if key not in DIGESTS}, **saved}
 
 
-def final_key(keys: Iterable[str]) -> str | None:
+def summary_key(keys: Iterable[str]) -> str | None:
     """Choose the key that sums up an evaluation: an accuracy, else the first one; None of none.
 
-    >>> final_key(["val/loss", "val/acc"]), final_key(["val_mse", "val_mae"])
+    >>> summary_key(["val/loss", "val/acc"]), summary_key(["val_mse", "val_mae"])
     ('val/acc', 'val_mse')
     """
     found = list(keys)
-    return next((key for key in found if key.endswith("acc")), next(iter(found), None))
+    return next((key for key in found if key.lower().endswith(("acc", "accuracy"))), next(iter(found), None))
 
 
 def log_final(loggers: Iterable[Any], params: Mapping[str, Any], value: float, round_idx: int) -> None:

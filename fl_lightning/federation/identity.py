@@ -26,6 +26,7 @@ FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "
 FREE = {
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
     "plots",
+    "best",
     *(f"trainer.{name}" for name in FREE_OF_TRAINER),
     *(f"model.{name}" for name in FREE_OF_MODEL),
 }

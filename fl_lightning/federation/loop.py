@@ -31,7 +31,7 @@ from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
-from fl_lightning.federation.hyperparameters import final_key, hyperparameters, log_final
+from fl_lightning.federation.hyperparameters import hyperparameters, log_final, summary_key
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder, bytes_of_sets
@@ -100,6 +100,7 @@ class FederatedLoop(Forwarding):
 
     Attributes:
         recorder: of the logged values.
+        final_key: log key of the value that sums up an evaluation; empty before the first one.
     """
 
     _server: Server | None = None
@@ -113,7 +114,7 @@ class FederatedLoop(Forwarding):
     _loaded_transforms: Sequence[dict[str, Any]] = ()
     """States of the transforms until training starts."""
     _handed_over = False
-    _final_key = ""
+    final_key = ""
 
     def __init__(
         self,
@@ -265,6 +266,7 @@ class FederatedLoop(Forwarding):
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.server_module, self.aggregator, data, self.trainer)
         data.key_batches(self.seed)
+        checks.check_streams(data, self.settings.max_batches, self.chunk, stage == "fit")
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
             self._build_net(data)  # refuses data of another kind than the last fit's
@@ -407,7 +409,7 @@ class FederatedLoop(Forwarding):
         return hyperparameters(self.identity.objects, self.client_modules())
 
     def on_train_end(self) -> None:
-        key, values = self._final_key, self.recorder.round_metrics
+        key, values = self.final_key, self.recorder.round_metrics
         if key in values:
             log_final(self.loggers, self._hyperparameters(), values[key], self.current_epoch)
         super().on_train_end()
@@ -498,7 +500,7 @@ class FederatedLoop(Forwarding):
                 values |= self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
             self.log_dict(values)
             return
-        self._final_key = final_key(values) or ""
+        self.final_key = summary_key(values) or ""
         forgetting = self.recorder.forgetting(self.current_epoch)
         self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)

@@ -233,7 +233,7 @@ class Server:
         return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
 
     def size(self, client_id: int) -> int:
-        return len(self._data.client_indices("train", client_id))
+        return self._data.size(client_id)
 
     def data(self, split: str) -> Any:
         return self._data.split(split)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from fl_lightning.client.checkpoint_io import collect_orphans
 from fl_lightning.federation.checkpoint import federated
 from fl_lightning.federation.identity import Settings, differences, flat, is_free
-from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_folder, read_saved, remove_parts
 
@@ -250,36 +249,6 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self, dirpath: str | Path) -> None:
         super().__init__(dirpath, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
-
-
-class BestCheckpoint(ModelCheckpoint):
-    """Keeps the checkpoint of the round with the highest accuracy; none where the client logs no accuracy.
-
-    Args:
-        dirpath: its folder.
-        monitor: key of the accuracy.
-        filename: without `.ckpt`.
-    """
-
-    def __init__(self, dirpath: str | Path, monitor: str, filename: str) -> None:
-        super().__init__(
-            dirpath, filename, monitor, mode="max", save_on_train_epoch_end=True, enable_version_counter=False
-        )
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.monitor in trainer.callback_metrics:
-            super().on_train_epoch_end(trainer, pl_module)
-
-
-class BestOwnCheckpoint(BestCheckpoint):
-    """Keeps the best checkpoint of clients that share no weights, by the mean accuracy of their own models."""
-
-    def __init__(self, dirpath: str | Path) -> None:
-        super().__init__(dirpath, "local/alma", "best-on-test")
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, FederatedLoop) and pl_module.weights.own_models:
-            super().on_train_epoch_end(trainer, pl_module)
 
 
 def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:

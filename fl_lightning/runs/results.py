@@ -18,6 +18,8 @@ Statistic = Literal["final", "last five", "best"]
 STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 LAST = 5
+LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance")
+"""Ends of keys, in lower case, whose values are better where they are lower."""
 
 SCOPES = {
     "global/acc": "accuracy of the global model on the test split",
@@ -74,8 +76,13 @@ class Comparison:
 
 
 def is_lower_better(key: str) -> bool:
-    """True for losses and forgetting."""
-    return is_loss(key) or key.endswith("forgetting")
+    """True for losses, errors and forgetting, under a module's own names too.
+
+    >>> [is_lower_better(key) for key in ("val_mse", "val/MeanAbsoluteError", "val_loss/dataloader_idx_1", "val_f1")]
+    [True, True, True, False]
+    """
+    name = key.partition("/dataloader_idx_")[0]
+    return is_loss(name) or name.lower().endswith(LOWER)
 
 
 def in_percent(key: str) -> bool:

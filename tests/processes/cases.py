@@ -25,7 +25,7 @@ from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor,
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
-from tests.user_data import Pairs
+from tests.user_data import Pairs, Sensors
 from tests.user_modules import Adapted, Classifier
 
 SIZES = (7, 12, 5, 0, 16, 9, 3)
@@ -201,6 +201,13 @@ def stacked():
     return FederatedLoop(client, seed=5, threads=1, local_epochs=2, chunk=2), toy_data((10,) * 8)
 
 
+def streams():
+    """Samples that have no number until they were trained on."""
+    pl.seed_everything(3, verbose=False)
+    data = FederatedDataModule.from_datamodule(Sensors(), num_clients=4, participation=0.8)
+    return FederatedLoop(Classifier(), seed=5, threads=1, max_local_steps=4), data
+
+
 LIST = (
     fedavg,
     few,
@@ -217,6 +224,7 @@ LIST = (
     one_batch,
     adapted,
     stacked,
+    streams,
 )
 CASES = {case.__name__: case for case in LIST}
 

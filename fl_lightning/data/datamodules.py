@@ -1,0 +1,156 @@
+"""Sources made of the user's own LightningDataModules, read as a Trainer would read them."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pytorch_lightning import LightningDataModule, Trainer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from fl_lightning.data.datasets import KnownSplit, count_known, make_split
+from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Split
+from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
+from fl_lightning.types import DataModule
+from fl_lightning.utils.packages import lightning_base
+
+
+class DataModuleSource(Source):
+    """A source made of a LightningDataModule of the user's own: its datasets, read as its loaders read them.
+
+    `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
+    `predict_dataloader`.
+
+    Args:
+        datamodule: the data module; it need not know of federations.
+    """
+
+    def __init__(self, datamodule: DataModule) -> None:
+        if isinstance(datamodule, type) or not isinstance(datamodule, DataModule):
+            raise TypeError(
+                f"a data module must be a LightningDataModule, of pytorch_lightning or lightning.pytorch, got "
+                f"{type(datamodule).__name__}; derive it from pytorch_lightning.LightningDataModule"
+            )
+        self.datamodule = cast(LightningDataModule, datamodule)
+        self.validates = self._has("val_dataloader")
+
+    def attach(self, trainer: Trainer | None) -> None:
+        self.datamodule.trainer = trainer
+
+    def prepare(self) -> None:
+        self.datamodule.prepare_data()
+
+    def load(self) -> tuple[Split, Split | None]:
+        module = self.datamodule
+        module.setup("fit")
+        validating = self._loaders("val_dataloader")
+        train, self.loader_spec = self._train()
+        loaders = {validation_name(i): loader for i, loader in enumerate(validating)}
+        if self._has("test_dataloader"):
+            module.setup("test")
+        if (test := self._loader("test_dataloader")) is not None:
+            loaders["test"] = test
+        splits = {name: make_split(loader.dataset, read_loader(loader)) for name, loader in loaders.items()}
+        splits = {"train": train, **splits}
+        self.num_classes, self.classes = count_known(splits, getattr(module, "num_classes", None))
+        self.class_names = getattr(module, "class_names", None)
+        self.validation = splits.get("val")
+        self.further_validation = tuple(splits[validation_name(i)] for i in range(1, len(validating)))
+        return splits["train"], splits.get("test")
+
+    def _train(self) -> tuple[KnownSplit, LoaderSpec]:
+        """Get the training samples, or the clients' streams, and the settings of their loader."""
+        found = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
+        if are_streams(found):
+            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in found.items()})
+            return split, split.streams[0].loader_spec
+        loader = self._only("train_dataloader", self._checked("train_dataloader", found))
+        if loader is None:
+            raise ValueError(
+                f"{type(self.datamodule).__name__} must define train_dataloader, whose samples are divided among the "
+                f"clients"
+            )
+        spec = read_loader(loader)
+        return make_split(loader.dataset, spec), spec
+
+    def predicted(self) -> Split | None:
+        if self._has("predict_dataloader"):
+            self.datamodule.setup("predict")
+        loader = self._loader("predict_dataloader")
+        return None if loader is None else make_split(loader.dataset, read_loader(loader))
+
+    def teardown(self, stage: str) -> None:
+        self.datamodule.teardown(stage)
+
+    def _has(self, name: str) -> bool:
+        own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
+        return own or getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
+
+    def _loaders(self, name: str) -> list[DataLoader[Any]]:
+        """Get the DataLoaders that the method of this name returns."""
+        return self._checked(name, getattr(self.datamodule, name)() if self._has(name) else None)
+
+    def _checked(self, name: str, found: Any) -> list[DataLoader[Any]]:
+        """List what the method of this name returned, DataLoaders all."""
+        if found is None:
+            return []
+        if isinstance(found, Mapping):
+            found = list(found.values())
+        loaders = list(found) if isinstance(found, list | tuple) else [found]
+        for loader in loaders:
+            if not isinstance(loader, DataLoader):
+                raise TypeError(
+                    f"{type(self.datamodule).__name__}.{name} must return torch's DataLoader, got "
+                    f"{type(loader).__name__}; its dataset is what clients and server share"
+                )
+        return loaders
+
+    def _loader(self, name: str) -> DataLoader[Any] | None:
+        """Get the one DataLoader that the method of this name returns, or None."""
+        return self._only(name, self._loaders(name))
+
+    def _only(self, name: str, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
+        """Take the only one of the DataLoaders that the method of this name returned; None: there is none."""
+        if len(loaders) > 1:
+            raise TypeError(
+                f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "
+                f"dataset is what clients and server share: join several by ConcatDataset"
+            )
+        return loaders[0] if loaders else None
+
+
+def validation_name(index: int) -> str:
+    """Name the split of a validation loader: `val` for the first."""
+    return f"val/dataloader_idx_{index}" if index else "val"
+
+
+def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
+    """Read the settings of a DataLoader that are kept when its dataset is divided.
+
+    Raises:
+        ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"the samples of all clients are divided by their index, which a stream does not have, got a DataLoader of "
+            f"{type(loader.dataset).__name__}; give a dataset with __len__ and __getitem__, or a stream for each "
+            f"client ({{client_id: DataLoader}})"
+        )
+    if isinstance(loader.sampler, WeightedRandomSampler):
+        raise ValueError(
+            "a WeightedRandomSampler draws from the samples of all clients together, and a client has its own only; "
+            "leave it out and weigh the classes in the loss, or by data.partition"
+        )
+    if loader.batch_size is None:
+        raise ValueError(
+            "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
+            "draw their own batches: give it batch_size"
+        )
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise ValueError(
+            f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
+            f"from their own samples only: leave the sampler out and set data.shuffle"
+        )
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
+    return LoaderSpec(*settings, shuffle, loader.drop_last)

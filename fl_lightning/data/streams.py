@@ -1,0 +1,261 @@
+"""Streams: clients whose training samples have neither a length nor an index."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from fl_lightning.data.clients import ClientView, FederatedData
+from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.splits import Split
+from fl_lightning.types import Batch
+
+
+class Stream(NamedTuple):
+    """One client's training samples, and how batches are made of them."""
+
+    dataset: IterableDataset[Any]
+    loader_spec: LoaderSpec
+
+
+class StreamSplit(Split):
+    """Training samples that come as one stream for each client; none of them has an index, so that their number is 0.
+
+    Args:
+        streams: by client id.
+
+    Raises:
+        ValueError: the ids are not 0 ... N-1, or the loaders differ in `batch_size` or `drop_last`.
+    """
+
+    labels = None
+    augments = True  # a stream may draw
+
+    def __init__(self, streams: Mapping[int, Stream]) -> None:
+        if sorted(streams) != list(range(len(streams))) or not streams:
+            raise ValueError(
+                f"streams must be given for the client ids 0 ... N-1, got {list(streams)}; number the clients from 0"
+            )
+        batching = {(spec.batch_size, spec.drop_last) for _, spec in streams.values()}
+        if len(batching) > 1:
+            raise ValueError(
+                f"the loaders of all streams must have the same batch_size and drop_last, got "
+                f"{', '.join(map(str, sorted(batching, key=str)))}; give every client's loader the same"
+            )
+        self.streams = [streams[client_id] for client_id in range(len(streams))]
+
+    def __len__(self) -> int:
+        return 0
+
+    def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        raise ValueError("the samples of a stream have no index; a client reads them in their order")
+
+    def subset(self, indices: Tensor) -> "StreamSplit":
+        raise ValueError("the samples of a stream have no index; give sets of the server as datasets of their own")
+
+
+class StreamedData(FederatedData, Protocol):
+    """The part of the data module that streams read."""
+
+    partition: Partition
+    holdout_sizes: dict[str, float]
+
+
+class ClientStreams:
+    """The clients' training samples where they are streams; its attributes are those of `ClientSamples`.
+
+    Args:
+        split: the streams.
+        data: the data module.
+
+    Attributes:
+        dealt: of each client, no index.
+        current: the same.
+
+    Raises:
+        ValueError: a setting of the data module that needs the number of samples, or their index.
+    """
+
+    def __init__(self, split: StreamSplit, data: StreamedData) -> None:
+        self.split, self._data = split, data
+        self._most_batches: int | None = None
+        given = len(split.streams)
+        held = [name for name, size in data.holdout_sizes.items() if size]
+        rules = (
+            (data.num_clients != given, f"each client has its own: data.num_clients must be {given}", data.num_clients),
+            (
+                type(data.partition) is not IIDPartition,
+                "nothing is left to be divided: data.partition must stay unset",
+                type(data.partition).__name__,
+            ),
+            (bool(held), "no share can be held back: give a validation set, or data.extra_splits, in place", held),
+            (data.batch_size == "full", "data.batch_size must be a number", data.batch_size),
+        )
+        for broken, rule, got in rules:
+            if broken:
+                raise ValueError(f"the clients' samples are streams, which have no length, so that {rule}; got {got}")
+        self.dealt = self.current = [torch.arange(0) for _ in split.streams]
+
+    def limit(self, batches: int) -> None:
+        """Let a pass over a stream end after so many batches."""
+        self._most_batches = batches
+
+    def size(self, client_id: int) -> int:
+        """Samples of the longest pass that a client makes.
+
+        Raises:
+            ValueError: it is not limited.
+        """
+        if self._most_batches is None:
+            raise ValueError("the clients' samples are streams, which have no length; set model.max_local_steps")
+        assert self._data.batch_size != "full"
+        return self._most_batches * self._data.batch_size
+
+    def view(self, client_id: int, round_idx: int) -> "StreamView":
+        """One client's data in one round."""
+        stream, most = self.split.streams[client_id], self.size(client_id)
+        return StreamView(self._data, self.split, {client_id: {}}, client_id, round_idx, stream, most)
+
+    def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
+        """Refuse to hold samples back."""
+        raise ValueError("set_class_count needs samples with integer labels, and those of a stream are not known")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing: every pass begins the stream anew."""
+
+
+class StreamView(ClientView):
+    """One client's stream in one round (the `ClientData` protocol).
+
+    Every pass begins the stream anew, after it was told the round (`set_epoch`, where it has that), and ends after
+    `most` samples.
+
+    Args:
+        data: the data module.
+        train: the training split of all clients.
+        indices: of the client's samples by split; `train` is none of them.
+        client_id: 0 ... N-1.
+        round_idx: communication round, from 0.
+        stream: the client's.
+        most: samples of a pass.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        train: StreamSplit,
+        indices: Mapping[int, Mapping[str, Tensor]],
+        client_id: int,
+        round_idx: int,
+        stream: Stream,
+        most: int,
+    ) -> None:
+        super().__init__(data, train, indices, client_id, round_idx)
+        self._streams, self._stream, self._most, self._seen = train, stream, most, 0
+
+    @property
+    def label_counts(self) -> Tensor:
+        raise ValueError("label_counts needs samples with integer labels, and those of a stream are not known")
+
+    @property
+    def num_samples(self) -> int:
+        return self._seen
+
+    def size(self, split: str = "train") -> int:
+        return self._most if split == "train" else super().size(split)
+
+    def all(self, split: str = "train") -> Batch:
+        if split != "train":
+            return super().all(split)
+        for batch in self.batches(batch_size=self._most):
+            return batch
+        raise ValueError(f"the stream of client {self.client_id} gave no sample; leave the client out by data.schedule")
+
+    def batches(
+        self,
+        split: str = "train",
+        epoch: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        with_index: bool = False,
+    ) -> Iterator[Batch]:
+        if split != "train":
+            return super().batches(split, epoch, batch_size, shuffle, with_index)
+        return self._pass(epoch, self.samples_per_batch("train", batch_size), with_index)
+
+    def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
+        """Read the stream once; `epoch` None: not to train."""
+        dataset, spec = self._stream
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(self.round_idx)
+        loader = DataLoader(
+            dataset,
+            batch_size,
+            num_workers=spec.num_workers,
+            collate_fn=counted(spec.collate_fn),
+            worker_init_fn=spec.worker_init_fn,
+            drop_last=self.drop_last and epoch is not None,
+            generator=self.generator(f"stream/{epoch}"),
+        )
+        first, found = 0, islice(loader, -(-self._most // batch_size))
+        current = next(found, None)
+        while current is not None:
+            following = next(found, None)  # as Lightning reads ahead where a length is not known
+            self.ended = following is None
+            size, batch = current
+            yield (batch, torch.arange(first, first + size)) if with_index else batch
+            first += size
+            self._seen += 0 if epoch is None else size  # asked for the next: this one was trained on
+            current = following
+
+    def restricted(self, split: str, positions: Tensor) -> ClientView:
+        if split == "train":
+            raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
+        indices = {self.client_id: super().restricted(split, positions)._indices}
+        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._stream, self._most)
+
+
+class counted:  # noqa: N801 - a function that worker processes can be sent
+    """Makes `(number of items, batch)` of a list of items.
+
+    >>> counted(tuple)(["a", "b"])
+    (2, ('a', 'b'))
+    """
+
+    def __init__(self, collate_fn: Any = default_collate) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, items: list[Any]) -> tuple[int, Any]:
+        return len(items), self.collate_fn(items)
+
+
+def are_streams(found: Any) -> TypeGuard[Mapping[int, Any]]:
+    """True for a mapping of clients to streams, as datasets or as DataLoaders of them."""
+    if not isinstance(found, Mapping):
+        return False
+    datasets = [getattr(value, "dataset", value) for value in found.values()]
+    return bool(datasets) and all(isinstance(dataset, IterableDataset) for dataset in datasets)
+
+
+def read_stream_loader(loader: DataLoader[Any]) -> Stream:
+    """Read a DataLoader of a stream.
+
+    Raises:
+        ValueError: it makes no batches.
+    """
+    if loader.batch_size is None:
+        raise ValueError(
+            "the DataLoader of a stream must have a batch_size, by which a client's samples are counted, got one "
+            "without; let the dataset yield samples, and give the DataLoader batch_size"
+        )
+    if not isinstance(loader.dataset, IterableDataset):
+        raise TypeError(f"a stream must be an IterableDataset, got {type(loader.dataset).__name__}")
+    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
+    return Stream(loader.dataset, LoaderSpec(*settings, None, loader.drop_last))

@@ -1,0 +1,72 @@
+"""The best round's checkpoint of a task without classes: by its first validation key, or the one asked for."""
+
+import csv
+import re
+
+import pytest
+import torch
+
+from tests.commands import refusal, run_in, say, working_in
+
+OWN = """
+from tests.user_data import Curve
+from tests.user_modules import Regression
+
+class Task(Regression):
+    def validation_step(self, batch, batch_idx):
+        residual = self.net(batch[0]) - batch[1]
+        step = float(self.current_epoch)
+        self.log("val_mae", residual.abs().mean() + (step - 1) ** 2)
+        self.log("val_r2", 1 - step)
+"""
+CONFIG = """
+trainer: {accelerator: cpu, max_epochs: 3, enable_progress_bar: false}
+model: {client: {class_path: own.Task}}
+data: {source: {class_path: own.Curve}, num_clients: 3}
+"""
+LINE = "fit -c mine.yaml"
+
+
+@pytest.fixture
+def here(tmp_path):
+    with working_in(tmp_path, OWN):
+        (tmp_path / "mine.yaml").write_text(CONFIG)
+        yield tmp_path
+
+
+def best_round(folder):
+    return torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["epoch"]
+
+
+def test_the_first_key_of_the_evaluation_chooses_the_best_round(here, caplog):
+    said = say(LINE)
+    assert said.code == 0, said
+    folder = run_in(here, stem="mine")
+    assert best_round(folder) == 1
+    assert "best.ckpt is that of the round with the lowest val_mae" in caplog.text
+    with (folder / "metrics.csv").open() as file:
+        values = [float(row["val_mae"]) for row in csv.DictReader(file)]
+    lines = re.findall(r"^ *(\d) +(\S.*)$", said.out, re.MULTILINE)
+    assert "Values by round" in said.out
+    assert [int(line[0]) for line in lines] == [0, 1, 2]
+    assert all(f"{value:.6g}" in line[1] for value, line in zip(values, lines, strict=True))
+    assert say(f"validate {LINE.removeprefix('fit')} --ckpt_path best").code == 0
+
+
+@pytest.mark.parametrize(("more", "wanted"), [("", 0), (" --best.mode min", 2)])
+def test_another_key_chooses_where_it_is_asked_for(here, more, wanted):
+    assert say(f"{LINE} --best.monitor val_r2{more}").code == 0
+    (folder,) = (here / "runs/mine").iterdir()
+    assert best_round(folder) == wanted
+
+
+def test_a_run_that_is_continued_goes_on_comparing(here):
+    assert say(f"{LINE} --trainer.max_epochs 2").code == 0
+    (folder,) = (here / "runs/mine").iterdir()
+    assert say(f"{LINE} --ckpt_path last").code == 0
+    assert list((here / "runs/mine").iterdir()) == [folder]
+    assert best_round(folder) == 1
+
+
+def test_a_key_that_nobody_logs_is_refused(here):
+    assert "best.monitor must be a key that is logged, one of" in refusal(f"{LINE} --best.monitor val_loss", 1)
