@@ -2,7 +2,7 @@
 
 import csv
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -29,12 +29,13 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
     asked = parse(arguments)
     if results is None and not asked.quick:
         results = RESULTS
-    parts = (asked.quick, asked.workload, asked.variant, asked.methods, asked.costs, asked.monitors, asked.parallel)
-    whole = not any(parts)
-    speed = whole or asked.quick or asked.workload or asked.variant
+    parts = any((asked.methods, asked.costs, asked.monitors, asked.parallel))
+    whole = not any((parts, asked.quick, asked.workload, asked.variant))
+    speed = asked.quick or asked.variant or not parts
+    chosen = asked.workload or list(WORKLOADS)
     if speed:
         print(HEAD)
-    for name in (asked.workload or WORKLOADS) if speed else ():
+    for name in chosen if speed else ():
         work = asked_size(WORKLOADS[name], asked)
         # an empty round is the same whatever the workload; convolutions are slower in a stack on a CPU
         variants = asked.variant or [v for v in VARIANTS if name == "tiny" or v in ("train", "all")]
@@ -58,12 +59,7 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
         steps = methods.measure(asked.repeats or 3)
         table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor"), steps)
     if results is not None and (asked.costs or whole):
-        from bench import costs  # noqa: PLC0415
-
-        for name in WORKLOADS:
-            table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, asked.repeats or 1))
-        rows = [row for num_clients in (100, 1000) for row in costs.stateful(num_clients, rounds=200)]
-        table(results / "stateful.csv", ("clients and round", "mb", "records_mb"), rows)
+        measure_costs(results, chosen, asked.repeats or 1)
     if results is not None and (asked.monitors or whole):
         from bench import monitors  # noqa: PLC0415
 
@@ -75,12 +71,25 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
         table(results / "parallel.csv", ("processes", "s_per_round", "speedup"), parallel.measure(asked.repeats or 3))
 
 
-def table(path: Path, columns: Sequence[str], rows: Sequence[tuple[str, *tuple[float, ...]]]) -> None:
-    """Print a table and write it."""
+def measure_costs(results: Path, workloads: Sequence[str], repeats: int) -> None:
+    """Write the tables of `bench.costs`; the memory of a stateful method is that on `tiny`."""
+    from bench import costs  # noqa: PLC0415
+
+    for name in workloads:
+        table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, repeats))
+    if "tiny" in workloads:
+        rows = [row for num_clients in (100, 1000) for row in costs.stateful(num_clients, rounds=200)]
+        table(results / "stateful.csv", ("clients and round", "mb", "records_mb"), rows)
+
+
+def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[float, ...]]]) -> None:
+    """Print each row of a table as it is measured, and write them all."""
     print("\n" + f"{columns[0]:26}" + "".join(f"{name:>16}" for name in columns[1:]))
+    written = []
     for name, *values in rows:
         print(f"{name:26}" + "".join(f"{value:16.4f}" for value in values), flush=True)
-    update(path, columns, [[name, *(f"{value:.4f}" for value in values)] for name, *values in rows], keys=1)
+        written.append([name, *(f"{value:.4f}" for value in values)])
+    update(path, columns, written, keys=1)
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:

@@ -2,12 +2,14 @@
 
 import ctypes
 import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import psutil
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -20,19 +22,29 @@ from fl_lightning.cli.trials import LOCAL_SGD, silent
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
 
-COLUMNS = ("method", "s_per_round", "ratio_to_fedavg", "mb_down", "mb_up", "peak_mb")
+COLUMNS = ("method", "s_per_round", "ratio_to_fedavg", "ratio_low", "ratio_high", "mb_down", "mb_up", "peak_mb")
+Row = tuple[str, *tuple[float, ...]]
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"rounds": 25, "unmeasured": 5},
-    "cnn": {"rounds": 3, "unmeasured": 1, "cohort_size": 2, "local_epochs": 1},
+    "cnn": {"rounds": 6, "unmeasured": 2, "num_clients": 2, "cohort_size": 2, "client_samples": 100, "local_epochs": 1},
 }
-"""The workloads, made small enough for forty methods. A later round is dearer where the first keeps something."""
+"""The workloads with fewer of the same steps, for forty methods. What a client keeps is made in the first rounds."""
 SHARED = 100
 """Samples of the proxy, transfer and shared sets."""
 MB = 2**20
 
 
-def cost(entry: Entry, work: Workload) -> tuple[float, float, float, float]:
-    """Seconds of a round, MB sent down and up in the last, and MB that the fit needed at most beyond those before."""
+class Cost(NamedTuple):
+    """Seconds of each measured round, MB sent down and up in the last, MB that the fit needed at most beyond before."""
+
+    seconds: list[float]
+    down: float
+    up: float
+    peak: float
+
+
+def cost(entry: Entry, work: Workload) -> Cost:
+    """Fit a method on a workload."""
     x, y = work.samples()[1]
     shared = TensorSource((x[:SHARED], y[:SHARED]), (x, y), num_classes=CLASSES)
     data = clients_data(work, proxy=shared, transfer=shared, shared=shared)
@@ -46,7 +58,7 @@ def cost(entry: Entry, work: Workload) -> tuple[float, float, float, float]:
     peak = (resident(peak=True) - before) / MB
     times = [end[0] - begin[0] for begin, end in pairwise(clock[work.unmeasured :])]
     sent = [loop.round_metrics[f"comm/bytes_{way}"] / MB for way in ("down", "up")]
-    return median(times), sent[0], sent[1], peak
+    return Cost(times, sent[0], sent[1], peak)
 
 
 def resident(reset: bool = False, peak: bool = False) -> int:
@@ -63,14 +75,13 @@ def resident(reset: bool = False, peak: bool = False) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def measure(name: str, repeats: int) -> list[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS` for one workload: every method beside a FedAvg of its own, in turn, medians.
+def measure(name: str, repeats: int) -> Iterator[Row]:
+    """Rows under `COLUMNS` for one workload: every method beside a FedAvg of its own, in turn.
 
     Methods that refuse the workload's net are left out.
     """
     work = replace(WORKLOADS[name], **SIZES[name])  # type: ignore[arg-type]
     found = entries()
-    rows: list[tuple[str, *tuple[float, ...]]] = []
     with silent():
         cost(found[0], work)  # warms up
         for entry in found:
@@ -78,14 +89,19 @@ def measure(name: str, repeats: int) -> list[tuple[str, *tuple[float, ...]]]:
                 pairs = [(cost(found[0], work), cost(entry, work)) for _ in range(repeats)]
             except ValueError:  # FedAlign on a net without a last block
                 continue
-            ratio = median(own[0] / base[0] for base, own in pairs)
-            rows.append((entry.name, *_medians(pairs, ratio)))
-    return rows
+            yield row(entry.name, pairs)
 
 
-def _medians(pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], ratio: float) -> tuple[float, ...]:
-    seconds, *rest = (median(values) for values in zip(*(own for _, own in pairs), strict=True))
-    return seconds, ratio, *rest
+def row(name: str, pairs: list[tuple[Cost, Cost]]) -> Row:
+    """Make a method's row of its costs beside FedAvg's in each turn: medians, and the quartiles of the ratio.
+
+    The ratio is that of every round of the method to the FedAvg round of the same number and turn.
+    """
+    ratios = [mine / its for base, own in pairs for mine, its in zip(own.seconds, base.seconds, strict=True)]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    seconds = median(second for _, own in pairs for second in own.seconds)
+    rest = zip(*((own.down, own.up, own.peak) for _, own in pairs), strict=True)
+    return name, seconds, middle, low, high, *(median(values) for values in rest)
 
 
 class Memory(Callback):

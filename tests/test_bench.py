@@ -39,10 +39,17 @@ def test_the_round_of_a_method_is_timed_and_what_it_sends_is_counted():
     work = replace(WORKLOADS["tiny"], **costs.SIZES["tiny"] | {"rounds": 3, "unmeasured": 1})
     fedavg, scaffold = (next(e for e in costs.entries() if e.name == name) for name in ("FedAvg", "SCAFFOLD"))
     with costs.silent():
-        (seconds, down, up, _), (_, more_down, more_up, _) = (costs.cost(entry, work) for entry in (fedavg, scaffold))
-    assert seconds > 0
-    assert down == up == 10 * 4 * 4810 / costs.MB
-    assert (more_down, more_up) == (2 * down, 2 * up)
+        one, more = (costs.cost(entry, work) for entry in (fedavg, scaffold))
+    assert len(one.seconds) == 2
+    assert min(one.seconds) > 0
+    assert one.down == one.up == 10 * 4 * 4810 / costs.MB
+    assert (more.down, more.up) == (2 * one.down, 2 * one.up)
+
+
+def test_a_row_of_costs_has_the_ratios_round_by_round():
+    base, own = costs.Cost([1.0, 2.0, 1.0], 1, 1, 1), costs.Cost([2.0, 2.0, 4.0], 3, 1, 5)
+    assert costs.row("SCAFFOLD", [(base, own)]) == ("SCAFFOLD", 2.0, 2.0, 1.5, 3.0, 3, 1, 5)
+    assert costs.row("SCAFFOLD", [(base, own), (own, own)])[1:5] == (2.0, 1.0, 1.0, 1.75)
 
 
 def test_the_memory_of_a_stateful_method_is_read_over_its_rounds():

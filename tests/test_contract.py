@@ -178,7 +178,8 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(two_ro
     assert saved["global_step"] == 2
 
 
-def test_resume_after_the_first_round_is_the_uninterrupted_run(name, two_rounds, tmp_path):
+@pytest.mark.slow  # the resume below, by the command line: tests/cli/test_main.py has one by default
+def test_a_run_that_is_continued_is_the_uninterrupted_one(name, two_rounds, tmp_path):
     """Determinism too: the first round is run twice."""
     halves = Run(tmp_path, name).fit("--trainer.max_epochs", "1")
     assert halves.rows == two_rounds.rows[:1]
@@ -187,7 +188,7 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, two_rounds,
     assert same(halves.state, two_rounds.state)
 
 
-@pytest.mark.slow  # the resume above, from files: tests/client/test_store.py has them by default
+@pytest.mark.slow  # the same from files: tests/client/test_store.py has them by default
 def test_a_store_in_files_resumes_to_the_same(name, two_rounds, tmp_path):
     kept = two_rounds.state["federated"]["store"]
     if not kept["records"] and not len(kept["files"]):
@@ -199,7 +200,8 @@ def test_a_store_in_files_resumes_to_the_same(name, two_rounds, tmp_path):
     assert same(halves.state["state_dict"], two_rounds.state["state_dict"])
 
 
-def test_bf16_mixed_follows_float32(name, two_rounds, tmp_path):
+@pytest.mark.slow  # the precision below, by the command line and with dropout
+def test_a_run_in_bf16_mixed_follows_float32(name, two_rounds, tmp_path):
     half = Run(tmp_path, name).fit("--trainer.max_epochs", "1", "--trainer.precision", "bf16-mixed")
     exact = {key: value for key, value in two_rounds.rows[0].items() if key.startswith("train/")}
     assert {key: half.rows[0][key] for key in exact} == pytest.approx(exact, rel=1e-2, abs=1e-2)
@@ -411,6 +413,29 @@ def test_its_own_passes_and_its_training_see_what_the_transfer_hook_makes_of_a_b
     )
     assert equal(weights_of(hooked), weights_of(plain))
     assert hooked.round_metrics == plain.round_metrics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
+    def rounds(n: int, **settings: Any) -> FederatedLoop:
+        return trained(data_of(), rounds=n, alma_every=1, **with_net(name), **settings)
+
+    whole, half = rounds(2), rounds(1)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = rounds(2, ckpt_path=tmp_path / "half.ckpt")
+    assert equal(weights_of(resumed), weights_of(whole))
+    assert same(resumed.round_metrics, whole.round_metrics)
+    kept = [[loop.store.record(i) for i in sorted(loop.store.clients)] for loop in (resumed, whole)]
+    assert same(*kept)
+    assert same(*([optimizer.state_dict() for optimizer in loop.trainer.optimizers] for loop in (resumed, whole)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_mixed_follows_float32(name):
+    half, exact = (trained(data_of(), rounds=1, precision=p, **with_net(name)) for p in ("bf16-mixed", "32-true"))
+    expected = {key: value for key, value in exact.round_metrics.items() if key.startswith("train/")}
+    assert {key: half.round_metrics[key] for key in expected} == pytest.approx(expected, rel=1e-2, abs=1e-2)
+    assert all(value.dtype != torch.bfloat16 for value in half.state_dict().values())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -68,13 +68,12 @@ def checkout(tmp_path_factory):
     return there
 
 
-def test_tests_of_the_walk_through_pass(checkout):
-    out = run("-m", "pytest", "tests/methods/test_feddecorr.py", cwd=checkout)
-    assert "5 passed" in out
-
-
-def test_doctest_of_the_walk_through_passes(checkout):
-    assert "1 passed" in run("-m", "pytest", "fl_lightning/methods/feddecorr.py", cwd=checkout)
+def test_tests_and_doctest_of_the_walk_through_pass(checkout):
+    files = ["tests/methods/test_feddecorr.py", "fl_lightning/methods/feddecorr.py"]
+    out = run("-m", "pytest", "-v", *files, cwd=checkout)
+    assert "6 passed" in out
+    assert out.count(f"{files[0]}::") == 5
+    assert out.count(f"{files[1]}::") == 1
 
 
 def test_walk_through_is_clean(checkout):
@@ -117,7 +116,9 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
         assert yaml.safe_load(text) == yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
+    """Each with two steps a client: that a run learns is shown elsewhere."""
     from fl_lightning.__main__ import main
 
     monkeypatch.chdir(readers_folder)
@@ -136,9 +137,11 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
                 f"--trainer.max_epochs={rounds}",
                 "--trainer.accelerator=cpu",
                 "--trainer.enable_progress_bar=false",
+                "--model.max_local_steps=2",
             ]
             ending += ["--model.alma_every=1"] if "--model.alma_every" in arguments else []
-        ending += ["--seeds", "0", "--set", "trainer.max_epochs=1"] if verb == "compare" else []
+        if verb == "compare":
+            ending += ["--seeds", "0", "--set", "trainer.max_epochs=1", "--set", "model.max_local_steps=2"]
         with suppress(SystemExit) if only_parsed else nullcontext():
             main([verb, *arguments, *ending])
         out = capsys.readouterr().out

@@ -25,6 +25,8 @@ TYPE = re.compile(r"Expected a (<class '(?!NoneType)[\w.]+'>|typing\.Literal\[.+
 CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'|value: )([\w.]+)(?=['\s]|$)")
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\S+)")
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
+FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
+"""What jsonargparse says of the form of a value, which says nothing where a class refused its arguments."""
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
 """Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""
@@ -78,8 +80,10 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put a text into one line; where a value fits none of several types, keep what was found for each."""
-    return "; ".join(ALTERNATIVE.findall(text) if "Union subtypes" in text else ()) or " ".join(text.split())
+    """Put a text into one line; where a value fits none of several types, keep what was found for each, once."""
+    found = dict.fromkeys(ALTERNATIVE.findall(text) if "Union subtypes" in text else ())
+    refusals = [sentence for sentence in found if not FORM.match(sentence)]
+    return "; ".join(refusals or found) or " ".join(text.split())
 
 
 def expected(names: list[str], given: str) -> str:

@@ -1,4 +1,4 @@
-"""`fl-lightning methods`: a table of all methods, measured by two rounds of each on toy data."""
+"""`fl-lightning methods`: a table of all methods, measured by rounds of each on toy data."""
 
 import csv
 import inspect
@@ -28,8 +28,8 @@ Record = dict[str, Any]
 """A method's columns by name."""
 
 DESCRIPTION = (
-    "List all methods. What they send, keep and run with is measured by two rounds of each on toy data; the numbers "
-    "are floats relative to the model's."
+    "List all methods. What they send and keep is measured by two rounds of each on toy data, what they run with by "
+    "one; the numbers are floats relative to the model's."
 )
 HEADINGS = [
     "method",
@@ -186,8 +186,8 @@ def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: M
         raise RuntimeError(f"{entry.name} must run with the other parts of FedAvg, but: {found.refused}")
     with_rules = {} if own.rule else {name: replace(own, rule=rule) for name, rule in rules.items()}
     with_optimizers = {n: replace(own, server_optimizer=o) for n, o in optimizers.items() if not own.server_optimizer}
-    refused = {name: trial(other).refused for name, other in (with_rules | with_optimizers).items()}
-    refused["module"] = trial(own, around_module=True).refused
+    refused = {name: trial(other, rounds=1).refused for name, other in (with_rules | with_optimizers).items()}
+    refused["module"] = trial(own, around_module=True, rounds=1).refused
     return {
         "method": entry.name,
         "kind": entry.kind,

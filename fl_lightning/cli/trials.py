@@ -195,8 +195,8 @@ class Trial:
     refused: str | None = None
 
 
-def trial(federation: Federation, around_module: bool = False) -> Trial:
-    """Run two rounds, around a classifier or around a regression.
+def trial(federation: Federation, around_module: bool = False, rounds: int = 2) -> Trial:
+    """Run two rounds, or so many, around a classifier or around a regression.
 
     Raises:
         ValueError: after the start; before it, it is a refusal.
@@ -206,7 +206,7 @@ def trial(federation: Federation, around_module: bool = False) -> Trial:
         build = federation.around_module if around_module else federation.around_net
         loop = build(transforms=[contents])
         trainer = Trainer(
-            max_epochs=2,
+            max_epochs=rounds,
             accelerator="cpu",
             devices=1,
             limit_val_batches=0,

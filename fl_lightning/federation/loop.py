@@ -266,7 +266,7 @@ class FederatedLoop(Forwarding):
             found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.server_module, self.aggregator, data, self.trainer)
         data.key_batches(self.seed)
-        checks.check_streams(data, self.settings.max_batches, self.chunk, stage == "fit")
+        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, stage == "fit")
         self._services.begin_client()  # what was logged in an earlier run is not of this one
         if self._server is not None:
             self._build_net(data)  # refuses data of another kind than the last fit's

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import InitialModelClient, check_loss_returned
-from fl_lightning.functional.state import State, StateLike, clone, inner, sub, zeros_like
+from fl_lightning.functional.state import State, StateLike, clone, inner, sub, weighted_mean, zeros_like
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase
 from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_below
 
@@ -29,26 +29,21 @@ def candidate_weights(raw: Tensor) -> Tensor:
     >>> candidate_weights(torch.tensor([1.0, -2.0, 3.0])), candidate_weights(torch.tensor([-1.0]))
     (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
     """
-    helpful = raw.clamp(min=0)
-    total = helpful.sum()
-    return torch.where(total == 0, 0.0, helpful / total)
+    return nn.functional.normalize(raw.clamp(min=0), p=1, dim=0, eps=torch.finfo(raw.dtype).tiny)
 
 
 def moved_towards(own: StateLike, candidates: Sequence[StateLike], weights: Tensor) -> State:
-    """θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3) in float64 and back; integers are rounded half to even."""
-    new = {}
-    for name, value in own.items():
-        state = value.double()
-        for candidate, weight in zip(candidates, weights.double(), strict=True):
-            state = state + weight * (candidate[name].double() - value.double())
-        new[name] = (state if value.is_floating_point() else state.round()).to(value.dtype)
-    return new
+    """θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3), the mean in which θ_i weighs 1 − Σ_n w_n, >= 0: M candidates, (M,)."""
+    own_weight = (1 - weights.double().sum()).clamp(min=0)
+    return weighted_mean([own, *candidates], [own_weight.item(), *weights.tolist()])
 
 
 class FedFOMOServer(ServerModule):
     """Keeps every client's latest model and the affinity of each pair; sends a client the most promising models.
 
-    Its state grows with the number of clients: N models.
+    Its state grows with the number of clients, whatever the cohort: N models of the net's size on the Trainer's
+    device and in every checkpoint, since any of them may be sent next round (1,000 clients of a 10 MB net: 10 GB).
+    The client store, which has files, is no place for them: a client's record may lie with another process.
 
     Attributes:
         affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal.
@@ -64,8 +59,8 @@ class FedFOMOServer(ServerModule):
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
         raise ValueError(
-            f"FedFOMO's clients go on from their own models, and the global weights serve evaluation only, which a "
-            f"server optimizer would not step well, got {type(optimizer).__name__}; leave model.server_optimizer unset"
+            f"FedFOMO's clients start from their own models, and the global weights serve evaluation only, so that a "
+            f"server optimizer has nothing to step, got {type(optimizer).__name__}; leave model.server_optimizer unset"
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -82,27 +77,23 @@ class FedFOMOServer(ServerModule):
 
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models this one is sent, ascending."""
-        client = self.client_of(FedFOMO)
+        client, affinity = self.client_of(FedFOMO), self.affinity[client_id].tolist()
         has_data = self.server.size(client_id) > 0
         others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
         if client.num_candidates == "all":
             return others
-        explored = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)
-        if explored is not None:
-            return sorted(explored[: client.num_candidates])
-        affinity = self.affinity[client_id].tolist()
-        return sorted(sorted(others, key=lambda n: (-affinity[n], n))[: client.num_candidates])
+        order = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)
+        best_first = sorted(others, key=lambda n: -affinity[n])  # of equal ones the lower id, which stands first
+        return sorted((best_first if order is None else order)[: client.num_candidates])
 
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
         """Draw an order of the candidates, with probability epsilon, else None; a study may override it."""
         generator = self.server.generator(f"candidates/{client_id}")
-        if float(torch.rand((), generator=generator, dtype=torch.float64)) >= epsilon:
-            return None
-        return [others[k] for k in torch.randperm(len(others), generator=generator)]
+        explores = torch.rand((), generator=generator, dtype=torch.float64).item() < epsilon
+        return [others[k] for k in torch.randperm(len(others), generator=generator)] if explores else None
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        chosen = self.candidates(client_id)
-        models = {n: dict(self.latest(n)) for n in chosen}
+        models = {n: dict(self.latest(n)) for n in self.candidates(client_id)}
         initial = None if bool(self.trained[client_id]) else self.client_of(FedFOMO).initial
         weights = initial and {name: initial[name] for name in self.server.weights}
         return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
@@ -120,9 +111,7 @@ class FedFOMOServer(ServerModule):
             self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
             if row.num_steps and bool(row.included) and row.weights is not None:
                 self.trained[client_id] = True
-                rest = {n: value for n, value in self.server.weights.items() if n not in row.weights}
-                # a copy of what did not travel, since nobody trains it
-                self.models[client_id] = StateBuffers({**clone(rest), **row.weights})
+                self.models[client_id] = StateBuffers(clone({**self.server.weights, **row.weights}))
         return aggregate
 
 
@@ -169,13 +158,11 @@ class FedFOMO(InitialModelClient):
         return (order, order) if n == 1 else (order[held:].sort().values, order[:held].sort().values)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        models = broadcast.extras["candidates"]
         self.load_model(self.own_model() or {})
         raw = torch.zeros(local.num_clients, dtype=torch.float64)
         if local.size():
-            trained, held = self.parts(local)
-            self.round["trained"] = trained
-            if models:
+            self.round["trained"], held = self.parts(local)
+            if models := broadcast.extras["candidates"]:
                 raw[list(models)] = self.move(list(models.values()), local.restricted("train", held))
         self.round_buffer("helpfulness", raw)
 
@@ -185,16 +172,16 @@ class FedFOMO(InitialModelClient):
 
         That of a candidate whose loss is not finite is 0.
         """
-        start, names, losses, squares = clone(self.entries()), list(self.params()), [], []
-        for model in ({}, *candidates):
+        own, losses, distances = clone(self.entries()), [], []
+        for model in (own, *candidates):
             self.load_model(model)
             losses.append(self.mean_over(held, lambda batch: self.local_loss(batch, 0)))
-            away = sub({name: model.get(name, start[name]).double() for name in names}, start)
-            squares.append(inner(away, away))
+            away = sub({name: model[name].double() for name in self.params()}, own)
+            distances.append(inner(away, away).sqrt())
         others = torch.stack(losses[1:])
-        raw = helpfulness(losses[0], others, torch.stack(squares[1:]).sqrt()).masked_fill(~others.isfinite(), 0)
-        shared = {name: start[name] for name in candidates[0]}
-        self.load_model(start | moved_towards(shared, candidates, candidate_weights(raw)))
+        raw = helpfulness(losses[0], others, torch.stack(distances[1:])).masked_fill(~others.isfinite(), 0)
+        shared = {name: own[name] for name in candidates[0]}
+        self.load_model(own | moved_towards(shared, candidates, candidate_weights(raw)))
         return raw.cpu()
 
     def phases(self, exchange: str) -> tuple[Phase, ...]:

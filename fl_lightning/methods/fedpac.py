@@ -16,7 +16,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import PersonalHeadClient
 from fl_lightning.functional.losses import cross_entropy, true_class
 from fl_lightning.functional.simplex import semidefinite, simplex_minimum
-from fl_lightning.functional.state import raised, weighted_mean
+from fl_lightning.functional.state import clone, raised, weighted_mean
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least
 
@@ -181,5 +181,4 @@ class FedPAC(PersonalHeadClient):
             return {}
         own, after = self.round["own"], self.statistics(local).means
         sent = {"h": own["h"], "v": own["v"], "prototypes": after.to(own["h"].dtype)}
-        head = {name: value.clone() for name, value in self.head.state_dict().items()}
-        return {**sent, "counts": local.label_counts.to(after.device), "head": head}
+        return {**sent, "counts": local.label_counts.to(after.device), "head": clone(self.head.state_dict())}

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.federation.checkpoint import client_state
 from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_labels
 from fl_lightning.functional.density import DensityRatio
 from fl_lightning.functional.state import raised
-from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_below, check_choice
 
 KNOWN = 0.05
@@ -164,12 +164,8 @@ class SelectiveFD(KnowledgeClient):
         if self.selector_weights is not None:
             self.load_teacher("selector", client_state(Path(self.selector_weights), self))
             net = self.teacher("selector")
-
-        def of(batch: Batch) -> Tensor:
-            found: Tensor = net.features(batch[0]) if self.selector == "features" else batch[0]
-            return found.flatten(1).double()
-
-        return torch.cat(self.over(local, of, split))
+        represent = net.features if self.selector == "features" else nn.Identity()
+        return torch.cat(self.over(local, lambda batch: represent(batch[0]).flatten(1).double(), split))
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         (phase,) = super().phases(exchange)

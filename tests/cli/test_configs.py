@@ -15,7 +15,7 @@ NAME = "experiment/digits_fedavg"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, without_pictures):
     """A folder without configs/."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -56,7 +56,7 @@ class ElevenLabels(TensorSource):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, without_pictures):
     """An empty working directory with classes of a user's own, one of them on top of the twin package."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
@@ -223,6 +223,24 @@ def test_what_a_run_cannot_do(here, options, says, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert says in refusal(f"{FIT} {options} --trainer.enable_progress_bar false", 1)
     assert not list(here.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            "client FedDyn --model.client.alpha 0",
+            "alpha must be above 0, got 0.0; FedAvg is the method without these terms",
+        ),
+        (
+            "transforms NormClip --model.transforms.max_norm 0",
+            "max_norm must be above 0, got 0.0; it is the greatest norm of an update",
+        ),
+    ],
+)
+def test_what_a_class_says_of_its_arguments_is_said_once_and_alone(options, says):
+    """Also where the option may be one of several kinds, to none of which the value belongs."""
+    assert refusal(f"{FIT} --model.{options}", 1) == f"fl-lightning: error: {says}"
 
 
 def test_a_wrong_key_in_a_file(here):

@@ -181,6 +181,7 @@ def test_the_client_is_there_without_the_federation(in_finished):
     assert all(torch.equal(value, saved[f"client.{name}"]) for name, value in client.state_dict().items())
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_configuration_of_a_run_makes_the_run_again(in_finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = in_finished / "config.yaml"
@@ -204,6 +205,7 @@ def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_fini
     assert sorted(in_finished.parent.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_with_a_validation_split_the_best_is_not_chosen_on_the_test_split(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1 --data.val_fraction 0.1 --trainer.logger false").code == 0
     found = {path.name for path in (run_in(here) / "checkpoints").iterdir()}
@@ -218,6 +220,7 @@ def test_a_dry_run_leaves_nothing(here):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_users_own_module_lies_where_one_works(here):
     said = say("fit --model.client own.Net --model.client.width 6 --trainer.max_epochs 1 --data.num_clients 2")
     assert said.code == 0, said.err
@@ -271,6 +274,7 @@ def unbroken(tmp_path_factory):
     return run_in(folder)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
     for command in (f"fit {TINY} --trainer.max_epochs 1", f"fit {TINY} --trainer.max_epochs 3 --ckpt_path last"):
         assert say(command).code == 0
@@ -285,6 +289,7 @@ def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
     assert table(run) == table(unbroken)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
     stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
     said = say(f"fit {TINY} --trainer.max_epochs 3 {stop}")
@@ -309,6 +314,7 @@ def test_ctrl_c_in_the_first_round_leaves_nothing(here):
     assert not list(here.glob("runs/*"))
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_checkpoint_file_continues_the_run_around_it_and_a_new_run_leaves_old_ones_alone(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1").code == 0
     old = run_in(here)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -105,6 +106,20 @@ def test_what_it_runs_with(by_name):
         assert by_name[name]["server_optimizers"] == ["SGD"]
     assert "FedNova" not in by_name["SAM"]["rules"]
     assert "torch.optim.SGD" in by_name["SAM"]["refused"]["FedNova"]
+
+
+@pytest.mark.slow  # the table has run one round of each
+@pytest.mark.parametrize("entry", table.entries(), ids=lambda entry: entry.name)
+def test_what_it_runs_with_runs_two_rounds(entry, by_name):
+    own, others = entry.federation, table.entries()
+    rules = {other.name: replace(own, rule=other.federation.rule) for other in others if other.kind == "rule"}
+    optimizers = {other.name: other.federation.server_optimizer for other in others if other.kind == "server optimizer"}
+    optimizers["SGD"] = table.SERVER_SGD
+    with silent():
+        for name in by_name[entry.name]["rules"] or ():
+            assert trial(rules[name]).down > 0
+        for name in by_name[entry.name]["server_optimizers"] or ():
+            assert trial(replace(own, server_optimizer=optimizers[name])).down > 0
 
 
 def test_auxiliary_data_and_contents(by_name):

@@ -76,6 +76,7 @@ def test_equations():
     assert new["w"].item() == 2
     assert new["n"].item() == 4  # 3.5, half to even
     assert equal(moved_towards(own, [other], torch.tensor([0.0])), own)
+    assert equal(moved_towards(own, [{**other, "w": torch.tensor([torch.inf])}], torch.tensor([0.0])), own)
 
 
 def test_bytes_and_candidates_of_a_run():

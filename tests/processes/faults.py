@@ -1,4 +1,4 @@
-"""`python faults.py FOLDER MODE KIND...`: what each fault does to a run of two processes (fork)."""
+"""`python faults.py FOLDER KIND...`: what each fault does to a run of two processes (fork), in every mode."""
 
 import json
 import sys
@@ -39,8 +39,7 @@ def run(folder, mode, how, **settings):
 
 
 if __name__ == "__main__":
-    where, how_to, *kinds = sys.argv[1:]
-    said = {}
-    for kind in kinds:
-        said[kind] = run(Path(where), how_to, kind, strategy="client_parallel_fork", devices=2)
-    (Path(where) / f"{how_to}.json").write_text(json.dumps(said))
+    where, *kinds = sys.argv[1:]
+    two = {"strategy": "client_parallel_fork", "devices": 2}
+    said = {mode: {kind: run(Path(where), mode, kind, **two) for kind in kinds} for mode in ("error", "skip")}
+    (Path(where) / "said.json").write_text(json.dumps(said))

@@ -18,20 +18,26 @@ SOME = ("exception", "shape", "negative weight", "3e38", "replaces")
 REST = tuple(kind for kind in KINDS if kind not in SOME)
 
 
-@pytest.mark.parametrize("mode", ["error", "skip"])
-@pytest.mark.parametrize("kinds", [SOME, pytest.param(REST, marks=pytest.mark.slow)], ids=["some", "rest"])
-def test_two_processes_do_what_one_does(kinds, mode, tmp_path):
+@pytest.fixture(scope="module", params=[SOME, pytest.param(REST, marks=pytest.mark.slow)], ids=["some", "rest"])
+def together(request, tmp_path_factory):
+    """The kinds, the folder in which two processes met them by one script, and what they said."""
+    folder = tmp_path_factory.mktemp("faults")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(tmp_path), mode, *kinds]
+    command = [sys.executable, str(SCRIPT), str(folder), *request.param]
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=580, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads((tmp_path / f"{mode}.json").read_text())
+    return request.param, folder, json.loads((folder / "said.json").read_text())
+
+
+@pytest.mark.parametrize("mode", ["error", "skip"])
+def test_two_processes_do_what_one_does(together, mode):
+    kinds, folder, said = together[0], together[1], together[2][mode]
     for kind in kinds:
-        alone = run(tmp_path, mode, kind)
+        alone = run(folder, mode, kind)
         name = f"{mode}-{kind.replace(' ', '_')}"
-        one, two = (json.loads((tmp_path / f"{name}-{count}.json").read_text()) for count in (1, 2))
+        one, two = (json.loads((folder / f"{name}-{count}.json").read_text()) for count in (1, 2))
         assert two == one, kind
         if mode == "error":
             assert re.search(SAYS[kind], alone), alone

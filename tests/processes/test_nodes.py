@@ -20,11 +20,11 @@ def on_nodes(folder, nodes: int) -> None:
         port = free.getsockname()[1]
     started = []
     for rank in range(nodes):
-        torchrun = [*(sys.executable, "-m", "torch.distributed.run"), *("--nnodes", str(nodes), "--nproc-per-node", "1")]
-        torchrun += ["--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-        words = [*RUN, *("--trainer.strategy", "client_parallel", "--trainer.devices", "1")]
-        command = [*torchrun, "-m", "fl_lightning", *words, "--trainer.num_nodes", str(nodes)]
-        started.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        words = f"""-m torch.distributed.run --nnodes {nodes} --nproc-per-node 1 --node-rank {rank}
+            --master-addr 127.0.0.1 --master-port {port} -m fl_lightning""".split()
+        words += [*RUN, *f"--trainer.strategy client_parallel --trainer.devices 1 --trainer.num_nodes {nodes}".split()]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen([sys.executable, *words], cwd=folder, text=True, **streams))
     for process in started:
         said, _ = process.communicate(timeout=240)
         assert process.returncode == 0, said

@@ -86,7 +86,7 @@ def slow(*values):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("exception", "the disk of client data is gone"),
+        slow("exception", "the disk of client data is gone"),
         slow("gather", "self.all_gather cannot be called in local training, where 2 processes"),
         slow("nan", "returned NaN or infinite values in round 2"),
         slow("rule", "no value is in the middle"),

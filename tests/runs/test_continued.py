@@ -50,7 +50,7 @@ def begun(tmp_path_factory):
 
 
 @pytest.fixture
-def here(begun, tmp_path, monkeypatch):
+def here(begun, tmp_path, monkeypatch, without_pictures):
     shutil.copytree(begun, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     return tmp_path / "copy"

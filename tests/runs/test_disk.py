@@ -41,7 +41,7 @@ def largest_file(size):
 
 
 @pytest.fixture
-def here(tmp_path):
+def here(tmp_path, without_pictures):
     with working_in(tmp_path, OWN):
         yield tmp_path
 
