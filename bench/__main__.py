@@ -2,7 +2,7 @@
 
 import csv
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -16,7 +16,7 @@ COLUMNS = ("workload", "variant", "s_per_round", "floor_s_per_round", "ratio", "
 VARIANTS = [name for name in MODULES if name != "floor"]
 TOLERANCE = 0.01
 """The floor sums in float32 and the package in float64: a sample at the border may fall on the other side."""
-HEAD = "workload  variant      ms/round     floor  ratio    cpu     MB  quiet blocks"
+HEAD = "workload  variant      ms/round     floor  ratio (middle half)      cpu     MB  quiet blocks"
 
 
 def main(arguments: Sequence[str] | None = None, results: Path | None = None) -> None:
@@ -29,13 +29,19 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
     asked = parse(arguments)
     if results is None and not asked.quick:
         results = RESULTS
-    parts = any((asked.methods, asked.costs, asked.monitors, asked.parallel))
-    whole = not any((parts, asked.quick, asked.workload, asked.variant))
-    speed = asked.quick or asked.variant or not parts
-    chosen = asked.workload or list(WORKLOADS)
-    if speed:
-        print(HEAD)
-    for name in chosen if speed else ():
+    chosen = [name for name in PARTS if getattr(asked, name)]
+    if asked.quick or asked.variant or not chosen:
+        measure_speed(asked, results)
+    everything = not any((chosen, asked.quick, asked.workload, asked.variant))
+    for name in PARTS if everything else chosen:
+        if results is not None:
+            PARTS[name](asked, results)
+
+
+def measure_speed(asked: Namespace, results: Path | None) -> None:
+    """Seconds per round of the variants beside the floor's."""
+    print(HEAD)
+    for name in asked.workload or WORKLOADS:
         work = asked_size(WORKLOADS[name], asked)
         # an empty round is the same whatever the workload; convolutions are slower in a stack on a CPU
         variants = asked.variant or [v for v in VARIANTS if name == "tiny" or v in ("train", "all")]
@@ -46,40 +52,65 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
             print(line(row), flush=True)
         if results is not None:
             update(results / "speed.csv", COLUMNS, [cells(row) for row in found], keys=2)
-    if results is not None and whole:
-        print(f"\n{'what':28} {'seconds':>8} {'ratio':>6}")
-        times = startup()
-        for what, seconds, ratio in times:
-            print(f"{what:28} {seconds:8.2f} {ratio:6.2f}")
-        rows = [[what, str(seconds), str(ratio)] for what, seconds, ratio in times]
-        update(results / "startup.csv", ("what", "seconds", "ratio"), rows, keys=1)
-    if results is not None and (asked.methods or whole):
-        from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
-
-        steps = methods.measure(asked.repeats or 3)
-        table(results / "methods.csv", ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor"), steps)
-    if results is not None and (asked.costs or whole):
-        measure_costs(results, chosen, asked.repeats or 1)
-    if results is not None and (asked.monitors or whole):
-        from bench import monitors  # noqa: PLC0415
-
-        monitored = monitors.measure(asked.repeats or 1)
-        table(results / "monitors.csv", ("monitor", "s_per_round", "round_s", "share"), monitored)
-    if results is not None and (asked.parallel or whole):
-        from bench import parallel  # noqa: PLC0415
-
-        table(results / "parallel.csv", ("processes", "s_per_round", "speedup"), parallel.measure(asked.repeats or 3))
 
 
-def measure_costs(results: Path, workloads: Sequence[str], repeats: int) -> None:
-    """Write the tables of `bench.costs`; the memory of a stateful method is that on `tiny`."""
+def measure_startup(asked: Namespace, results: Path) -> None:
+    """Seconds until the package is there."""
+    table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, seconds=45))
+
+
+def measure_methods(asked: Namespace, results: Path) -> None:
+    """The cost of a method's step."""
+    from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
+
+    columns = ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor")
+    table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, seconds=120))
+
+
+def measure_costs(asked: Namespace, results: Path) -> None:
+    """The cost of a method's round, and the memory of a stateful one on `tiny`."""
     from bench import costs  # noqa: PLC0415
 
+    workloads = asked.workload or list(WORKLOADS)
     for name in workloads:
-        table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, repeats))
+        table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, asked.repeats or 1))
     if "tiny" in workloads:
         rows = [row for num_clients in (100, 1000) for row in costs.stateful(num_clients, rounds=200)]
         table(results / "stateful.csv", ("clients and round", "mb", "records_mb"), rows)
+
+
+def measure_monitors(asked: Namespace, results: Path) -> None:
+    """The cost of a monitor."""
+    from bench import monitors  # noqa: PLC0415
+
+    columns = ("monitor", "s_per_round", "round_s", "share")
+    table(results / "monitors.csv", columns, monitors.measure(asked.repeats or 1))
+
+
+def measure_parallel(asked: Namespace, results: Path) -> None:
+    """One process against two."""
+    from bench import parallel  # noqa: PLC0415
+
+    columns = ("processes", "s_per_round", "speedup")
+    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, seconds=100))
+
+
+def measure_scale(asked: Namespace, results: Path) -> None:
+    """Rounds by the number of clients."""
+    from bench import scale  # noqa: PLC0415
+
+    table(results / "scale.csv", scale.COLUMNS, scale.measure(rounds=asked.rounds or scale.ROUNDS))
+
+
+PARTS: dict[str, Callable[[Namespace, Path], None]] = {
+    "startup": measure_startup,
+    "methods": measure_methods,
+    "costs": measure_costs,
+    "monitors": measure_monitors,
+    "parallel": measure_parallel,
+    "scale": measure_scale,
+}
+"""What is measured besides `measure_speed`, by the option that asks for it alone."""
 
 
 def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[float, ...]]]) -> None:
@@ -96,10 +127,8 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
-    parser.add_argument("--methods", action="store_true", help="only the cost of each method's local step")
-    parser.add_argument("--costs", action="store_true", help="only the cost of each method's round")
-    parser.add_argument("--monitors", action="store_true", help="only the cost of each monitor")
-    parser.add_argument("--parallel", action="store_true", help="only one process against two")
+    for name, part in PARTS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")
     parser.add_argument("--repeats", type=int, help="blocks of each variant")
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")
@@ -133,7 +162,8 @@ def line(row: Figures) -> str:
     noisy = "" if row.quiet else f"  (others took more than {100 * NOISE:.0f} % of the machine: measure again)"
     return (
         f"{row.workload:9} {row.variant:12} {1e3 * row.s_per_round:9.2f} {1e3 * row.floor_s_per_round:9.2f} "
-        f"{row.ratio:6.3f} {row.cpu_ratio:6.3f} {row.peak_rss_mb:6.0f}  {row.quiet} of {row.blocks}{noisy}"
+        f"{row.ratio:6.3f} ({row.low:.3f} to {row.high:.3f}) {row.cpu_ratio:6.3f} {row.peak_rss_mb:6.0f}  "
+        f"{row.quiet} of {row.blocks}{noisy}"
     )
 
 

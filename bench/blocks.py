@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from statistics import median
+from statistics import median, quantiles
 
 import psutil
 import torch
@@ -150,9 +150,19 @@ def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]
     return in_turn(work, {name: partial(run_block, work, name) for name in ["floor", *variants]})
 
 
+def turns(most: int, seconds: float) -> Iterator[int]:
+    """Count turns: `most` of them, or as many as are done within `seconds`, whatever the noise; at least one."""
+    begin = time.perf_counter()
+    for turn in range(most):
+        yield turn
+        spent = time.perf_counter() - begin
+        if spent + spent / (turn + 1) > seconds:
+            return
+
+
 def in_turn(work: Workload, run: dict[str, Callable[[], Block]]) -> dict[str, list[Block]]:
     blocks: dict[str, list[Block]] = {name: [] for name in run}
-    for _ in range(work.repeats):
+    for _ in turns(work.repeats, work.seconds):
         for name, block in run.items():
             blocks[name].append(block())
     return blocks
@@ -174,6 +184,8 @@ class Figures:
         s_per_round: median over the blocks.
         floor_s_per_round: median over the floor's blocks beside them.
         ratio: median of the ratios of neighbouring blocks.
+        low: lower quartile of these ratios.
+        high: upper quartile.
         peak_rss_mb: of the variant's process.
         cpu_ratio: the same ratio in CPU seconds: says more than `ratio` on a busy machine, for one thread.
         quiet: blocks that were not disturbed.
@@ -185,10 +197,18 @@ class Figures:
     s_per_round: float
     floor_s_per_round: float
     ratio: float
+    low: float
+    high: float
     peak_rss_mb: float
     cpu_ratio: float
     quiet: int
     blocks: int
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile, of one value too."""
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return low, middle, high
 
 
 def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block]) -> Figures:
@@ -196,12 +216,15 @@ def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block
     pairs = list(zip(floor, blocks, strict=True))
     quiet = [pair for pair in pairs if all(block.others <= NOISE for block in pair)]
     used = quiet or pairs
+    low, ratio, high = quartiles([own.seconds / base.seconds for base, own in used])
     return Figures(
         workload=work.name,
         variant=variant,
         s_per_round=median(own.seconds for _, own in used),
         floor_s_per_round=median(base.seconds for base, _ in used),
-        ratio=median(own.seconds / base.seconds for base, own in used),
+        ratio=ratio,
+        low=low,
+        high=high,
         peak_rss_mb=blocks[-1].peak_rss_mb,
         cpu_ratio=median(own.cpu / base.cpu for base, own in used),
         quiet=len(quiet),

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD
 
+from bench.blocks import turns
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning import ClientModule, FederatedLoop
@@ -24,7 +25,7 @@ from fl_lightning.data import TensorSource
 from fl_lightning.methods import SAM, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
 from fl_lightning.types import ClientUpdate
 
-COHORT = 3
+COHORT, EPOCHS = 3, 5
 ANCHOR = 10
 """Rows of FedKA's anchor batch at most: one per class."""
 METHODS: dict[str, Callable[..., ClientModule]] = {
@@ -137,16 +138,18 @@ def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
     return {name: found.get(name, found["step"]) / found["step"] for name in METHODS}
 
 
-def measure(repeats: int) -> list[tuple[str, float, float, float, float]]:
+def measure(repeats: int, seconds: float) -> list[tuple[str, float, float, float, float]]:
     """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio, ratio / floor): medians over turns.
+
+    There are `repeats` turns, or as many as are done within `seconds`.
 
     What a client does once, such as loading a teacher, is spread over its steps.
     """
-    work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=1)
+    work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=1, local_epochs=EPOCHS)
     steps = work.local_epochs * -(-work.client_samples // work.batch_size)
     taken: dict[str, list[float]] = {name: [] for name in METHODS}
     parts: list[dict[str, float]] = []
-    for _ in range(repeats):
+    for _ in turns(repeats, seconds):
         parts.append(floors(work))
         for name in METHODS:
             taken[name].append(seconds_per_client(name, work))

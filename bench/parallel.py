@@ -11,10 +11,11 @@ from statistics import median
 
 import torch
 
+from bench.blocks import turns
 from bench.workloads import WORKLOADS
 
 
-def seconds(devices: int, rounds: int) -> float:
+def seconds_per_round(devices: int, rounds: int) -> float:
     """Run it in processes of their own."""
     command = [sys.executable, "-m", "bench.parallel", str(devices), str(rounds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -22,12 +23,12 @@ def seconds(devices: int, rounds: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def measure(repeats: int, rounds: int = 2) -> list[tuple[str, float, float]]:
-    """Rows (processes, seconds per round, how many times faster than one): medians over turns."""
+def measure(repeats: int, seconds: float, rounds: int = 3) -> list[tuple[str, float, float]]:
+    """Rows (processes, seconds per round, how many times faster than one): medians over turns, in so many seconds."""
     taken: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(repeats):
+    for _ in turns(repeats, seconds):
         for devices, found in taken.items():
-            found.append(seconds(devices, rounds))
+            found.append(seconds_per_round(devices, rounds))
     return [
         (
             f"{devices} x 1 thread",

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-REPEATS = 7
+from bench.blocks import turns
+
 BASE = "import pytorch_lightning"
 
 
@@ -23,26 +24,22 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
-def seconds(command: list[str]) -> float:
+def seconds_of(command: list[str]) -> float:
     start = perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return perf_counter() - start
 
 
-def startup(repeats: int = REPEATS) -> list[tuple[str, float, float]]:
-    """Rows (what, seconds, ratio to importing Lightning): medians over interleaved runs."""
+def startup(repeats: int, seconds: float) -> list[tuple[str, float, float]]:
+    """Rows (what, seconds, ratio to importing Lightning): medians over interleaved runs, in so many seconds."""
     runs = commands()
     times: dict[str, list[float]] = {what: [] for what in runs}
-    for repeat in range(repeats + 1):
+    for _ in turns(repeats + 1, seconds):
         for what, command in runs.items():
-            taken = seconds(command)
-            if repeat:  # the first run fills the caches
-                times[what].append(taken)
+            times[what].append(seconds_of(command))
+    times = {what: taken[1:] or taken for what, taken in times.items()}  # the first turn fills the caches
+    base = times[BASE]
     return [
-        (
-            what,
-            round(median(taken), 3),
-            round(median(own / base for own, base in zip(taken, times[BASE], strict=True)), 3),
-        )
+        (what, median(taken), median(own / lightning for own, lightning in zip(taken, base, strict=True)))
         for what, taken in times.items()
     ]

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import costs
+from bench import costs, scale
 from bench.__main__ import COLUMNS, main
+from bench.blocks import quartiles, turns
 from bench.methods import METHODS, seconds_per_client
 from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
@@ -64,3 +65,20 @@ def test_the_cost_of_a_monitor_is_timed(name):
     own, rest = seconds(name, "tiny")
     assert own > 0
     assert rest > 0
+
+
+def test_turns_end_with_the_time_and_give_one_at_least():
+    assert list(turns(3, seconds=60)) == [0, 1, 2]
+    assert list(turns(3, seconds=0)) == [0]
+
+
+def test_quartiles_of_a_single_value_are_that_value():
+    assert quartiles([2.0]) == (2.0, 2.0, 2.0)
+    assert quartiles([1.0, 2.0, 3.0]) == (1.5, 2.0, 2.5)
+
+
+@pytest.mark.parametrize("method", scale.METHODS)
+def test_rounds_of_many_clients_are_measured(method):
+    start, seconds_per_round, mb, checkpoint_mb = scale.run(20, method, rounds=scale.UNMEASURED + 2)
+    assert min(start, seconds_per_round, checkpoint_mb) > 0
+    assert mb < 500

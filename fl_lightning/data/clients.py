@@ -86,9 +86,10 @@ class ClientView:
     Args:
         data: the data module, for its settings and the splits besides `train`.
         train: the training split of all clients.
-        indices: by client, its samples by split: int64 indices (n,) into it, `train` at least.
+        dealt: the training samples of every client: int64 indices (n,) into the split.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
+        own: the client's samples by split, where they are others; or None.
     """
 
     ended = False
@@ -97,15 +98,16 @@ class ClientView:
         self,
         data: FederatedData,
         train: Split,
-        indices: Mapping[int, Mapping[str, Tensor]],
+        dealt: Sequence[Tensor],
         client_id: int,
         round_idx: int,
+        own: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.client_id, self.round_idx = client_id, round_idx
+        self.client_id, self.round_idx, self._dealt = client_id, round_idx, dealt
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self.drop_last = data.drop_last
         self._data, self._train = data, train
-        self._indices = dict(indices[client_id])
+        self._indices = {"train": dealt[client_id]} if own is None else dict(own)
 
     @property
     def label_counts(self) -> Tensor:
@@ -181,8 +183,8 @@ class ClientView:
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {self.client_id: {**self._indices, split: own[positions]}}
-        return ClientView(self._data, self._train, indices, self.client_id, self.round_idx)
+        indices = {**self._indices, split: own[positions]}
+        return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)

@@ -17,6 +17,7 @@ from fl_lightning.data.datasets import DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
+from fl_lightning.data.parts import Parts
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
@@ -116,8 +117,8 @@ class FederatedDataModule(LightningDataModule):
         self.shuffle = shuffle is not False
         self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
-        self._clients: dict[str, list[Tensor]] = {}
-        self.samples: ClientSamples | ClientStreams = ClientSamples([], self, seed)
+        self._clients: dict[str, Sequence[Tensor]] = {}
+        self.samples: ClientSamples | ClientStreams = ClientSamples(Parts(()), self, seed)
         self._pool = np.arange(0)
 
     @classmethod
@@ -302,7 +303,7 @@ class FederatedDataModule(LightningDataModule):
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
         return self._clients[split][client_id]
 
-    def _divide(self) -> list[Tensor]:
+    def _divide(self) -> Parts:
         """Take out the holdout, then deal the remaining training samples to the clients."""
         train = self._splits["train"]
         held = draw_holdout(len(train), self.holdout_sizes, self.proxy_overlap, self.seed)
@@ -312,7 +313,7 @@ class FederatedDataModule(LightningDataModule):
         unread = self.partition.column is None and not self.partition.needs_labels
         samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
         parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
-        return [torch.from_numpy(pool[part]) for part in parts]
+        return Parts(parts, pool)
 
     def _draw_shared(self) -> Split:
         """Draw the one-per-class set from the clients' samples."""
@@ -337,7 +338,7 @@ class FederatedDataModule(LightningDataModule):
             values = None
         return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], num_classes)
 
-    def _divide_test(self) -> list[Tensor]:
+    def _divide_test(self) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none."""
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
@@ -345,7 +346,7 @@ class FederatedDataModule(LightningDataModule):
         samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
         parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
-        return [torch.from_numpy(part) for part in parts]
+        return Parts(parts)
 
     @cached_property
     def label_counts(self) -> Tensor:
@@ -376,7 +377,7 @@ class FederatedDataModule(LightningDataModule):
         self.client_indices("train", 0)
         if isinstance(self.samples, ClientStreams):
             return self.samples.view
-        return partial(ClientView, self, self._splits["train"], self.samples.views)
+        return partial(ClientView, self, self._splits["train"], self.samples.current)
 
     def size(self, client_id: int) -> int:
         """Training samples of a client; of one that has a stream, those of its longest pass."""

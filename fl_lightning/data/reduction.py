@@ -1,11 +1,13 @@
 """The clients' training samples: as they were dealt, and as each has them now."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fl_lightning.data.parts import Parts
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator
@@ -57,18 +59,16 @@ class ClientSamples:
     """Training samples of every client, some of which may be held back.
 
     Args:
-        dealt: of each client, (n,) int64 into the split.
+        dealt: of each client, int64 indices into the split.
         data: whose labels are read where samples are held back; a data module.
         seed: of the draws.
 
     Attributes:
         current: what each client has now.
-        views: the same by client and split, as `ClientView` reads it.
     """
 
-    def __init__(self, dealt: list[Tensor], data: Labelled, seed: int) -> None:
-        self.dealt, self.current = dealt, list(dealt)
-        self.views = {client_id: {"train": part} for client_id, part in enumerate(dealt)}
+    def __init__(self, dealt: Parts, data: Labelled, seed: int) -> None:
+        self.dealt, self.current = dealt, copy(dealt)
         self._data, self._seed = data, seed
         self._counts: ClassCounts = {}
 
@@ -104,7 +104,7 @@ class ClientSamples:
         part, counts = self.dealt[client_id], self._counts.get(client_id)
         if counts and (labels := self._data.split("train").labels) is not None:
             part = reduced(part, labels, counts, self._seed, client_id)
-        self.current[client_id] = self.views[client_id]["train"] = part
+        self.current.replace(client_id, part)
 
     def state_dict(self) -> dict[str, Any]:
         return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}

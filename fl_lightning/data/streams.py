@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from fl_lightning.data.clients import ClientView, FederatedData
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.parts import Parts
 from fl_lightning.data.splits import Split
 from fl_lightning.types import Batch
 
@@ -98,7 +100,7 @@ class ClientStreams:
         for broken, rule, got in rules:
             if broken:
                 raise ValueError(f"the clients' samples are streams, which have no length, so that {rule}; got {got}")
-        self.dealt = self.current = [torch.arange(0) for _ in split.streams]
+        self.dealt = self.current = Parts([np.arange(0)] * given)
 
     def limit(self, batches: int) -> None:
         """Let a pass over a stream end after so many batches."""
@@ -118,7 +120,7 @@ class ClientStreams:
     def view(self, client_id: int, round_idx: int) -> "StreamView":
         """One client's data in one round."""
         stream, most = self.split.streams[client_id], self.size(client_id)
-        return StreamView(self._data, self.split, {client_id: {}}, client_id, round_idx, stream, most)
+        return StreamView(self._data, self.split, {}, client_id, round_idx, stream, most)
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Refuse to hold samples back."""
@@ -140,7 +142,7 @@ class StreamView(ClientView):
     Args:
         data: the data module.
         train: the training split of all clients.
-        indices: of the client's samples by split; `train` is none of them.
+        own: the client's samples by split; `train` is none of them.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
         stream: the client's.
@@ -151,13 +153,13 @@ class StreamView(ClientView):
         self,
         data: FederatedData,
         train: StreamSplit,
-        indices: Mapping[int, Mapping[str, Tensor]],
+        own: Mapping[str, Tensor],
         client_id: int,
         round_idx: int,
         stream: Stream,
         most: int,
     ) -> None:
-        super().__init__(data, train, indices, client_id, round_idx)
+        super().__init__(data, train, (), client_id, round_idx, own)
         self._streams, self._stream, self._most, self._seen = train, stream, most, 0
 
     @property
@@ -218,8 +220,8 @@ class StreamView(ClientView):
     def restricted(self, split: str, positions: Tensor) -> ClientView:
         if split == "train":
             raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
-        indices = {self.client_id: super().restricted(split, positions)._indices}
-        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._stream, self._most)
+        own = super().restricted(split, positions)._indices
+        return StreamView(self._data, self._streams, own, self.client_id, self.round_idx, self._stream, self._most)
 
 
 class counted:  # noqa: N801 - a function that worker processes can be sent

@@ -101,7 +101,7 @@ class RunIdentity:
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if trainer.state.fn == "fit":
-            found["data.clients"] = digest_of(data.samples.dealt)
+            found["data.clients"] = digest_of([data.samples.dealt.indices, data.samples.dealt.ends])
         self.objects = found
 
     def state_dict(self) -> dict[str, Settings]:
