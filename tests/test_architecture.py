@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,3 +35,12 @@ def test_every_file_of_the_drawing_exists():
     named = {file for line in drawing() for file in FILE.findall(line)}
     assert len(named) > 20
     assert not [file for file in named if not (ROOT / "fl_lightning" / file).is_file()]
+
+
+def test_a_method_file_has_at_most_120_code_lines():
+    spec = spec_from_file_location("trace_round", ROOT / "docs/trace_round.py")
+    trace_round = module_from_spec(spec)
+    spec.loader.exec_module(trace_round)
+    files = sorted((ROOT / "fl_lightning/methods").glob("*.py"))
+    assert len(files) > 30
+    assert {file.name: size for file in files if (size := len(trace_round.code_lines(file))) > 120} == {}
