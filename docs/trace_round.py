@@ -168,6 +168,8 @@ def main() -> None:
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
+    papers = [f"{path.stem} {len(code_lines(path))}" for path in everything if path.parent.name == "methods"]
+    print("code lines of the files of methods:", ", ".join(papers))
     longest = max((n, f"{path.relative_to(PACKAGE)} {f}") for path in everything for f, n in functions(path).items())
     print(f"longest function: {longest[1]}, {longest[0]} code lines")
     asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(ast.parse(path.read_text())))

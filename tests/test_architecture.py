@@ -1,10 +1,11 @@
 """docs/architecture.md: the drawing names the files of a round in the order in which a round enters them."""
 
-import os
 import re
-import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"[a-z]\w*(?:/\w+)+\.py")
@@ -15,10 +16,20 @@ def drawing() -> list[str]:
     return text.split("```text\n")[1].split("```")[0].splitlines()
 
 
-def test_numbered_files_are_those_that_a_round_enters_in_that_order():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "docs/trace_round.py"]
-    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def trace_round(monkeypatch):
+    """The script of the figures, as a module."""
+    monkeypatch.setattr(sys, "argv", ["trace_round.py"])
+    monkeypatch.syspath_prepend(str(ROOT))  # so that what the script adds is taken back
+    spec = spec_from_file_location("trace_round", ROOT / "docs/trace_round.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_numbered_files_are_those_that_a_round_enters_in_that_order(trace_round, capsys):
+    trace_round.main()
+    out = capsys.readouterr().out
     entered = re.findall(r"^  (\S+\.py) +\d+ code lines", out, re.MULTILINE)
     numbers, named = [], []
     for line in drawing():
@@ -34,3 +45,9 @@ def test_every_file_of_the_drawing_exists():
     named = {file for line in drawing() for file in FILE.findall(line)}
     assert len(named) > 20
     assert not [file for file in named if not (ROOT / "fl_lightning" / file).is_file()]
+
+
+def test_a_method_file_has_at_most_120_code_lines(trace_round):
+    files = sorted((ROOT / "fl_lightning/methods").glob("*.py"))
+    assert len(files) > 30
+    assert {file.name: size for file in files if (size := len(trace_round.code_lines(file))) > 120} == {}

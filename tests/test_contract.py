@@ -163,8 +163,9 @@ def test_every_method_has_its_files(name):
     assert test.is_file(), f"write {test.relative_to(ROOT)}"
 
 
-def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(two_rounds):
-    first, second = two_rounds.rows
+def check_rounds(rows: list[dict[str, float]], weights: dict[str, torch.Tensor]) -> None:
+    """See that two rounds have finite values and weights, and whole bytes."""
+    first, second = rows
     assert any(key.startswith("train/") for key in first)
     for row in (first, second):
         assert all(map(math.isfinite, row.values()))
@@ -172,10 +173,14 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(two_ro
         for way in ("comm/bytes_down", "comm/bytes_up"):
             assert row[way] == int(row[way])
             assert row[way] > 0 or "global/acc" not in row  # nothing moves only where nothing is shared
-    saved = two_rounds.state
-    assert any("running_mean" in key for key in saved["state_dict"])
-    assert all(value.isfinite().all() for value in saved["state_dict"].values())
-    assert saved["global_step"] == 2
+    assert any("running_mean" in key for key in weights)
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+@pytest.mark.slow  # the two rounds below, by its files and the command line, as in `make smoke`
+def test_two_rounds_of_its_files_are_finite_and_count_their_bytes(two_rounds):
+    check_rounds(two_rounds.rows, two_rounds.state["state_dict"])
+    assert two_rounds.state["global_step"] == 2
 
 
 @pytest.mark.slow  # the resume below, by the command line: tests/cli/test_main.py has one by default
@@ -413,6 +418,22 @@ def test_its_own_passes_and_its_training_see_what_the_transfer_hook_makes_of_a_b
     )
     assert equal(weights_of(hooked), weights_of(plain))
     assert hooked.round_metrics == plain.round_metrics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(name):
+    class Rows(pl.Callback):
+        rows: tuple[dict[str, float], ...] = ()
+
+        def on_train_epoch_end(self, trainer: Any, loop: Any) -> None:
+            self.rows = (*self.rows, {key: float(value) for key, value in loop.round_metrics.items()})
+
+    own = {"partition": EdgePartition(), "batch_size": 8, "schedule": EDGES["data"]["schedule"]}
+    watch, net = Rows(), partial(BatchNormNet, dropout=0.2)
+    settings = settings_of(name, net=net, optimizer=sgd(0.05))
+    loop = trained(data_of(sizes=EdgePartition.SIZES, **own), callbacks=[watch], alma_every=1, **settings)
+    check_rounds(list(watch.rows), loop.state_dict())
+    assert loop.trainer.global_step == 2
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -70,10 +70,10 @@ def checkout(tmp_path_factory):
 
 def test_tests_and_doctest_of_the_walk_through_pass(checkout):
     files = ["tests/methods/test_feddecorr.py", "fl_lightning/methods/feddecorr.py"]
-    out = run("-m", "pytest", "-v", *files, cwd=checkout)
+    out = run("-m", "pytest", "-vv", *files, cwd=checkout)
     assert "6 passed" in out
-    assert out.count(f"{files[0]}::") == 5
-    assert out.count(f"{files[1]}::") == 1
+    passed = [len(re.findall(rf"^{file}::.* PASSED", out, re.MULTILINE)) for file in files]
+    assert passed == [5, 1]
 
 
 def test_walk_through_is_clean(checkout):

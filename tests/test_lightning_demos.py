@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[*list(CASES)[:3], pytest.param("LightningLSTM", marks=pytest.mark.slow)])  # it is large
 def case(request):
     """A factory of equal modules, and the samples."""
     make, samples = CASES[request.param]

@@ -22,7 +22,12 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def params():
+    """The first notebook by default, all with the slow tests."""
+    return [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (k > 0)) for k, path in enumerate(NOTEBOOKS)]
+
+
+@pytest.fixture(scope="module", params=params())
 def both(request, tmp_path_factory):
     """A notebook as it is kept and as it is now, and the folder in which it was run."""
     with pytest.MonkeyPatch.context() as patch:

@@ -167,7 +167,12 @@ def accuracy(rule, attack=None):
     return loop.round_metrics["global/acc"]
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def slow(name):
+    """By default the median stands for the trimmed mean, Krum for multi-Krum: docs/attacks.md has all."""
+    return [pytest.mark.slow] if name in ("trimmed_mean", "multi_krum") else []
+
+
+@pytest.mark.parametrize("rule", [pytest.param(rule, id=name, marks=slow(name)) for name, rule in RULES.items()])
 def test_a_robust_rule_keeps_its_accuracy_with_a_fifth_of_the_clients_malicious(rule):
     clean = accuracy(rule)
     assert clean > 0.75

@@ -191,8 +191,15 @@ def test_the_configuration_of_a_run_makes_the_run_again(in_finished, tmp_path, m
     assert same(weights(again), weights(in_finished))
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
-@pytest.mark.parametrize("which", ["last", "best"])
+@pytest.mark.parametrize(
+    ("command", "which"),
+    [
+        ("validate", "last"),
+        ("test", "best"),
+        pytest.param("validate", "best", marks=pytest.mark.slow),
+        pytest.param("test", "last", marks=pytest.mark.slow),
+    ],
+)
 def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_finished, command, which):
     before = sorted(in_finished.parent.rglob("*"))
     said = say(f"{command} {TINY} --ckpt_path {which}")

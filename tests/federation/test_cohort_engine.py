@@ -170,7 +170,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("sizes", [(10,) * 6, RAGGED], ids=["even", "ragged"])
+@pytest.mark.parametrize("sizes", [pytest.param((10,) * 6, marks=pytest.mark.slow), RAGGED], ids=["even", "ragged"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_each_client_as_it_would_alone(name, sizes):
     """Without BatchNorm, before which a bias has a gradient of rounding errors, which Adam would make steps of."""
@@ -192,7 +192,7 @@ def test_every_optimizer_steps_each_client_as_it_would_alone(name, sizes):
     ],
     ids=", ".join,
 )
-@pytest.mark.parametrize("kind", [FedAvg, FedDyn])
+@pytest.mark.parametrize("kind", [FedAvg, pytest.param(FedDyn, marks=pytest.mark.slow)])  # every method: see above
 def test_ragged_clients_give_the_same_whatever_the_settings(settings, kind):
     if kind is FedDyn and "server_optimizer" in settings:
         pytest.skip("is refused")

@@ -46,7 +46,7 @@ def test_the_invariant_holds_where_a_client_is_skipped():
         torch.testing.assert_close(loop.server_module.control[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("momentum", "lr"), [(0.0, 0.05), (0.9, 0.02)])
+@pytest.mark.parametrize(("momentum", "lr"), [pytest.param(0.0, 0.05, marks=pytest.mark.slow), (0.9, 0.02)])
 def test_it_reaches_the_optimum_that_fedavg_misses(momentum, lr):
     """Unequal quadratics, unequal work, partial participation; inside momentum, too."""
     _, missed = solve(FedAvg, 120, PARTIAL, lr, momentum)
