@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
-from fl_lightning.data.clients import ClientView
+from fl_lightning.data.clients import ClientView, Parts
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
-from fl_lightning.data.parts import Parts
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fl_lightning.data.parts import Parts
+from fl_lightning.data.clients import Parts
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from fl_lightning.data.clients import ClientView, FederatedData
+from fl_lightning.data.clients import ClientView, FederatedData, Parts
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import IIDPartition, Partition
-from fl_lightning.data.parts import Parts
 from fl_lightning.data.splits import Split
 from fl_lightning.types import Batch
 
