@@ -14,7 +14,7 @@ from tests.test_contributing import FENCED
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {path.stem: path for path in sorted((ROOT / "docs/recipes").glob("*.md")) if path.stem != "index"}
-NEEDS = {"optuna": "optuna", "text": "datasets"}
+NEEDS = {"optuna": "optuna", "peft": "peft", "text": "datasets"}
 FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
 
 
@@ -96,6 +96,15 @@ def test_lora(run):
     tuned, total = (int(value) for value in re.search(r"(\d+) of (\d+) weights are trained", said).groups())
     assert tuned < total / 5
     assert number(r"ten digits ([\d.]+)", said) > 0.7
+
+
+@pytest.mark.slow  # transformers is slow to import
+def test_peft(run, tmp_path):
+    said = run("peft")
+    sent, whole = (int(value) for value in re.search(r"send (\d+) of (\d+) bytes", said).groups())
+    assert sent < whole / 5
+    assert number(r"accuracy ([\d.]+)", said) > 0.7
+    assert (tmp_path / "adapters/adapter_config.json").is_file()
 
 
 @pytest.mark.slow  # every run is a process

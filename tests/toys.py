@@ -71,8 +71,8 @@ def sgd(lr: float = 0.1, momentum: float = 0.9, **more):
     return partial(torch.optim.SGD, lr=lr, momentum=momentum, **more)
 
 
-def trainer(rounds: int, tmp_path=None, **settings) -> pl.Trainer:
-    """A quiet stock Trainer."""
+def trainer(rounds: int, tmp_path=None, kind=pl.Trainer, **settings) -> pl.Trainer:
+    """A quiet stock Trainer; `kind`: of the twin package."""
     quiet = {
         "accelerator": "cpu",
         "logger": False,
@@ -83,7 +83,7 @@ def trainer(rounds: int, tmp_path=None, **settings) -> pl.Trainer:
         "max_epochs": rounds,
         "default_root_dir": tmp_path,
     }
-    return pl.Trainer(**{**quiet, **settings})
+    return kind(**{**quiet, **settings})
 
 
 def fit(client, rounds: int = 3, data=None, ckpt_path=None, loop=None, callbacks=None, precision="32-true", **settings):

@@ -1,0 +1,404 @@
+"""Modules that nobody of this project wrote, and modules as the documents of other packages have them: unchanged.
+
+Each case is a module and a data module; packages are imported when a case is made. `python modules.py CASE FOLDER
+DEVICES` federates one with several processes and writes its weights.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import FixedPartition
+from tests.toys import trainer
+
+PARTS = [list(range(0, 8)), list(range(8, 12)), list(range(12, 24))]
+"""Samples of the clients; batches of 4 divide them, since some states have the size of a batch."""
+SIZE = 24
+WORDS = 11
+
+
+class Loaded(LightningDataModule):
+    """A dataset as both training and validation samples."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
+        super().__init__()
+        self.dataset, self.collate_fn = dataset, collate_fn
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=4, collate_fn=self.collate_fn)
+
+    val_dataloader = train_dataloader
+
+
+class Items(Dataset):
+    """Dictionaries or tuples made of columns."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.items = [make(i) for i in range(SIZE)]
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+@cache
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(count: int = 3) -> torch.Tensor:
+    return torch.arange(SIZE) % count
+
+
+def images(size: int = 32) -> torch.Tensor:
+    return drawn(SIZE, 3, size, size)
+
+
+# --- Lightning's own demos ----------------------------------------------------------------------------------------
+
+
+def text() -> TensorDataset:
+    words = torch.randint(WORDS, (SIZE, 6), generator=torch.Generator().manual_seed(0))
+    return TensorDataset(words[:, :-1], words[:, 1:])
+
+
+def boring() -> tuple[LightningModule, LightningDataModule]:
+    from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
+
+    return BoringModel(), Loaded(RandomDataset(32, SIZE))
+
+
+def boring_by_hand() -> tuple[LightningModule, LightningDataModule]:
+    from pytorch_lightning.demos.boring_classes import ManualOptimBoringModel, RandomDataset
+
+    return ManualOptimBoringModel(), Loaded(RandomDataset(32, SIZE))
+
+
+def transformer() -> tuple[LightningModule, LightningDataModule]:
+    from pytorch_lightning.demos.transformer import LightningTransformer, Transformer
+
+    module = LightningTransformer(vocab_size=WORDS)
+    module.model = Transformer(WORDS, ninp=8, nhead=2, nhid=8, nlayers=1, dropout=0.0)
+    return module, Loaded(text())
+
+
+def lstm() -> tuple[LightningModule, LightningDataModule]:
+    from pytorch_lightning.demos.lstm import LightningLSTM
+
+    module = LightningLSTM(vocab_size=WORDS)
+    for part in module.modules():
+        if isinstance(part, nn.LSTM):
+            part.dropout = 0.0
+        elif isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return module, Loaded(text())
+
+
+def collection() -> tuple[LightningModule, LightningDataModule]:
+    from tests.user_modules import Metrics
+
+    return Metrics(), Loaded(TensorDataset(drawn(SIZE, 4), classes()))
+
+
+def gan() -> tuple[LightningModule, LightningDataModule]:
+    from tests.third_party.gan import GAN
+
+    return GAN(1, 8, 8), Loaded(TensorDataset(drawn(SIZE, 1, 8, 8).tanh(), classes()))
+
+
+# --- torchgeo -----------------------------------------------------------------------------------------------------
+
+
+def geo_samples(label: Callable[[int], torch.Tensor], key: str = "label") -> Items:
+    return Items(lambda i: {"image": images()[i], key: label(i)})
+
+
+def geo_classification() -> tuple[LightningModule, LightningDataModule]:
+    """With a data module of torchgeo, which normalises on the device."""
+    from torchgeo.datamodules import NonGeoDataModule
+    from torchgeo.datasets import NonGeoDataset
+    from torchgeo.trainers import ClassificationTask
+
+    class Scenes(NonGeoDataset):
+        def __init__(self, split="train"):
+            self.samples = geo_samples(lambda i: classes()[i])
+
+        def __len__(self):
+            return SIZE
+
+        def __getitem__(self, index):
+            return dict(self.samples[index])
+
+    return ClassificationTask(model="resnet18", in_channels=3, num_classes=3), NonGeoDataModule(Scenes, batch_size=4)
+
+
+def geo_regression() -> tuple[LightningModule, LightningDataModule]:
+    from torchgeo.trainers import RegressionTask
+
+    return RegressionTask(model="resnet18", in_channels=3), Loaded(geo_samples(lambda i: drawn(SIZE)[i]))
+
+
+def geo_segmentation() -> tuple[LightningModule, LightningDataModule]:
+    from torchgeo.trainers import SemanticSegmentationTask
+
+    task = SemanticSegmentationTask(model="unet", backbone="resnet18", in_channels=3, num_classes=3)
+    return task, Loaded(geo_samples(lambda i: (images()[i, 0] > 0).long(), "mask"))
+
+
+# --- others -------------------------------------------------------------------------------------------------------
+
+
+def views() -> Loaded:
+    return Loaded(Items(lambda i: ((images()[i], images()[i] + 0.1 * drawn(3, 32, 32, seed=i)), classes()[i])))
+
+
+def byol() -> tuple[LightningModule, LightningDataModule]:
+    from tests.third_party.contrastive import BYOL
+
+    return BYOL(), views()
+
+
+def moco() -> tuple[LightningModule, LightningDataModule]:
+    from tests.third_party.contrastive import MoCo
+
+    return MoCo(), views()
+
+
+def simclr() -> tuple[LightningModule, LightningDataModule]:
+    from tests.third_party.contrastive import SimCLR
+
+    return SimCLR(), views()
+
+
+def forecasting() -> tuple[LightningModule, LightningDataModule]:
+    import pandas
+    from pytorch_forecasting import TemporalFusionTransformer, TimeSeriesDataSet
+
+    rows = [{"series": str(s), "time": t, "value": float(drawn(3, 15)[s, t])} for s in range(3) for t in range(15)]
+    data = TimeSeriesDataSet(
+        pandas.DataFrame(rows),
+        time_idx="time",
+        target="value",
+        group_ids=["series"],
+        max_encoder_length=6,
+        min_encoder_length=6,
+        max_prediction_length=2,
+        time_varying_unknown_reals=["value"],
+    )
+    assert len(data) == SIZE
+    module = TemporalFusionTransformer.from_dataset(data, hidden_size=4, attention_head_size=1, dropout=0.0)
+    return module, Loaded(data, data.to_dataloader(batch_size=4).collate_fn)
+
+
+class Segmentation(LightningModule):
+    """As the first example of segmentation-models-pytorch."""
+
+    def __init__(self):
+        super().__init__()
+        import segmentation_models_pytorch as smp
+
+        self.model = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=1)
+        self.loss_fn = smp.losses.DiceLoss(smp.losses.BINARY_MODE, from_logits=True)
+        self.training_step_outputs = []
+
+    def forward(self, image):
+        return self.model(image)
+
+    def shared_step(self, batch):
+        image, mask = batch
+        return self.loss_fn(self(image), mask)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.shared_step(batch)
+        self.training_step_outputs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("train_dice", torch.stack(self.training_step_outputs).mean())
+        self.training_step_outputs.clear()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("valid_dice", self.shared_step(batch))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=2e-4)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100, eta_min=1e-5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+
+
+def segmentation() -> tuple[LightningModule, LightningDataModule]:
+    x = images()
+    return Segmentation(), Loaded(TensorDataset(x, (x[:, :1] > 0).float()))
+
+
+class Sentences(LightningModule):
+    """A transformer of Hugging Face as Lightning's examples wrap it: batches are dictionaries, the loss the model's."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, batch_idx):
+        loss = self.model(**batch).loss
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        out = self.model(**batch)
+        self.log_dict({"val_loss": out.loss, "val_acc": (out.logits.argmax(1) == batch["labels"]).float().mean()})
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
+def bert_model() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **sizes, **quiet))
+
+
+def sentences() -> Loaded:
+    words, labels = text().tensors[0], classes()
+    return Loaded(
+        Items(lambda i: {"input_ids": words[i], "attention_mask": torch.ones_like(words[i]), "labels": labels[i]})
+    )
+
+
+def bert() -> tuple[LightningModule, LightningDataModule]:
+    return Sentences(bert_model()), sentences()
+
+
+def lora() -> tuple[LightningModule, LightningDataModule]:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], lora_dropout=0.0)
+    return Sentences(get_peft_model(bert_model(), config)), sentences()
+
+
+class Graphs(LightningModule):
+    """As the Lightning example of torch_geometric: graphs are classified by a GIN."""
+
+    def __init__(self):
+        super().__init__()
+        from torch_geometric.nn import GIN, MLP
+        from torchmetrics import Accuracy
+
+        self.gnn = GIN(4, 8, 2, dropout=0.0, jk="cat")
+        self.classifier = MLP([8, 8, 3], norm="batch_norm", dropout=0.0)
+        self.train_acc, self.val_acc = (Accuracy(task="multiclass", num_classes=3) for _ in range(2))
+
+    def forward(self, x, edge_index, batch):
+        from torch_geometric.nn import global_add_pool
+
+        return self.classifier(global_add_pool(self.gnn(x, edge_index), batch))
+
+    def training_step(self, data, batch_idx):
+        y_hat = self(data.x, data.edge_index, data.batch)
+        loss = F.cross_entropy(y_hat, data.y)
+        self.train_acc(y_hat.softmax(dim=-1), data.y)
+        self.log("train_acc", self.train_acc, prog_bar=True, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, data, batch_idx):
+        y_hat = self(data.x, data.edge_index, data.batch)
+        self.val_acc(y_hat.softmax(dim=-1), data.y)
+        self.log("val_acc", self.val_acc, prog_bar=True, on_step=False, on_epoch=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def graphs() -> tuple[LightningModule, LightningDataModule]:
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader as GraphLoader
+
+    def graph(i: int) -> Data:
+        edges = torch.randint(5, (2, 8), generator=torch.Generator().manual_seed(i))
+        return Data(x=drawn(SIZE, 5, 4)[i], edge_index=edges, y=classes()[i : i + 1])
+
+    class Many(LightningDataModule):
+        def train_dataloader(self):
+            return GraphLoader([graph(i) for i in range(SIZE)], batch_size=4)
+
+        val_dataloader = train_dataloader
+
+    return Graphs(), Many()
+
+
+# --- what the tests do with a case ----------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A module with its data.
+
+    Args:
+        make: both, new; the module's weights are drawn.
+        needs: packages besides those of the core.
+        draws: whether its training draws random numbers.
+    """
+
+    make: Callable[[], tuple[LightningModule, LightningDataModule]]
+    needs: tuple[str, ...] = ()
+    draws: bool = False
+
+
+CASES = {
+    "BoringModel": Case(boring),
+    "ManualOptimBoringModel": Case(boring_by_hand),
+    "LightningTransformer": Case(transformer),
+    "LightningLSTM": Case(lstm),
+    "MetricCollection": Case(collection, draws=True),
+    "GAN": Case(gan, draws=True),
+    "torchgeo ClassificationTask": Case(geo_classification, ("torchgeo",)),
+    "torchgeo RegressionTask": Case(geo_regression, ("torchgeo",)),
+    "torchgeo SemanticSegmentationTask": Case(geo_segmentation, ("torchgeo",)),
+    "lightly BYOL": Case(byol, ("lightly",)),
+    "lightly MoCo": Case(moco, ("lightly",), draws=True),
+    "lightly SimCLR": Case(simclr, ("lightly",)),
+    "TemporalFusionTransformer": Case(forecasting, ("pytorch_forecasting",)),
+    "segmentation_models_pytorch": Case(segmentation, ("segmentation_models_pytorch",)),
+    "BERT": Case(bert, ("transformers",)),
+    "BERT with LoRA": Case(lora, ("transformers", "peft")),
+    "torch_geometric": Case(graphs, ("torch_geometric",)),
+}
+
+
+def made(name: str) -> tuple[LightningModule, LightningDataModule]:
+    """Make a case; its weights are the same every time."""
+    pl.seed_everything(5, verbose=False)
+    return CASES[name].make()
+
+
+def federate(name: str, rounds: int, **settings: Any) -> dict[str, torch.Tensor]:
+    """Federate a case; returns the module's state."""
+    module, own = made(name)
+    data = FederatedDataModule.from_datamodule(own, num_clients=3, partition=FixedPartition(PARTS), shuffle=False)
+    loop = FederatedLoop(module, seed=1, threads=1)
+    ckpt_path = settings.pop("ckpt_path", None)
+    trainer(rounds, **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    return dict(module.state_dict())
+
+
+if __name__ == "__main__":
+    case, folder, devices = sys.argv[1:]
+    torch.set_num_threads(1)
+    state = federate(case, 2, strategy="client_parallel", devices=int(devices))
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        torch.save(state, Path(folder) / "state.pt")

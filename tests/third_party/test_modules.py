@@ -1,0 +1,137 @@
+"""Modules of others, unchanged: FedAvg is the loop by hand bit for bit, resume is exact, Python,
+command line and two processes agree.
+"""
+
+import copy
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, Subset
+
+from fl_lightning.functional.state import weighted_mean
+from tests.commands import run_in, say, working_in
+from tests.third_party.modules import CASES, PARTS, Loaded, federate, made
+from tests.toys import equal, trainer
+
+DEMOS = ("BoringModel", "ManualOptimBoringModel", "LightningTransformer", "LightningLSTM")
+
+
+def case(name):
+    """A case, skipped where one of its packages is not installed; slow but for Lightning's own demos."""
+    needs = CASES[name].needs
+    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    marks = [] if name in DEMOS else [pytest.mark.slow]
+    return pytest.param(name, id=name, marks=[*marks, pytest.mark.skipif(bool(missing), reason=f"needs {missing}")])
+
+
+NAMES = [case(name) for name in CASES]
+
+
+def without_plateau(module):
+    """Leave out a ReduceLROnPlateau, which a fit without validation refuses; it holds its rate for the first rounds."""
+    found = module.configure_optimizers()
+    if isinstance(found, dict) and "monitor" in found.get("lr_scheduler", {}):
+        module.configure_optimizers = lambda: type(module).configure_optimizers(module)["optimizer"]
+
+
+def stock_trainer(module, round_idx):
+    """A Trainer of the module's own package, whose current epoch is the round."""
+    package = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
+    found = trainer(round_idx + 1, limit_val_batches=0, kind=package.Trainer)
+    found.fit_loop.epoch_progress.current.processed = found.fit_loop.epoch_progress.current.completed = round_idx
+    return found
+
+
+def local_fit(module, own, part, round_idx):
+    """Fit one client's samples as outside of a federation."""
+    module.prepare_data = lambda: None  # Lightning's demos would download WikiText
+    own.trainer = None
+    own.setup("fit")
+    loader = own.train_dataloader()
+    samples = DataLoader(Subset(loader.dataset, part), batch_size=4, collate_fn=loader.collate_fn)
+    own.train_dataloader = lambda: samples
+    without_plateau(module)
+    data = {"train_dataloaders": samples} if isinstance(own, Loaded) else {"datamodule": own}
+    stock_trainer(module, round_idx).fit(module, **data)  # a twin's Trainer refuses a data module of ours
+
+
+@pytest.mark.parametrize("name", [p for p in NAMES if not CASES[p.id].draws])
+def test_fedavg_is_the_loop_by_hand(name):
+    module, _ = made(name)
+    for round_idx in range(2):
+        states = []
+        for part in PARTS:
+            client = copy.deepcopy(module)
+            local_fit(client, made(name)[1], part, round_idx)
+            states.append(client.state_dict())
+        module.load_state_dict(weighted_mean(states, map(len, PARTS)))
+    assert equal(federate(name, 2), dict(module.state_dict()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_is_exact(name, tmp_path):
+    whole = federate(name, 3)
+    saves = ModelCheckpoint(tmp_path, "one")
+    federate(name, 1, enable_checkpointing=True, callbacks=[saves])
+    resumed = federate(name, 3, ckpt_path=tmp_path / "one.ckpt")
+    assert equal(resumed, whole)
+    assert all(value.isfinite().all() for value in whole.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(name, tmp_path):
+    threads = torch.get_num_threads()
+    alone = federate(name, 2)
+    torch.set_num_threads(threads)
+    script = str(Path(__file__).with_name("modules.py"))
+    there = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, script, name, str(tmp_path), "2"],
+        env=there, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal(torch.load(tmp_path / "state.pt", weights_only=True), alone)
+
+
+OWN = """
+from pytorch_lightning import LightningDataModule, LightningModule
+
+from tests.third_party.modules import made
+
+def module() -> LightningModule:
+    return made({name!r})[0]
+
+def data() -> LightningDataModule:
+    return made({name!r})[1]
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_gives_the_same(name, tmp_path):
+    settings = {
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
+        "model": {"seed": 1, "threads": 1, "client": {"class_path": "own.module"}},
+        "data": {
+            "source": {"class_path": "own.data"},
+            "num_clients": 3,
+            "shuffle": False,
+            "partition": {"class_path": "fl_lightning.data.FixedPartition", "init_args": {"indices": PARTS}},
+        },
+    }
+    with working_in(tmp_path, OWN.format(name=name)):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+        said = say("fit -c mine.yaml")
+        assert said.code == 0, said
+        saved = torch.load(run_in(tmp_path, stem="mine") / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    state = federate(name, 2)
+    assert equal({name: saved[f"client.module.{name}"] for name in state}, state)
