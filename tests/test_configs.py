@@ -13,7 +13,9 @@ from fl_lightning import ClientModule
 from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS
 
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.parent.name != "figure")
+"""Configurations of `fit`; tests/cli/test_figure.py has the figures."""
+
 KINDS = {kind: sorted((CONFIGS / kind).glob("*.yaml")) for kind in ("method", "net", "data", "federation", "trainer")}
 METHODS = fl_lightning.methods.__all__
 
