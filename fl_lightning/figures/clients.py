@@ -343,9 +343,10 @@ class LocalShares(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         run = series[0].group.runs[0]
         own = pooled(run)[: self.clients]
-        maps = {"in-local p": in_local(own).numpy().T, "out-local p̃": out_local(own).numpy().T}
+        lacking = out_local(own).numpy().T
+        maps = {"in-local p": in_local(own).numpy().T, "out-local p̃ · (C − 1)": (len(lacking) - 1) * lacking}
         figure = draw_maps(
             maps, "client", "class", "share", counts_of(run).names, limits=(0, 1), cmap="YlGnBu", width=3.6
         )
-        most = maps["out-local p̃"].max()
-        return Drawn(figure, f"Out-local shares are at most {most:.2f}: they spread over all classes a client lacks.")
+        said_of = f"p is at most {maps['in-local p'].max():.2f}, p̃ at most {lacking.max():.2f}"
+        return Drawn(figure, f"{said_of}: out-local shares spread over all classes that a client has few of.")

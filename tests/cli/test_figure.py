@@ -32,7 +32,7 @@ minutes: 0.1
 base: [experiment/digits_fedavg]
 config: {trainer: {max_epochs: 2}, model: {local_epochs: 1, max_local_steps: 1}}
 runs:
-  - methods: [FedAvg, FedProx]
+  - methods: [FedAvg]
     cases:
       few: {data.participation: 0.2}
       more: {data.participation: 0.5}
@@ -89,8 +89,9 @@ def made_up(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", spec.names())
-def test_a_figure_can_be_read_and_drawn(name, made_up):
+def test_a_figure_can_be_read_and_drawn(name, made_up, monkeypatch):
     """Its file names configurations and methods that exist; its drawings say what they show, on axes with names."""
+    monkeypatch.setattr("fl_lightning.figures.models.joint_embedding", lambda features, seed: features[..., :2])  # slow
     figure = spec.read(spec.shipped_path(name))
     assert [locate(base) for base in figure.base]
     assert [method_file(method) for runs in figure.runs for method in runs.methods]
@@ -164,18 +165,18 @@ def begun(tmp_path, monkeypatch):
 def test_a_figure_is_run_once_and_drawn_again(begun):
     said = say("figure own/tiny.yaml --format png svg")
     assert said.code == 0, said
-    assert len(begun) == 4
+    assert len(begun) == 2
     there = {path.name for path in Path("figures/own").iterdir()}
     assert there == {"tinya.png", "tinya.svg", "tinyb.md", "tinyb.tex", "tiny.html"}
     table = Path("figures/own/tinyb.md").read_text()
-    assert all(f"| {m}, {c} |" in table for m in ("FedAvg", "FedProx") for c in ("few", "more"))
+    assert all(f"| FedAvg, {case} |" in table for case in ("few", "more"))
     assert "A tiny figure." in Path("figures/own/tiny.html").read_text()
     again = say("figure own/tiny.yaml")
     assert again.code == 0, again
-    assert len(begun) == 4
+    assert len(begun) == 2
     assert Path("figures/own/tinyb.md").read_text() == table
     assert say("figure own/tiny.yaml --seeds 1 --set data.participation=0.3").code == 0
-    assert len(begun) == 6  # a setting of the user wins over those of the cases, which are then the same runs
+    assert len(begun) == 3  # a setting of the user wins over those of the cases, which are then the same runs
 
 
 def test_runs_begin_with_the_weights_of_the_start(begun):
@@ -183,7 +184,7 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
     content["start"] = {"methods": ["FedAvg"], "settings": {"trainer.max_epochs": 1}}
     Path("own/tiny.yaml").write_text("# Started.\n" + yaml.safe_dump(content, sort_keys=False))
     assert say("figure own/tiny.yaml").code == 0
-    assert len(begun) == 5
+    assert len(begun) == 3
     for path in Path("figures/cells").glob("*.yaml"):
         weights = yaml.safe_load(path.read_text())["model"]["initial_weights"]
         assert (weights is None) == (begun[0] in path.name), path
@@ -194,7 +195,6 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
     ("line", "code", "sentence"),
     [
         ("fedntd/99", 1, "a figure is one that fl-lightning figure lists, or a file, got 'fedntd/99'"),
-        ("own/tiny.yaml --set data.participation=7", 2, "participation"),
         ("own/tiny.yaml --set model.nosuch=1", 2, "nosuch"),
         ("own/tiny.yaml --processes 0", 1, "processes must be at least 1"),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what a figure needs and how it is drawn"),
@@ -204,7 +204,7 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
 )
 def test_what_is_refused(begun, line, code, sentence):
     Path("own/wrong.yaml").write_text(TINY.replace("Curves", "NoSuchDrawing"))
-    Path("own/label.yaml").write_text(TINY.replace("    cases:", "    label: both\n    cases:"))
+    Path("own/label.yaml").write_text(TINY.replace("[FedAvg]\n", "[FedAvg, FedProx]\n    label: both\n"))
     assert sentence in refusal(f"figure {line}", code)
     assert not begun
 
@@ -213,4 +213,4 @@ def test_a_run_that_fails_is_named(begun):
     Path("own/tiny.yaml").write_text(TINY.replace("max_epochs: 2", "max_epochs: 2, callbacks: [LearningRateFinder]"))
     said = say("figure own/tiny.yaml")
     assert said.code == 1
-    assert "a figure needs all its runs, and 4 failed. FedAvg-few" in said.err
+    assert "a figure needs all its runs, and 2 failed. FedAvg-seed0-" in said.err

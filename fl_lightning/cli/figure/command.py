@@ -140,7 +140,7 @@ def started(places: Sequence[Place], starts: Sequence[Place], output: Path) -> l
         assert files.run is not None  # it is done
         model = {**cell.config["model"], "initial_weights": str(files.run / CHECKPOINTS / LAST)}
         config = {**cell.config, "model": model}
-        name = name_of(place.method, f"{place.case}-after-{files.name[-8:]}", cell.seed, cell.config)
+        name = name_of(cell.method, cell.seed, cell.config, files.name)
         found.append(replace(place, cell=replace(cell, config=config, name=name)))
     return found
 

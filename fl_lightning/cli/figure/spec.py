@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentError, ArgumentParser
 
 from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, seeded, slug
@@ -118,14 +119,18 @@ def read(path: Path) -> FigureFile:
     Raises:
         ValueError: naming the file and what is wrong in it.
     """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(FigureFile)
+    checks, drawings = ArgumentParser(exit_on_error=False), ArgumentParser(exit_on_error=False)
+    checks.add_class_arguments(FigureFile)
+    drawings.add_argument("--draw", type=dict[str, Drawing])
+    instantiate = getattr(drawings, "instantiate", None) or drawings.instantiate_classes  # its name before 4.49
     try:
-        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
-        found = instantiate(parser.parse_path(path))
-    except (ArgumentError, TypeError, ValueError) as error:
+        checks.parse_path(path)
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
+        draw = instantiate(drawings.parse_object({"draw": said["draw"]})).draw
+    except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} must say what a figure needs and how it is drawn, but {error}") from error
-    return FigureFile(**{name: found[name] for name in FigureFile.__dataclass_fields__})
+    runs, start = [Runs(**one) for one in said["runs"]], said.get("start")
+    return FigureFile(**{**said, "draw": draw, "runs": runs, "start": start and Runs(**start)})
 
 
 def composer_of(figure: FigureFile, more: Sequence[str] = ()) -> Composer:
@@ -158,7 +163,7 @@ def places_of(
             config, label = composer.compose(method, given), runs.label or method
             for seed in seeds or runs.seeds or figure.seeds:
                 whole = seeded(config, seed, figure.hold)
-                found.append(Place(label, case, Cell(method, given, seed, name_of(label, case, seed, whole), whole)))
+                found.append(Place(label, case, Cell(method, given, seed, name_of(method, seed, whole), whole)))
     return found
 
 
@@ -171,7 +176,14 @@ def as_settings(given: Mapping[str, Any]) -> Case:
     return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in given.items())
 
 
-def name_of(method: str, case: str, seed: int, config: Mapping[str, Any]) -> str:
-    """Name of a cell's files: equal configurations of several figures have one run."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return slug("-".join(filter(None, [method, case, f"seed{seed}", digest])))
+def name_of(method: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
+    """Name of a cell's files: equal configurations, of one figure or several, have one run.
+
+    Args:
+        method: as it was named.
+        seed: of the figure.
+        config: whole configuration, without the weights of the start.
+        start: name of the cell whose weights it begins with.
+    """
+    content = json.dumps([config, start], sort_keys=True, default=str)
+    return slug(f"{method}-seed{seed}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
