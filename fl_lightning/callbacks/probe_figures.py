@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NAMES = 20
+MOST_NAMES = 24
 """Names in a legend at most."""
 
 

@@ -1,8 +1,11 @@
 """What clients know before and after their local training, from the table of `ForgettingMonitor`."""
 
+from __future__ import annotations
+
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +20,9 @@ from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.runs.comparisons import MARKERS
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import Counts, SavedRun, as_number, read_columns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TABLE = "client_classwise.csv"
 
@@ -251,45 +257,40 @@ class ClassBars(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         lines = -(-len(series) // self.columns)
-        figure, axes = panels(["accuracy (%)"] * lines, [""] * self.columns, width=4.0, height=2.2, sharey="all")
-        who = "clients, mean" if self.client is None else f"client {self.client}"
+        left = ["accuracy (%)"] * lines
+        figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
         changes: dict[str, float] = {}
         for place, one in zip(axes.ravel(), series, strict=False):
             run = one.group.runs[0]
-            found = client_accuracies(run)
-            first = int(found.rounds.min())
-            before, after = (found.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
-            _, _, table = one.group.columns(BY_CLASS)
-            bars = {"start": before, f"{who}, trained": after, "aggregate": table[first]}
-            names, held = list(found.names), "after training"
+            found, own = client_accuracies(run), None
             if self.client is not None:
                 own = counts_of(run).table[self.client]
-                names = [f"{name}\n{count:.0f}" for name, count in zip(names, own, strict=True)]
-                held = "of its empty classes"
-                changes[one.name] = 100 * float((after - before)[own == 0].mean()) if (own == 0).any() else np.nan
-            else:
-                changes[one.name] = 100 * float((after - before).mean())
-            for i, (label, values) in enumerate(bars.items()):
-                x = np.arange(len(names)) + 0.27 * (i - 1)
-                place.bar(
-                    x,
-                    100 * values,
-                    0.27,
-                    color=COLOURS[(5, 1, 0)[i]],
-                    hatch=("", "////", "")[i],
-                    label=label,
-                    edgecolor="white",
-                    linewidth=0.3,
-                )
-            place.set_xticks(range(len(names)), names, fontsize=8)
+            first = int(found.rounds.min())
+            before, after = (found.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
+            self.draw_bars(place, found.names, own, (before, after, one.group.columns(BY_CLASS)[2][first]))
             accuracy = run.history.curve("global/acc").get(first, np.nan)
             place.set_title(f"{one.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
+            rows = np.ones(len(before), dtype=bool) if own is None else own == 0
+            if rows.any():
+                changes[one.name] = 100 * float((after - before)[rows].mean())
         for place in axes[-1]:
             place.set_xlabel("class" if self.client is None else f"class, and samples of it at client {self.client}")
         for place in axes.ravel()[len(series) :]:
             place.set_axis_off()
         finish(figure, axes)
+        held = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
         return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
+
+    def draw_bars(self, axes: Axes, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
+        """Draw three bars for each class: start, trained, aggregate, (C,) each; `own`: samples of the client."""
+        who = "clients, mean" if self.client is None else f"client {self.client}"
+        looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))
+        for i, (label, colour, hatch) in enumerate(looks):
+            x = np.arange(len(names)) + 0.27 * (i - 1)
+            look = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+            axes.bar(x, 100 * values[i], 0.27, label=label, **look)
+        below = list(names) if own is None else [f"{n}\n{count:.0f}" for n, count in zip(names, own, strict=True)]
+        axes.set_xticks(range(len(names)), below, fontsize=8)
 
 
 def pooled(run: SavedRun) -> Tensor:

@@ -26,6 +26,7 @@ def panels(
     width: float = 2.6,
     height: float = 2.3,
     sharey: Literal["row", "all", "none"] = "row",
+    sharex: bool = True,
 ) -> tuple[Figure, NDArray[Any]]:
     """Create a figure of rows × columns axes, named on its left and above.
 
@@ -35,9 +36,10 @@ def panels(
         width: inches of a panel.
         height: likewise.
         sharey: which panels have one y axis: `row`, `all` or `none`.
+        sharex: whether all panels have one x axis, named below the lowest.
     """
     figure = new_figure(max(width * len(columns) + 0.9, 4.2), height * len(rows) + 0.9)
-    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=sharey)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=sharex, sharey=sharey)
     for place, name in zip(axes[0], columns, strict=True):
         place.set_title(name, fontsize="medium")
     for place, name in zip(axes[:, 0], rows, strict=True):
