@@ -15,6 +15,7 @@ usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE 
        fl-lightning configs [NAME] [--copy DIR]
        fl-lightning check PATH ...
        fl-lightning compare -c BASE --methods NAME ... --seeds SEED ... --output FOLDER [--set NAME=V1,V2 ...]
+       fl-lightning figure [PAPER/NUMBER] [-c CONFIG ...] [--output FOLDER] [--format {png,svg,pdf} ...]
        fl-lightning report RUN ... [--output FOLDER] [--format {html,svg,png,pdf} ...]
 
 Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
@@ -27,6 +28,7 @@ commands:
   methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
   configs    list the configuration files that come with the package, print one, or copy them
   compare    methods × seeds × settings: all runs, and their tables
+  figure     a figure of one of the papers: runs what it needs on small data and draws it; without a name: list all
   report     one run or several as a page with tables and figures
   check      say whether checkpoints, or all of a folder and below, are as they were written
 
@@ -54,6 +56,7 @@ COMMANDS = {
     "configs": "configs",
     "check": "check",
     "compare": "compare",
+    "figure": "figure",
     "report": "report",
     "--print_shtab": "completion",
 }

@@ -13,7 +13,9 @@ from fl_lightning import ClientModule
 from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS
 
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.parent.name != "figure")
+"""Configurations of `fit`; tests/cli/test_figure.py has the figures."""
+
 KINDS = {kind: sorted((CONFIGS / kind).glob("*.yaml")) for kind in ("method", "net", "data", "federation", "trainer")}
 METHODS = fl_lightning.methods.__all__
 
@@ -42,10 +44,12 @@ def load(path) -> dict:
 
 
 def leaves(given: dict, *above: str) -> dict[tuple[str, ...], object]:
-    """What a configuration sets, by path; `init_args: {}` sets nothing."""
+    """What a configuration sets, by path, classes in a list by their number; `init_args: {}` sets nothing."""
     found = {}
     for key, value in given.items():
-        found |= leaves(value, *above, key) if isinstance(value, dict) else {(*above, key): value}
+        listed = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+        nest = {str(i): item for i, item in enumerate(value)} if listed else value
+        found |= leaves(nest, *above, key) if isinstance(nest, dict) else {(*above, key): value}
     return found
 
 

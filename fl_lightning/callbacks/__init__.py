@@ -12,6 +12,7 @@ from fl_lightning.callbacks.landscape import LossLandscape as LossLandscape
 from fl_lightning.callbacks.monitor import Monitor as Monitor
 from fl_lightning.callbacks.neurons import NeuronActivations as NeuronActivations
 from fl_lightning.callbacks.plots import RunPlots as RunPlots
+from fl_lightning.callbacks.predicted import PredictedDistribution as PredictedDistribution
 from fl_lightning.callbacks.predictions import SavePredictions as SavePredictions
 from fl_lightning.callbacks.reduction import SampleReduction as SampleReduction
 from fl_lightning.callbacks.report import ClasswiseReport as ClasswiseReport

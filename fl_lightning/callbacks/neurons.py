@@ -34,6 +34,8 @@ class NeuronActivations(Monitor):
         every: measure every so many rounds.
         clients: measure these only; None: the whole cohort.
         dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).
+        name: ends the log keys (`local/weight_alignment/NAME`) and stands in the files' names, so that several layers
+            can be measured in one run; empty: left out.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class NeuronActivations(Monitor):
         every: int = 1,
         clients: Sequence[int] | None = None,
         dirpath: str | Path | None = None,
+        name: str = "",
     ) -> None:
         super().__init__(every, clients, dirpath)
         check_at_least(1, "None measures on all", samples=samples)
         self.layer, self.split, self.samples = layer, split, samples
+        self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
         self._found: Mapping[int, Found] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -64,8 +68,10 @@ class NeuronActivations(Monitor):
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         self._found = found
-        log_means(loop, {"local/weight_alignment": [values["alignment"] for values in found.values()]})
-        log_means(loop, {"local/dead_neurons": [values["dead"] for values in found.values()]}, deviations=False)
+        log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in found.values()]})
+        log_means(
+            loop, {f"local/dead_neurons{self.ending}": [values["dead"] for values in found.values()]}, deviations=False
+        )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare with the new global model, and write the round's file."""
@@ -80,9 +86,9 @@ class NeuronActivations(Monitor):
             moment = ("aggregate", trainer.current_epoch)
             arrays["aggregate"] = self._preferences(pl_module.evaluation.inspection, moment)[0]
             alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))
-            add_to_row(pl_module, {"global/weight_alignment": alignment})
+            add_to_row(pl_module, {f"global/weight_alignment{self.ending}": alignment})
         if self.folder is not None and trainer.is_global_zero:
-            write_arrays(self.folder / f"neurons-{trainer.current_epoch:05d}.npz", arrays)
+            write_arrays(self.folder / f"{self.stem}-{trainer.current_epoch:05d}.npz", arrays)
 
     def _preferences(self, inspection: Inspection, moment: Moment) -> tuple[Tensor, Tensor]:
         """Preferred class of each neuron, (n,) int64, and whether it is dead, (n,) bool, on the CPU."""

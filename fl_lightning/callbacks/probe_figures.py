@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NAMES = 20
+MOST_NAMES = 24
 """Names in a legend at most."""
 
 
@@ -38,27 +38,33 @@ def joint_embedding(features: Tensor, seed: int) -> Tensor:
     return torch.as_tensor(points).view(*features.shape[:2], 2)
 
 
-def plot_embedding(points: Tensor, target: Tensor, models: Sequence[str], class_names: Sequence[str]) -> Figure:
-    """Joint embedding of several models' features, coloured by class on the left and by model on the right.
+def plot_embedding(
+    points: Tensor,
+    target: Tensor,
+    models: Sequence[str],
+    class_names: Sequence[str],
+    by: Sequence[Literal["class", "model"]] = ("class", "model"),
+) -> Figure:
+    """Joint embedding of several models' features, coloured by class and by model.
 
     Args:
         points: (M, n, 2).
         target: class of each sample, (n,).
         models: M names.
         class_names: C names.
+        by: what the colours of each panel tell.
     """
-    figure = new_figure(11.5, 4.8)
-    left, right = figure.subplots(1, 2)
-    by_class = target.expand(len(models), -1)
-    by_model = torch.arange(len(models))[:, None].expand(-1, len(target))
-    for axes, groups, names, title in (
-        (left, by_class, class_names, "by class"),
-        (right, by_model, models, "by model"),
-    ):
+    figure = new_figure(5.75 * len(by), 4.8)
+    found = {
+        "class": (target.expand(len(models), -1), class_names),
+        "model": (torch.arange(len(models))[:, None].expand(-1, len(target)), models),
+    }
+    for axes, kind in zip(figure.subplots(1, len(by), squeeze=False)[0], by, strict=True):
+        groups, names = found[kind]
         for i, name in enumerate(names):
             x, y = points[groups == i].T.numpy()
             axes.scatter(x, y, s=5, color=colour_of(i, len(names)), linewidths=0, label=name)
-        axes.set(title=title, xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
+        axes.set(title=f"by {kind}", xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
         legend(axes, len(names))
     return figure
 

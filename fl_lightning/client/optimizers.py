@@ -123,7 +123,7 @@ class LocalOptimizers:
         self,
         progress: LocalProgress,
         lr: float | None = None,
-        factor: float = 1.0,
+        factor: Callable[[float], float] | None = None,
         factors: Sequence[Sequence[float]] = (),
     ) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
@@ -131,7 +131,7 @@ class LocalOptimizers:
         Args:
             progress: counts the client's steps.
             lr: learning rate in place of the optimizers' own; None: their own.
-            factor: of the learning rate (lr_decay^t), which schedulers do not see.
+            factor: gives that of a learning rate in this round (`lr_decay`), which schedulers do not see; None: 1.
             factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
         for optimizer, settings, (params, states) in zip(self.raw, self._settings, self._states, strict=True):
@@ -145,9 +145,13 @@ class LocalOptimizers:
         for entry in self.schedulers:
             if lr is not None and hasattr(entry.scheduler, "base_lrs"):
                 entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
-        for i, wrapped in enumerate(self.wrapped if factors or factor != 1.0 else ()):
-            row = factors[i] if factors else [1.0] * len(wrapped.param_groups)
-            wrapped.decay([factor * own for own in row], while_stepped=self._scheduled)
+        for i, wrapped in enumerate(self.wrapped if factors or factor is not None else ()):
+            row = list(factors[i]) if factors else [1.0] * len(wrapped.param_groups)
+            if factor is not None:
+                rates = [float(group.get("initial_lr", group["lr"])) for group in wrapped.param_groups]
+                row = [own * factor(rate) for own, rate in zip(row, rates, strict=True)]
+            if row != [1.0] * len(row):
+                wrapped.decay(row, while_stepped=self._scheduled)
         self.exposure.begin(progress)
 
     def release(self) -> None:

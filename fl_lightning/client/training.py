@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,7 @@ from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.client.decay import LRDecay, PowerDecay, check_decay, decay_of
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress, frozen
@@ -47,7 +49,7 @@ class LocalSettings:
     Args:
         local_epochs: passes over a client's data in a round; a list gives each client its own.
         max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t.
+        lr_decay: the local learning rate of round t is lr · lr_decay^t; or as a `Decay` says.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
         client_timeout: seconds that the training of a client may take in an exchange, asked between batches; None: any.
@@ -59,7 +61,7 @@ class LocalSettings:
 
     local_epochs: int | list[int] = 1
     max_local_steps: int | None = None
-    lr_decay: float = 1.0
+    lr_decay: LRDecay = 1.0
     accumulate_grad_batches: int = 1
     clip_norm: float | None = None
     client_timeout: float | None = None
@@ -69,7 +71,20 @@ class LocalSettings:
         epochs = self.local_epochs
         check_at_least(0, local_epochs=min(epochs, default=0) if isinstance(epochs, list) else epochs)
         check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
-        check_above(0, lr_decay=self.lr_decay, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
+        check_decay(self.lr_decay)
+        check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
+
+    def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
+        """What `lr_decay` makes of a learning rate in a round, as a factor; None: nothing.
+
+        Raises:
+            ValueError: a cosine whose rounds are not known.
+        """
+        return (
+            None
+            if self.lr_decay in (1.0, PowerDecay(1.0))
+            else partial(decay_of(self.lr_decay, None).factor, round_idx)
+        )
 
     @property
     def max_batches(self) -> int | None:
@@ -188,7 +203,7 @@ class LocalTrainer:
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._optimizers(phase)
         factors = self.lr_factors if phase.optimizer is None else ()
-        optimizers.begin(progress, phase.lr, settings.lr_decay**data.round_idx, factors)
+        optimizers.begin(progress, phase.lr, settings.lr_factor(data.round_idx), factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None

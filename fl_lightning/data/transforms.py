@@ -4,6 +4,7 @@ Each transform takes a whole batch on the device it lies on. What is random is d
 that is handed in, so a GPU sees the draws of a CPU; without a generator the random transforms do nothing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -97,6 +98,45 @@ class CropFlip:
         index = index.flatten(2).expand(-1, channels, -1)
         padded = F.pad(x, (self.padding,) * 4) if self.padding else x
         return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
+
+
+@dataclass(frozen=True)
+class ResizedCropFlip:
+    """Crop a random rectangle, resize it to the size of the image, and mirror it half of the time.
+
+    torchvision's RandomResizedCrop and RandomHorizontalFlip in one step for a batch, bilinear without antialiasing. A
+    side that would be longer than the image is as long as the image; torchvision draws again.
+
+    Args:
+        scale: least share of the area that is kept, in (0, 1].
+        ratio: largest ratio of the sides, ≥ 1.
+    """
+
+    scale: float = 0.08
+    ratio: float = 4 / 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1 or not self.ratio >= 1:
+            raise ValueError(
+                f"ResizedCropFlip needs a scale in (0, 1] and a ratio of at least 1, got {self.scale} and {self.ratio}"
+            )
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images (B, C, H, W), any type, to as many of the same size."""
+        if generator is None:
+            return x
+        draw = torch.rand((5, len(x)), generator=generator)
+        area = self.scale + (1 - self.scale) * draw[0]
+        root = torch.exp((draw[1] - 0.5) * math.log(self.ratio))
+        width, height = ((area.sqrt() * side).clamp(max=1) for side in (root, 1 / root))
+        left, top = (1 - width) * (2 * draw[2] - 1), (1 - height) * (2 * draw[3] - 1)
+        mirror = torch.where(draw[4] < 0.5, -1.0, 1.0)
+        zero = torch.zeros(len(x))
+        rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
+        images = x if x.is_floating_point() else x.float()
+        grid = F.affine_grid(rows.to(images), list(images.shape), align_corners=False)
+        found = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        return found if x.is_floating_point() else found.round().clamp(0, 255).to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Split, Transform
-from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize
+from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
 from fl_lightning.utils.settings import check_choice
 
-Augmentation = Literal["none", "flip", "crop_flip", "fedntd"]
+Augmentation = Literal["none", "flip", "crop_flip", "resized_crop_flip", "fedntd"]
 Normalization = Literal["standard", "half"] | list[list[float]]
 
 
@@ -51,6 +51,7 @@ class _VisionSource(Source):
             "none": normalize,
             "flip": Compose(CropFlip(0), normalize),
             "crop_flip": Compose(CropFlip(4), normalize),
+            "resized_crop_flip": Compose(ResizedCropFlip(), normalize),
             "fedntd": Compose(CropFlip(4), normalize, Cutout(16)),
         }
         return self._split(train, augmented[self.augmentation], "train"), self._split(test, normalize, "test")
@@ -110,8 +111,8 @@ class MNIST(_VisionSource):
         root: folder that holds, or will hold, `MNIST/raw/*-ubyte`.
         download: fetch what is missing into `root`.
         augmentation: of training batches. `flip`: mirrored half of the time; `crop_flip`: padded by 4 and
-            cropped at random as well; `fedntd`: and a Cutout of 16 after normalising, as in FedNTD's code
-            (MNIST is mirrored too).
+            cropped at random as well; `resized_crop_flip`: a random rectangle, resized, as in FedCL's code; `fedntd`:
+            `crop_flip` and a Cutout of 16 after normalising, as in FedNTD's code (MNIST is mirrored too).
         normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
             by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
     """

@@ -1,6 +1,6 @@
 """Blocks of a stack: clients with the same batches, whose parameters are the same parameters of an optimizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,11 @@ class Block:
 
 
 def begin_blocks(
-    blocks: Sequence[Block], params: Mapping[str, Tensor], lr: float | None, factor: float, factors: Any
+    blocks: Sequence[Block],
+    params: Mapping[str, Tensor],
+    lr: float | None,
+    factor: Callable[[float], float] | None,
+    factors: Any,
 ) -> None:
     """Begin the training of blocks that share an optimizer.
 
@@ -60,7 +64,7 @@ def begin_blocks(
         blocks: one or more.
         params: the module's own parameters, by name, which the optimizer was built for.
         lr: learning rate in place of the optimizer's own; None: its own.
-        factor: of the learning rate.
+        factor: gives that of a learning rate; None: 1.
         factors: further ones, by optimizer and parameter group; empty: none.
     """
     optimizers = blocks[0].optimizers

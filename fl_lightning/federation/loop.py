@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.decay import decay_of
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
@@ -63,7 +64,8 @@ class FederatedLoop(Forwarding):
         server_lr_scheduler: of the server optimizer, stepped once a round.
         local_epochs: passes over a client's data in a round; a list gives each client its own.
         max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t.
+        lr_decay: the local learning rate of round t is lr · lr_decay^t; `{cosine: FINAL_LR}`: half a cosine from lr to
+            FINAL_LR over the Trainer's `max_epochs`.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
         personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.
@@ -125,7 +127,7 @@ class FederatedLoop(Forwarding):
         server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         local_epochs: int | list[int] = 1,
         max_local_steps: int | None = None,
-        lr_decay: float = 1.0,
+        lr_decay: float | dict[str, float] = 1.0,
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
@@ -208,7 +210,8 @@ class FederatedLoop(Forwarding):
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
-            settings = replace(self.settings, seed=self.seed)
+            decay = decay_of(self.settings.lr_decay, self.trainer.max_epochs)
+            settings = replace(self.settings, seed=self.seed, lr_decay=decay)
             self._engine = self._new_engine(settings, self._services, self._client_hooks)
         return self._engine
 

@@ -150,7 +150,7 @@ class StackTrainer:
             optimizers = found[-1][0].optimizers if found[-1] else self._optimizers(phase)
             found[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
-        factor = self.local.settings.lr_decay ** rows[0].job.data.round_idx
+        factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
         factors = self.local.lr_factors if phase.optimizer is None else ()
         for sharing in found:
             begin_blocks(sharing, params, phase.lr, factor, factors)

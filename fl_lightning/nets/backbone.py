@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
+
+from fl_lightning.utils.settings import check_choice
 
 
 class Stages(NamedTuple):
@@ -134,6 +136,20 @@ class PlainCNN(BodyAndHead):
             if dropout:
                 self.body.append(nn.Dropout(dropout))
         self.head = nn.Linear(units[-1], num_classes)
+
+
+def start_weights(net: nn.Module, start: Literal["torch", "xavier"]) -> None:
+    """Draw the weights of all linear and convolutional layers anew, Xavier-uniform with biases 0, or leave torch's.
+
+    Raises:
+        ValueError: another name.
+    """
+    check_choice(("torch", "xavier"), start=start)
+    for layer in net.modules() if start == "xavier" else ():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def left(convs: Sequence[Conv], size: int) -> int:

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-from fl_lightning.nets.backbone import Conv, PlainCNN
+from fl_lightning.nets.backbone import Conv, PlainCNN, start_weights
 from fl_lightning.utils.settings import check_choice
+
+Start = Literal["torch", "xavier"]
 
 
 class FedCLMNISTCNN(PlainCNN):
@@ -16,6 +18,7 @@ class FedCLMNISTCNN(PlainCNN):
         input_shape: (channels, height, width), at least 4×4.
         dropout: of the 512 units, in [0, 1).
         layers: `paper` = two 5×5 convolutions with 2×2 pooling; `code` = the second one 3×3, 3×3 pooling of stride 2.
+        start: weights before training: torch's, or `xavier` as in the code.
 
     Raises:
         ValueError: a shape that the net cannot take, or an unknown name of layers.
@@ -30,6 +33,7 @@ class FedCLMNISTCNN(PlainCNN):
         input_shape: tuple[int, ...],
         dropout: float = 0.2,
         layers: Literal["paper", "code"] = "paper",
+        start: Start = "torch",
     ) -> None:
         choices = {
             "paper": [Conv(32, 5, 2), Conv(64, 5, 2)],
@@ -37,6 +41,7 @@ class FedCLMNISTCNN(PlainCNN):
         }
         check_choice(choices, layers=layers)
         super().__init__(num_classes, input_shape, choices[layers], [512], dropout)
+        start_weights(self, start)
 
 
 class FedCLCIFARCNN(PlainCNN):
@@ -48,6 +53,7 @@ class FedCLCIFARCNN(PlainCNN):
         num_classes: C ≥ 1.
         input_shape: (channels, height, width).
         dropout: after both linear layers, in [0, 1).
+        start: weights before training: torch's, or `xavier` as in the code.
 
     Raises:
         ValueError: a shape that the net cannot take.
@@ -56,6 +62,9 @@ class FedCLCIFARCNN(PlainCNN):
         Yao and Sun 2020, arXiv:2005.12657, §3.1, and its code.
     """
 
-    def __init__(self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2) -> None:
+    def __init__(
+        self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2, start: Start = "torch"
+    ) -> None:
         conv = Conv(64, 5, 2, pool=3, pool_padding=1)
         super().__init__(num_classes, input_shape, [conv, conv], [384, 192], dropout)
+        start_weights(self, start)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, Scale
+from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip, Scale
 
 
 def images(batch: int = 7, channels: int = 3, height: int = 10, width: int = 6) -> Tensor:
@@ -149,3 +149,39 @@ def test_a_gpu_sees_the_draws_of_a_cpu():
 def test_wrong_values_are_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+def test_a_resized_crop_of_everything_is_the_image_or_its_mirror_image():
+    x = images()
+    found = ResizedCropFlip(scale=1.0, ratio=1.0)(x, generator())
+    mirrored = torch.rand((5, len(x)), generator=generator())[4] < 0.5
+    assert 0 < mirrored.sum() < len(x)
+    torch.testing.assert_close(found, torch.where(mirrored[:, None, None, None], x.flip(-1), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_resized_crop_interpolates_within_the_image(dtype):
+    x = images(batch=50).to(dtype)
+    found = ResizedCropFlip()(x, generator())
+    assert found.shape == x.shape
+    assert found.dtype == dtype
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    assert bool(((found >= low) & (found <= high)).all())
+    torch.testing.assert_close(found, ResizedCropFlip()(x, generator()))
+    assert bool((found != x).flatten(1).any(1).all())
+    torch.testing.assert_close(ResizedCropFlip()(x), x)  # without a generator
+
+
+def test_a_resized_crop_keeps_at_least_its_share():
+    """Columns of a ramp: the range that is left tells how wide the crop was."""
+    ramp = torch.arange(64.0).expand(400, 1, 64, 64)
+    wide = ResizedCropFlip(scale=0.5, ratio=1.0)(ramp, generator()).flatten(1)
+    width = (wide.amax(1) - wide.amin(1) + 1) / 64
+    assert bool((width >= 0.5**0.5 - 0.03).all())
+    assert float(width.std()) > 0.02
+
+
+@pytest.mark.parametrize("given", [{"scale": 0.0}, {"scale": 1.1}, {"ratio": 0.5}], ids=str)
+def test_a_resized_crop_refuses(given):
+    with pytest.raises(ValueError, match="ResizedCropFlip needs a scale"):
+        ResizedCropFlip(**given)

@@ -174,7 +174,7 @@ def test_augmentations_touch_training_batches_only(mnist, cifar, source_class):
 
 
 def test_unknown_augmentation():
-    with pytest.raises(ValueError, match="one of none, flip, crop_flip, fedntd, got 'crop'"):
+    with pytest.raises(ValueError, match="one of none, flip, crop_flip, resized_crop_flip, fedntd, got 'crop'"):
         CIFAR10(augmentation="crop")
 
 

@@ -1,4 +1,5 @@
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -182,6 +183,7 @@ def test_shapes_may_be_lists():
         (lambda: KnFuM1(2, (3, 3, 9)), r"KnFuM1 needs images of at least 4×4, got .*\(3, 3, 9\)"),
         (lambda: FedCLMNISTCNN(2, GREY, dropout=1.0), r"FedCLMNISTCNN needs a dropout in \[0, 1\), got 1.0"),
         (lambda: FedCLMNISTCNN(2, GREY, layers="mine"), "layers must be one of paper, code, got 'mine'"),
+        (lambda: FedCLCIFARCNN(2, COLOUR, start="zero"), "start must be one of torch, xavier, got 'zero'"),
         (lambda: ResNet(2, COLOUR, depth=20), "ResNet needs a depth of 10, 18, 34, 50, got 20"),
         (lambda: ResNet(2, COLOUR, stem="small"), "ResNet needs a stem of imagenet or cifar, got 'small'"),
         (lambda: ResNet(2, (784,)), r"ResNet needs images: .* got \(784,\)"),
@@ -207,3 +209,14 @@ def test_a_backbone_needs_features():
 
     with pytest.raises(TypeError, match="features"):
         Bare()
+
+
+def test_a_xavier_start_fills_the_range_of_xaviers_uniform_draws_with_biases_of_0():
+    net = FedCLCIFARCNN(10, COLOUR, start="xavier")
+    layers = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 5
+    for layer in layers:
+        fan_out, fan_in, *kernel = layer.weight.shape
+        bound = (6 / ((fan_in + fan_out) * math.prod(kernel))) ** 0.5
+        assert 0.9 * bound < float(layer.weight.abs().max()) <= bound
+        assert not layer.bias.any()

@@ -72,7 +72,7 @@ def run(argv: list[str]) -> None:
             print(note)
         cells = {case: grid.cells(case) for case in cases}
         every = check_names(cell for group in cells.values() for cell in group)
-        failed = run_cells(list(every.values()), grid, grid.output)
+        failed = run_cells(list(every.values()), grid.processes, grid.output)
         notes += [f"{name} failed: {error}" for name, error in failed.items()]
         write_results(grid.output, cells, baseline, given.metrics, given.target, notes)
     if failed:

@@ -43,12 +43,12 @@ class Grid:
         return found
 
 
-def run_cells(cells: Sequence[Cell], grid: Grid, folder: Path, test: bool = True) -> dict[str, str]:
+def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = True) -> dict[str, str]:
     """Run the cells that are not done.
 
     Args:
-        cells: of the grid.
-        grid: that they are of.
+        cells: with different names.
+        processes: cells at once.
         folder: of their files.
         test: whether the test split may be evaluated.
 
@@ -89,7 +89,7 @@ def run_cells(cells: Sequence[Cell], grid: Grid, folder: Path, test: bool = True
             console.print(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}", soft_wrap=True)
 
         try:
-            run_all([CellFiles(folder, cell.name, test) for cell in left], grid.processes, on_round, on_end)
+            run_all([CellFiles(folder, cell.name, test) for cell in left], processes, on_round, on_end)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"interrupted; {ended} of {len(cells)} cells in {folder} are done, and the same command goes on with "

@@ -38,7 +38,7 @@ def tune(
     folder = grid.output / "tuning"
     found = {(m, case): own for m in grid.methods for case, own in choices_of(grid, m, cases, candidates, val_fraction)}
     cells = check_names(cell for choices in found.values() for group in choices.values() for cell in group)
-    failed = run_cells(list(cells.values()), grid, folder, test=False)
+    failed = run_cells(list(cells.values()), grid.processes, folder, test=False)
     said, rows = [], []
     for (method, case), choices in found.items():
         scores = {c: mean_score(folder, group, metric) for c, group in choices.items()}

@@ -1,0 +1,3 @@
+"""`fl-lightning figure`: the figures of the papers, each from one file in `configs/figure`."""
+
+from fl_lightning.cli.figure.command import run as run

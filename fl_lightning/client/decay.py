@@ -1,0 +1,86 @@
+"""How the local learning rate falls over the rounds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fl_lightning.utils.settings import check_above, check_at_least
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """Half a cosine from the optimizer's own learning rate down to `final`, over the rounds of the run.
+
+    lr_t = final + (lr − final) · (1 + cos(π t / T)) / 2.
+
+    Args:
+        final: learning rate after the last round, ≥ 0.
+        rounds: T.
+
+    Source:
+        Loshchilov and Hutter, arXiv:1608.03983, Eq. 5, as in FedCL's code.
+
+    >>> decay = CosineDecay(final=0.02, rounds=4)
+    >>> [round(0.1 * decay.factor(t, lr=0.1), 4) for t in (0, 2, 4)]
+    [0.1, 0.06, 0.02]
+    """
+
+    final: float
+    rounds: int
+
+    def factor(self, round_idx: int, lr: float) -> float:
+        """Ratio of the rate in a round to the optimizer's own rate; after the last round that of the last."""
+        share = (1 + math.cos(math.pi * min(round_idx, self.rounds) / self.rounds)) / 2
+        return share + (1 - share) * self.final / lr if lr else 1.0
+
+
+@dataclass(frozen=True)
+class PowerDecay:
+    """lr_t = lr · base^t.
+
+    >>> PowerDecay(0.5).factor(2, lr=0.1)
+    0.25
+    """
+
+    base: float
+
+    def factor(self, round_idx: int, lr: float) -> float:
+        """Ratio of the rate in a round to the optimizer's own rate."""
+        return self.base**round_idx
+
+
+Decay = CosineDecay | PowerDecay
+LRDecay = float | Mapping[str, float] | Decay
+
+
+def check_decay(lr_decay: LRDecay) -> None:
+    """Refuse what is neither a factor nor `{cosine: FINAL_LR}`.
+
+    Raises:
+        ValueError: naming the rule and the value.
+    """
+    if isinstance(lr_decay, Mapping):
+        if set(lr_decay) != {"cosine"}:
+            raise ValueError(f"lr_decay must be a factor > 0 or {{cosine: FINAL_LR}}, got {dict(lr_decay)}")
+        check_at_least(0, "it is the rate after the last round", cosine=lr_decay["cosine"])
+    elif isinstance(lr_decay, int | float):
+        check_above(0, lr_decay=lr_decay)
+
+
+def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
+    """Make the decay of a run.
+
+    Args:
+        lr_decay: a factor, `{"cosine": final}`, or a decay.
+        rounds: T, or None or -1: the run has no last round.
+
+    Raises:
+        ValueError: a cosine over rounds without end.
+    """
+    if isinstance(lr_decay, Mapping):
+        if rounds is None or rounds < 1:
+            raise ValueError(
+                f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it"
+            )
+        return CosineDecay(lr_decay["cosine"], rounds)
+    return PowerDecay(lr_decay) if isinstance(lr_decay, int | float) else lr_decay
