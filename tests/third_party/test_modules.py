@@ -22,14 +22,14 @@ from tests.commands import run_in, say, working_in
 from tests.third_party.modules import CASES, PARTS, Loaded, federate, made
 from tests.toys import equal, trainer
 
-DEMOS = ("BoringModel", "ManualOptimBoringModel", "LightningTransformer", "LightningLSTM")
+SMALL_DEMOS = ("BoringModel", "ManualOptimBoringModel", "LightningTransformer")
 
 
 def case(name):
-    """A case, skipped where one of its packages is not installed; slow but for Lightning's own demos."""
+    """A case, skipped where one of its packages is not installed; slow but for Lightning's small demos."""
     needs = CASES[name].needs
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
-    marks = [] if name in DEMOS else [pytest.mark.slow]
+    marks = [] if name in SMALL_DEMOS else [pytest.mark.slow]
     return pytest.param(name, id=name, marks=[*marks, pytest.mark.skipif(bool(missing), reason=f"needs {missing}")])
 
 
