@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import costs, scale
+from bench import costs, profile, scale
 from bench.__main__ import COLUMNS, main
 from bench.blocks import quartiles, turns
 from bench.methods import METHODS, seconds_per_client
@@ -82,3 +82,13 @@ def test_rounds_of_many_clients_are_measured(method):
     start, seconds_per_round, mb, checkpoint_mb = scale.run(20, method, rounds=scale.UNMEASURED + 2)
     assert min(start, seconds_per_round, checkpoint_mb) > 0
     assert mb < 500
+
+
+def test_a_trace_has_the_functions_of_a_round(tmp_path, capfd):
+    path = tmp_path / "profile.json"
+    profile.main(["--output", str(path)])
+    said = capfd.readouterr().out
+    assert "federation/loop.py" in said
+    first = profile.functions(path)[0]
+    assert first.function.endswith("training_step")
+    assert first.calls == profile.TRACED
