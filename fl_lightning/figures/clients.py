@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -287,7 +287,7 @@ class ClassBars(Drawing):
         looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))
         for i, (label, colour, hatch) in enumerate(looks):
             x = np.arange(len(names)) + 0.27 * (i - 1)
-            look = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+            look: dict[str, Any] = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
             axes.bar(x, 100 * values[i], 0.27, label=label, **look)
         below = list(names) if own is None else [f"{n}\n{count:.0f}" for n, count in zip(names, own, strict=True)]
         axes.set_xticks(range(len(names)), below, fontsize=8)
