@@ -29,7 +29,7 @@ class RoundsToTarget(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         cases, methods = unique(one.case for one in series), unique(one.method for one in series)
-        titles = [f"{case} {self.target(case):g} %".strip() for case in cases]
+        titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
         figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
         sentences = []
         for place, case in zip(axes[0], cases, strict=True):
