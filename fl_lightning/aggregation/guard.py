@@ -69,16 +69,16 @@ class NonFiniteGuard(UpdateTransform):
 
     def with_personal(self, update: ClientUpdate, personal: State, broadcast: Broadcast) -> ClientUpdate:
         """Check the entries that stay with the client, too."""
-        parts = self._sums(update.weights) if update.weights else []
+        parts = self._greatest(update.weights) if update.weights else []
         if personal:
-            parts += self._sums(personal)
+            parts += self._greatest(personal)
         if update.extras:
-            parts += sums_of_nest(update.extras)
+            parts += greatest_of_nest(update.extras)
         if not parts:
             return update
-        total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-        self._findings.append(Finding(update.client_id, "values", total))
-        allowed = torch.isfinite(total) if self.skips else None
+        most = parts[0] if len(parts) == 1 else torch.stack(parts).max()
+        self._findings.append(Finding(update.client_id, "values", most))
+        allowed = torch.isfinite(most) if self.skips else None
         if self.max_norm is not None and update.weights and self.server.trainable:
             norm = update_norm(
                 update.weights, {**self.server.weights, **(broadcast.weights or {})}, self.server.trainable
@@ -91,14 +91,14 @@ class NonFiniteGuard(UpdateTransform):
         """Note the weights that the rule gave a client."""
         self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach(), 0.0) for weight in weights]
 
-    def _sums(self, state: State) -> list[Tensor]:
-        """Sum the floating entries but for constants, one 0-d float64 for each type: finite where all entries are."""
+    def _greatest(self, state: State) -> list[Tensor]:
+        """Greatest magnitude of the floating entries but for constants, one 0-d float64 for each type."""
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
         found = []
         for vector in flatten(state).values():
-            if vector.is_floating_point():
-                found.append(vector.sum(dtype=torch.float64))
+            if vector.is_floating_point() and vector.numel():
+                found.append(greatest(vector))
         return found
 
     def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
@@ -125,7 +125,7 @@ class NonFiniteGuard(UpdateTransform):
         """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""
         found, self._findings = self._findings, []
         if aggregate is not None:
-            found += [Finding(-1, "values", total) for total in self._sums(aggregate)]
+            found += [Finding(-1, "values", most) for most in self._greatest(aggregate)]
         return found
 
 
@@ -134,11 +134,21 @@ def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], name
     return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
-def sums_of_nest(value: Any) -> list[Tensor]:
-    """Sum each floating tensor in a nest of dicts, lists and tuples: 0-d float64, finite where the tensor is."""
+def greatest(tensor: Tensor) -> Tensor:
+    """Greatest magnitude in a floating tensor with entries, 0-d float64: finite where all of them are, NaN if one is.
+
+    >>> greatest(torch.tensor([1.0, -3.0])), greatest(torch.tensor([1.0, torch.nan]))
+    (tensor(3., dtype=torch.float64), tensor(nan, dtype=torch.float64))
+    """
+    low, high = torch.aminmax(tensor)  # a sum in float64 takes twenty times as long
+    return torch.maximum(high, -low).double()
+
+
+def greatest_of_nest(value: Any) -> list[Tensor]:
+    """`greatest` of each floating tensor in a nest of dicts, lists and tuples."""
     found: list[Tensor] = []
     apply_to_collection(value, Tensor, found.append)
-    return [tensor.detach().sum(dtype=torch.float64) for tensor in found if tensor.is_floating_point()]
+    return [greatest(tensor.detach()) for tensor in found if tensor.is_floating_point() and tensor.numel()]
 
 
 def replace_nonfinite(state: State, finite: Tensor, fallback: Mapping[str, Tensor]) -> State:

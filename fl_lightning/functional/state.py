@@ -7,6 +7,8 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 StateLike = Mapping[str, Tensor]
+PIECE = 2**16
+"""Numbers in a piece of a long vector."""
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
 """Shape and type of every entry, in order."""
 
@@ -157,10 +159,11 @@ class StateSum:
         for dtype, vector in flatten(state).items():
             if dtype not in self.flat:
                 self.flat[dtype] = torch.zeros_like(vector, dtype=torch.float64)
-            if isinstance(weight, Tensor):
-                self.flat[dtype].add_(torch.where(weight == 0, 0.0, vector.to(torch.float64) * weight))
-            elif weight:  # zero times infinity is not zero
-                self.flat[dtype].add_(vector, alpha=weight)
+            for total, part in in_pieces(self.flat[dtype], vector):
+                if isinstance(weight, Tensor):
+                    total.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
+                elif weight:  # zero times infinity is not zero
+                    total.add_(part, alpha=weight)
 
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
@@ -174,6 +177,19 @@ class StateSum:
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
         return dict(unflatten(self.flat, self.layout))
+
+
+def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Cut long vectors of one length on a CPU into pieces that stay in its cache, each a view.
+
+    As a whole float32 is added to float64 through a copy that does not: it takes five times as long.
+
+    >>> [len(a) for a, b in in_pieces(torch.zeros(PIECE + 1), torch.zeros(PIECE + 1))] == [PIECE, 1]
+    True
+    """
+    if vectors[0].device.type != "cpu" or vectors[0].numel() <= PIECE:
+        return [vectors]
+    return zip(*(torch.split(vector, PIECE) for vector in vectors), strict=True)
 
 
 def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
@@ -234,8 +250,8 @@ def mean_of(total: StateSum) -> State:
     """
     vectors = {}
     for dtype, vector in total.flat.items():
-        mean = vector / total.weight
         if dtype == torch.bool:
+            mean = vector / total.weight
             vectors[dtype] = mean > 0.5
             flags = {name: entry for name, entry in total.layout.items() if entry[1] == dtype}
             for name, wrong in unflatten({dtype: mean != vectors[dtype]}, flags).items():
@@ -245,5 +261,8 @@ def mean_of(total: StateSum) -> State:
                         f"personal"
                     )
         else:
-            vectors[dtype] = (mean if dtype.is_floating_point else mean.round_()).to(dtype)
+            vectors[dtype] = torch.empty_like(vector, dtype=dtype)
+            for own, part in in_pieces(vectors[dtype], vector):
+                mean = part / total.weight
+                own.copy_(mean if dtype.is_floating_point else mean.round_())
     return unflatten(vectors, total.layout)

@@ -94,3 +94,19 @@ def test_a_state_whose_entries_are_replaced_is_laid_end_to_end_anew():
     total.add(start, 2)
     again.add(total.state())
     assert {name: value.tolist() for name, value in again.state().items()} == {"a": [2.0, 4.0], "n": 8.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("weight", [3, torch.tensor(3)])
+def test_a_long_vector_is_summed_and_averaged_as_a_whole_bit_for_bit(dtype, weight):
+    g = torch.Generator().manual_seed(0)
+    values = [(torch.randn(2 * S.PIECE + 5, generator=g) * 100).to(dtype) for _ in range(2)]
+    total = S.StateSum()
+    for value in values:
+        total.add({"w": value}, weight)
+    summed = torch.zeros(len(values[0]), dtype=torch.float64)
+    for value in values:
+        summed.add_(value.double() * 3)
+    mean = summed / 6
+    assert torch.equal(total.state()["w"], summed)
+    assert torch.equal(S.mean_of(total)["w"], (mean if dtype.is_floating_point else mean.round()).to(dtype))
