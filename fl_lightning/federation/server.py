@@ -69,6 +69,8 @@ class GlobalWeights:
         """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
+        self._room: dict[torch.dtype, Tensor] = {}
+        """Where the entries of one client after the other are laid end to end: new memory is slow at first."""
         self._kept, self._flags, self.freezes = kept, list[bool](), True
         """True where some entry does not require a gradient."""
         self._find_trainable()
@@ -119,7 +121,8 @@ class GlobalWeights:
     def live(self, names: Iterable[str]) -> FlatState:
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
         known, rest = self._parameters, self.entries
-        return FlatState([(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names])
+        entries = [(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names]
+        return FlatState(entries, room=self._room)
 
     def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
         """Copy the named entries; `idle` ones are as given and need no copy."""

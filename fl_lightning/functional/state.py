@@ -97,18 +97,24 @@ class FlatState(dict[str, Tensor]):
     Args:
         entries: tensors by name.
         vectors: result of `flatten`, where it is known.
+        room: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
     """
 
     def __init__(
-        self, entries: StateLike | Iterable[tuple[str, Tensor]], vectors: dict[torch.dtype, Tensor] | None = None
+        self,
+        entries: StateLike | Iterable[tuple[str, Tensor]],
+        vectors: dict[torch.dtype, Tensor] | None = None,
+        room: dict[torch.dtype, Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors = vectors
+        self.vectors, self.room = vectors, room
         self.laid = [*self.values()]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
         """Note what `flatten` gives for the entries as they are."""
         self.vectors, self.laid = vectors, [*self.values()]
+        if self.room is not None:
+            self.room |= vectors
 
 
 class StateSum:
@@ -207,9 +213,11 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
         groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-    vectors = {}
+    vectors, room = {}, state.room or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
-        vectors[dtype] = torch.cat(tensors).detach()
+        out = room.get(dtype)
+        fits = out is not None and len(out) == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
+        vectors[dtype] = torch.cat([one.detach() for one in tensors], out=out if fits else None)
     if isinstance(state, FlatState):
         state.keep(vectors)
     return vectors
