@@ -22,9 +22,11 @@ TINY = (
 def working_in(folder: Path, own: str) -> Iterator[Path]:
     """Work in a folder with a user's module `own.py` in it."""
     (folder / "own.py").write_text(own)
-    with contextlib.chdir(folder):
-        yield folder
-    sys.modules.pop("own", None)
+    try:
+        with contextlib.chdir(folder):
+            yield folder
+    finally:
+        sys.modules.pop("own", None)
 
 
 class Said(NamedTuple):

@@ -372,3 +372,33 @@ def test_by_class_path_in_yaml(tmp_path, monkeypatch, capsys):
     table = next(tmp_path.glob("runs/mine/*/metrics.csv")).read_text().splitlines()
     assert len(table) == 3
     assert {"loss", "val_acc", "train/proximal"} <= set(table[0].split(","))
+
+
+class Saves(Plain):
+    """Adds an object and numbers to a checkpoint, as pytorch-forecasting's base class does."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.save_hyperparameters()
+        self.special, self.count, self.loaded = torch.nn.ReLU(), 0, None
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["special"] = {"act": self.special, "count": self.count + 1}
+        checkpoint["hyper_parameters"].update(act=self.special)
+
+    def on_load_checkpoint(self, checkpoint):
+        self.special, self.count = checkpoint["special"]["act"], checkpoint["special"]["count"]
+        self.loaded = checkpoint
+
+
+def test_objects_in_a_checkpoint_of_a_module_are_those_of_the_new_module(tmp_path, caplog):
+    save = SaveAfter(tmp_path / "one.ckpt")
+    federate(Saves, Pairs, 1, [save])
+    torch.load(save.path, weights_only=True)
+    again = Saves()
+    own = again.special
+    federate(again, Pairs, 2, ckpt_path=save.path)
+    assert again.special is own
+    assert again.count == 1
+    assert again.loaded["hyper_parameters"]["width"] == 3
+    assert "hyper_parameters.act, special.act of on_save_checkpoint are objects" in caplog.text

@@ -26,7 +26,7 @@ from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checkpoint as C
-from fl_lightning.federation import checks
+from fl_lightning.federation import checks, own_entries
 from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
@@ -542,8 +542,6 @@ class FederatedLoop(Forwarding):
         self._handed_over = parent_process() is not None  # only the state dict of a started process comes back
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        inner: dict[str, Any] = {}
-        self.forward_hook("on_save_checkpoint", inner)
         C.begin_round_anew(checkpoint)
         start = self._begun
         transforms = self._loaded_transforms or [transform.state_dict() for transform in self.transforms]
@@ -552,7 +550,7 @@ class FederatedLoop(Forwarding):
             "initial_personal": self.initial_personal,
             "recorder": self.recorder.state_dict(),
             "transforms": transforms if start is None else start.transform_states,
-            "client": inner,
+            "client": own_entries.save(self.client_modules(), self.forward_hook),
             "settings": self.identity.state_dict(),
             C.DATA_SHAPE: C.data_shape(self.client),
         }
@@ -590,7 +588,7 @@ class FederatedLoop(Forwarding):
             self.weights.frozen.load_state_dict(saved.get("frozen", {}))
         self.recorder.load_state_dict(saved["recorder"])
         self._loaded_transforms = saved["transforms"]
-        self.forward_hook("on_load_checkpoint", saved["client"])
+        own_entries.load(self.client_modules(), self.forward_hook, saved["client"])
 
 
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:
