@@ -102,6 +102,13 @@ def measure_scale(asked: Namespace, results: Path) -> None:
     table(results / "scale.csv", scale.COLUMNS, scale.measure(rounds=asked.rounds or scale.ROUNDS))
 
 
+def measure_stays(asked: Namespace, results: Path) -> None:
+    """A large module with few steps a client, beside a plain fit."""
+    from bench import stays  # noqa: PLC0415
+
+    table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, time=100))
+
+
 PARTS: dict[str, Callable[[Namespace, Path], None]] = {
     "startup": measure_startup,
     "methods": measure_methods,
@@ -109,6 +116,7 @@ PARTS: dict[str, Callable[[Namespace, Path], None]] = {
     "monitors": measure_monitors,
     "parallel": measure_parallel,
     "scale": measure_scale,
+    "stays": measure_stays,
 }
 """What is measured besides `measure_speed`, by the option that asks for it alone."""
 

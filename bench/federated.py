@@ -11,6 +11,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader
 
 from bench.workloads import CLASSES, Reading, Result, Workload, now
 from fl_lightning import FederatedDataModule, FederatedLoop
@@ -135,7 +136,11 @@ def empty(work: Workload) -> Result:
 
 
 def fit(
-    module: LightningModule, data: LightningDataModule, rounds: int, *callbacks: Callback, **settings: Any
+    module: LightningModule,
+    data: LightningDataModule | DataLoader[Any],
+    rounds: int,
+    *callbacks: Callback,
+    **settings: Any,
 ) -> tuple[list[Reading], Trainer]:
     clock = Clock()
     trainer = Trainer(
@@ -146,7 +151,7 @@ def fit(
         callbacks=[clock, *callbacks],
         **settings,
     )
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, data)  # takes either as its train_dataloaders
     return clock.read, trainer
 
 

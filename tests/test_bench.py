@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench import costs, profile, scale
+from bench import costs, profile, scale, stays
 from bench.__main__ import COLUMNS, main
 from bench.blocks import quartiles, turns
 from bench.methods import METHODS, seconds_per_client
 from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
+from tests.user_modules import Plain
 
 
 def test_quick_run_writes_the_table(tmp_path, capsys):
@@ -92,3 +93,13 @@ def test_a_trace_has_the_functions_of_a_round(tmp_path, capfd):
     first = profile.functions(path)[0]
     assert first.function.endswith("training_step")
     assert first.calls == profile.TRACED
+
+
+class Small(Plain):
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0].flatten(1)[:, :4]).square().mean()
+
+
+@pytest.mark.parametrize("federated", [True, False])
+def test_a_step_of_a_short_stay_is_timed(federated):
+    assert stays.seconds(1, federated, Small(), batch=2, side=2) > 0
