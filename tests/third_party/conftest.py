@@ -1,0 +1,5 @@
+"""What is collected where a package of the extra `third-party` is missing."""
+
+from importlib.util import find_spec
+
+collect_ignore = [] if find_spec("lightly") else ["contrastive.py"]
