@@ -58,20 +58,33 @@ yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represe
 class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the run folder; run again, it starts a new run."""
 
+    _text = ""  # where this process was started by spawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give a process that is started by spawn the text: jsonargparse's parsers cannot be pickled."""
+        return {**vars(self), "parser": None, "_text": self._dumped()}
+
+    def _dumped(self) -> str:
+        """Text of the configuration, without the checkpoint that it continues."""
+        if self._text:
+            return self._text
+        config = self.config.clone()
+        config["ckpt_path"] = None
+        return str(self.parser.dump(config, skip_none=False))
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write nothing yet: a checkpoint that does not fit must not cost its run the configuration."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config = self.config.clone()
-            config["ckpt_path"] = None
-            folder = Path(trainer.default_root_dir)
-            text = self.parser.dump(config, skip_none=False)
+            folder, text = Path(trainer.default_root_dir), self._dumped()
             write_atomically(folder / self.config_filename, lambda part: part.write_text(text, encoding="utf-8"))
             changed = pl_module.identity.changed if isinstance(pl_module, FederatedLoop) else []
             if changed:
-                with (folder / CHANGES).open("a", encoding="utf-8") as file:
-                    file.writelines(f"round {trainer.current_epoch}: {change}\n" for change in changed)
+                lines = [f"round {trainer.current_epoch}: {change}\n" for change in changed]
+                before = (folder / CHANGES).read_text(encoding="utf-8") if (folder / CHANGES).is_file() else ""
+                after = before + "".join(lines)
+                write_atomically(folder / CHANGES, lambda part: part.write_text(after, encoding="utf-8"))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Refuse to write a round to a folder that was deleted: it would hold a part of a run.
@@ -157,6 +170,8 @@ class FederatedCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except UnicodeDecodeError as error:
             parser.error(not_utf8(error, self._argv), error)
+        except RecursionError as error:
+            parser.error("a value in a file holds itself (&name, *name); write it out, or leave it out", error)
         config = self.config[self.config.subcommand]
         self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
         if config.ckpt_path:
@@ -241,7 +256,7 @@ def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
 
 def not_utf8(error: UnicodeDecodeError, argv: Sequence[str]) -> str:
     """Sentence for a configuration file that is no text in UTF-8; the error itself does not say which one."""
-    given = (Path(word.rpartition("=")[2]) for word in argv)
+    given = [Path(path) for word in argv for path in (word, word.partition("=")[2])]
     name = next((path for path in given if path.is_file() and error.object in path.read_bytes()), "the file")
     return f"config: {name} must be text in UTF-8, got byte 0x{error.object[error.start]:02x}; save it as UTF-8"
 

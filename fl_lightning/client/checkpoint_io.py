@@ -42,6 +42,7 @@ class FederatedCheckpointIO(CheckpointIO):
         self._needed: dict[str, Names] = {}  # files that a checkpoint needs, by its path
         self._registered: list[str] = []
         self._kept: Names = frozenset()  # that a checkpoint may need which a damaged registry named
+        self._places: set[tuple[str, str]] = set()  # folders in which this process saved, with the files' ending
 
     def track(self, folder: Path, in_use: Iterable[str], ckpt_path: Any, anywhere: bool) -> None:
         """Keep the files of a client store that a checkpoint needs, and delete the others.
@@ -63,6 +64,7 @@ class FederatedCheckpointIO(CheckpointIO):
             whole = {**store, **inlined(store, self._folder)}
             checkpoint = {**checkpoint, "federated": {**checkpoint["federated"], "store": whole}}
         if storage_options is None and self._is_ours(path):
+            self._places.add(place_of(path))
             try:
                 save_with_digest({**checkpoint, DIGEST: "sha256"}, Path(path))
             except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
@@ -87,6 +89,11 @@ class FederatedCheckpointIO(CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint, but nothing else: its name may come from a forged checkpoint that the run continues."""
+        foreign = place_of(path) not in self._places or not os.path.isfile(path)
+        if self._is_ours(path) and foreign and os.path.lexists(path):
+            rank_zero_info(f"{path} stays: this run has saved no checkpoint beside it, so it may not be the run's own")
+            return
         self.inner.remove_checkpoint(path)
         if self._folder is not None:
             self._note(path, frozenset())
@@ -215,6 +222,12 @@ def delete(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         with suppress(OSError):
             (folder / name).unlink()
+
+
+def place_of(path: Any) -> tuple[str, str]:
+    """Folder and ending of a file; links are followed."""
+    folder, name = os.path.split(full_path(path))
+    return folder, os.path.splitext(name)[1]
 
 
 def is_url(path: str) -> bool:

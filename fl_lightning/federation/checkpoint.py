@@ -17,8 +17,24 @@ from fl_lightning.utils.files import read_saved
 DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
 
-KEYS = ("store", "initial_personal", "recorder", "transforms", "client", "settings")
-"""Keys that a federation adds to a checkpoint."""
+FORM: dict[str, Any] = {
+    "store": {"records": Mapping},
+    "initial_personal": Mapping,
+    "recorder": {
+        "round_metrics": Mapping,
+        "pending_round": int | None,
+        "peak": torch.Tensor | None,
+        "evaluated_rounds": int,
+        "rows": list,
+    },
+    "transforms": list,
+    "client": Mapping,
+    "settings": {"config": Mapping, "objects": Mapping},
+}
+"""Keys that a federation adds to a checkpoint, with the kind of each value, or of what is in it."""
+
+OUTER_FORM = {"state_dict": Mapping, "global_step": int}
+"""The same of Lightning's keys that every use of a checkpoint needs."""
 
 LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
 """Keys of Lightning's that a fit needs besides."""
@@ -96,10 +112,15 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"a FederatedLoop continues its own checkpoints only, and {name} is of another LightningModule; to start "
             f"from its weights set model.initial_weights"
         )
-    if missing := [key for key in KEYS if key not in found]:
+    if missing := [key for key in FORM if key not in found]:
         raise ValueError(
             f"{name} was written by another version (it has no {missing[0]!r}), whose runs cannot be continued; to "
             f"start from its weights set model.initial_weights"
+        )
+    if wrong := misshapen(found, FORM) or misshapen(checkpoint, OUTER_FORM):
+        raise ValueError(
+            f"{name} is no checkpoint as a federation writes it (its {wrong!r} is missing, or of another kind); take "
+            f"another checkpoint"
         )
     if continues and (missing := [key for key in LIGHTNING_KEYS if key not in checkpoint]):
         raise ValueError(
@@ -107,6 +128,19 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"(save_weights_only); to start from its weights set model.initial_weights"
         )
     return found
+
+
+def misshapen(found: Mapping[str, Any], form: Mapping[str, Any]) -> str:
+    """Find the first key whose value is not of the kind that a form names; empty where all are."""
+    for key, kind in form.items():
+        value = found.get(key)
+        if isinstance(kind, Mapping):
+            inner = misshapen(value, kind) if isinstance(value, Mapping) else ""
+            if inner or not isinstance(value, Mapping):
+                return f"{key}.{inner}".rstrip(".")
+        elif not isinstance(value, kind):
+            return key
+    return ""
 
 
 def rows_kept(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[Any]) -> dict[int, dict[str, float]]:

@@ -14,7 +14,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
-from fl_lightning.client.checkpoint_io import collect_orphans
+from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
 from fl_lightning.federation.identity import Settings, differences, flat, is_free
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -130,7 +130,7 @@ def take(run: Path) -> int | None:
         A descriptor, to be closed at the end.
 
     Raises:
-        ValueError: another process writes there.
+        ValueError: another process writes there, or a link in it leads out of it.
     """
     if getattr(rank_zero_only, "rank", 0):
         return None
@@ -141,6 +141,13 @@ def take(run: Path) -> int | None:
             f"a run folder has one writer, and {run} is in use by another process; wait for its end, or start a new "
             f"run without --ckpt_path"
         ) from None
+    if link := next((path for path in run.iterdir() if path.is_symlink() and not is_below(path, run)), None):
+        if descriptor is not None:
+            os.close(descriptor)
+        raise ValueError(
+            f"a run writes and deletes in its folder only, and {link} leads to {link.resolve()}; remove that link "
+            f"(model.store.folder moves the clients' files elsewhere)"
+        )
     remove_parts(run)
     collect_orphans(run / "clients", sorted((run / CHECKPOINTS).glob("*.ckpt")))
     return descriptor

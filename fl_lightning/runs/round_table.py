@@ -21,17 +21,26 @@ class RoundTable:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self, first_round: int) -> None:
-        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew."""
+        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew.
+
+        Raises:
+            ValueError: the file is no text in UTF-8, or no csv file.
+        """
         if not self.path.is_file():
             return
         kept = []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = csv.reader(file)
-            same = next(rows, []) == list(self.columns)
-            for row in rows if same else ():
-                with suppress(ValueError):
-                    if len(row) == len(self.columns) and int(row[0]) < first_round:
-                        kept.append(row)
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                header, *rows = list(csv.reader(file)) or [[]]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} must be a table with a row for each round, and cannot be read as one "
+                f"({type(error).__name__}); move it away"
+            ) from None
+        for row in rows if header == list(self.columns) else ():
+            with suppress(ValueError):
+                if len(row) == len(self.columns) and int(row[0]) < first_round:
+                    kept.append(row)
 
         def write(part: Path) -> None:
             with part.open("w", newline="", encoding="utf-8") as file:

@@ -7,6 +7,7 @@ import pytest
 
 from fl_lightning.callbacks import SkippedClients
 from fl_lightning.federation.faults import FaultError
+from fl_lightning.runs.round_table import RoundTable
 from tests.commands import TINY, say
 from tests.federation.faulty import faulty
 from tests.toys import toy_data, trainer
@@ -42,6 +43,14 @@ def test_rounds_that_are_run_again_are_not_named_twice(tmp_path):
     again = trainer(3, callbacks=[SkippedClients(tmp_path)])
     again.fit(faulty("NaN", "skip"), datamodule=toy_data(), ckpt_path=tmp_path / "at.ckpt")
     assert len(rows_of(tmp_path / "skipped.csv")) == 1
+
+
+def test_a_table_that_is_none_is_refused(tmp_path):
+    for content in (b"\xff\xfe\x89PNG", b"round,client\n" + b"1" * 200_000):
+        (tmp_path / "skipped.csv").write_bytes(content)
+        with pytest.raises(ValueError, match=r"skipped.csv must be a table .* move it away"):
+            RoundTable(tmp_path / "skipped.csv", ("round", "client")).begin(1)
+        assert (tmp_path / "skipped.csv").read_bytes() == content
 
 
 def test_the_command_line_writes_it_into_the_run_folder(tmp_path, monkeypatch):

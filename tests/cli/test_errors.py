@@ -269,6 +269,15 @@ def test_a_file_that_is_not_utf8(here, encoding):
     says = "config: mine.yaml must be text in UTF-8, got byte 0xf"
     assert says in refusal(f"{FIT} -c mine.yaml", 2)
     assert says in refusal(f"{FIT} --config=mine.yaml", 2)
+    (here / "lr=1").mkdir()
+    (here / "mine.yaml").rename(here / "lr=1/mine.yaml")
+    for option in ("-c ", "--config="):
+        assert says.replace("mine", "lr=1/mine") in refusal(f"{FIT} {option}lr=1/mine.yaml", 2)
+
+
+def test_a_file_that_holds_itself(here):
+    (here / "mine.yaml").write_text("model: &a [*a]\n")
+    assert "a value in a file holds itself" in refusal(f"{FIT} -c mine.yaml", 2)
 
 
 BROKEN = {"bytes": b"\xff\xfe", "cut": b"{", "list": b"[1]", "1": b'{"checkpoints": [1]}', "deep": b"[" * 100_000}

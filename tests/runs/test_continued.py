@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import Digits, DirichletPartition, IIDPartition
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
+from fl_lightning.utils.files import save_with_digest
 from tests.commands import TINY, refusal, run_in, say
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 
@@ -229,6 +231,70 @@ def test_a_checkpoint_of_another_version_is_refused(whole, tmp_path, key):
     torch.save(content, tmp_path / "old.ckpt")
     with pytest.raises(ValueError, match=rf"was written by another version \(it has no '{key}'\)"):
         LOADS["fit"](tmp_path / "old.ckpt")
+
+
+@pytest.mark.parametrize("load", ["fit", "test", "load"])
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("federated.store", [], "'store'"),
+        ("federated.recorder", {"peak": None}, "'recorder.round_metrics'"),
+        ("federated.settings", {"config": 3, "objects": {}}, "'settings.config'"),
+        ("federated.transforms", 7, "'transforms'"),
+        ("federated.client", None, "'client'"),
+        ("global_step", None, "'global_step'"),
+        ("state_dict", [1], "'state_dict'"),
+    ],
+)
+def test_a_forged_checkpoint_is_refused_by_the_key_that_is_wrong(whole, tmp_path, load, key, value, says):
+    content = torch.load(whole, weights_only=True)
+    outer, _, inner = key.rpartition(".")
+    (content[outer] if outer else content)[inner] = value
+    save_with_digest(content, tmp_path / "forged.ckpt")
+    with pytest.raises(ValueError, match=rf"is no checkpoint as a federation writes it \(its {says} is missing, or"):
+        LOADS[load](tmp_path / "forged.ckpt")
+
+
+@pytest.mark.parametrize("victim", ["precious", "precious/notes.txt", "runs/notes.txt", "runs/a/checkpoints/notes.txt"])
+def test_a_forged_checkpoint_deletes_nothing(tmp_path, monkeypatch, victim):
+    """The paths that Lightning's ModelCheckpoint keeps in it lead wherever its writer liked."""
+    monkeypatch.chdir(tmp_path)
+    saved = Path("runs/a/checkpoints")
+
+    def fit(rounds, ckpt_path=None):
+        best = ModelCheckpoint(saved, "{epoch}", monitor="global/acc", mode="max")
+        last = ModelCheckpoint(saved, "last", enable_version_counter=False)
+        run = trainer(rounds, callbacks=[best, last], enable_checkpointing=True)
+        run.fit(toy_loop(), toy_data(), ckpt_path=ckpt_path)
+
+    fit(1)
+    content = torch.load(saved / "last.ckpt", weights_only=True)
+    for folder, name in ((Path("precious"), "notes.txt"), (Path("runs"), "notes.txt"), (saved, "notes.txt")):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    path = f"{saved}/../../../{victim}"
+    for state in content["callbacks"].values():
+        state.pop("dirpath")  # then Lightning takes its own
+        state["best_k_models"], state["kth_value"] = {path: torch.tensor(-1.0)}, torch.tensor(-1.0)
+        state["kth_best_model_path"] = state["best_model_path"] = state["last_model_path"] = path
+    save_with_digest(content, saved / "last.ckpt")
+    fit(3, saved / "last.ckpt")
+    assert len(list(Path().rglob("notes.txt"))) == 3
+
+
+def test_the_best_of_the_rounds_before_is_replaced(tmp_path):
+    """A run that is continued by another process removes what it has no use for any more."""
+
+    def fit(rounds, ckpt_path=None):
+        newest = ModelCheckpoint(tmp_path, "{epoch}", monitor="epoch", mode="max")
+        run = trainer(rounds, callbacks=[newest], enable_checkpointing=True)
+        run.fit(toy_loop(), toy_data(), ckpt_path=ckpt_path)
+        return sorted(path.name for path in tmp_path.glob("*.ckpt"))
+
+    assert fit(2) == ["epoch=1.ckpt"]
+    (tmp_path / "epoch=1.ckpt").rename(tmp_path / "from.ckpt")
+    shutil.copy(tmp_path / "from.ckpt", tmp_path / "epoch=1.ckpt")
+    assert fit(3, tmp_path / "from.ckpt") == ["epoch=2.ckpt", "from.ckpt"]
 
 
 def test_our_methods_check_what_they_load(begun, tmp_path):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fl_lightning.federation.checkpoint import KEYS
+from fl_lightning.federation.recorder import Recorder
 from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
 
 LAST = "checkpoints/last.ckpt"
@@ -17,10 +17,15 @@ LAST = "checkpoints/last.ckpt"
 def checkpoint(run, name="last.ckpt", pending_round=None, config=()):
     path = run / "checkpoints" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = {"records": {}, "files": torch.empty(0, 5, dtype=torch.int64)}
-    federated = dict.fromkeys(KEYS) | {"recorder": {"pending_round": pending_round}, "store": store}
-    federated["settings"] = {"config": dict(config), "objects": {}}
-    torch.save({"global_step": 3, "federated": federated}, path)
+    federated = {
+        "store": {"records": {}, "files": torch.empty(0, 5, dtype=torch.int64)},
+        "initial_personal": {},
+        "recorder": Recorder().state_dict() | {"pending_round": pending_round},
+        "transforms": [],
+        "client": {},
+        "settings": {"config": dict(config), "objects": {}},
+    }
+    torch.save({"global_step": 3, "state_dict": {}, "federated": federated}, path)
     (run / "config.yaml").touch()
     return path
 
@@ -56,6 +61,21 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     child.kill()
     child.communicate()
     os.close(take(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["clients", "CHANGES", "checkpoints"])
+def test_a_link_that_leads_out_of_a_run_is_refused(tmp_path, name):
+    run, mine = new_run(tmp_path / "runs"), tmp_path / "mine"
+    mine.mkdir()
+    (mine / "client_0_round_0_0123456789ab.safetensors").touch()
+    (run / name).symlink_to(mine)
+    with pytest.raises(ValueError, match=rf"{name} leads to .*mine; remove that link"):
+        take(run)
+    assert len(list(mine.iterdir())) == 1
+    (run / name).unlink()
+    (run / "a").mkdir()
+    (run / name).symlink_to(run / "a")
+    os.close(take(run))
 
 
 def test_what_a_killed_run_left_is_collected(tmp_path):
