@@ -22,6 +22,7 @@ from fl_lightning.runs.figures import (
     plot_values,
 )
 from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.saved import PARTITION, write_partition
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least, check_choice
@@ -41,6 +42,9 @@ class RunPlots(Callback):
     A picture without content (no accuracy, no classes) is not written. Of a LightningModule's further values there is
     `values.png`; where the samples have no classes `partition.png` has the clients' sizes.
 
+    At the end of fit every logger that takes pictures gets the class-wise ones, as `local/partition` and
+    `global/classwise` (`val/classwise`, if the classes' accuracies are those of the validation split).
+
     Args:
         dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
         every: least seconds between two drawings during fit; more where drawing would take over 2 % of them.
@@ -54,17 +58,21 @@ class RunPlots(Callback):
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
-        self._stale, self._any_module = False, False
+        self._active, self._stale, self._any_module = False, False, False
+        self._logged: dict[str, Figure] = {}
 
     # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
-        self._folder, self._due = None, monotonic() + self.every
-        if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero and folder is not None:
-            self._folder, self._history = folder, pl_module.recorder.history
+        self._folder, self._due, self._active = folder, monotonic() + self.every, False
+        self._logged.clear()
+        if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
+            return
+        if folder is not None or any(map(figure_writer, trainer.loggers)):
+            self._active, self._history = True, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            save(partition_of(pl_module, folder), folder / f"partition.{self.format}")
+            self._keep(partition_of(pl_module, folder), "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -79,38 +87,50 @@ class RunPlots(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw()
+        if self._active and self._history.rounds:
+            log_figures(trainer.loggers, self._logged, self._history.rounds[-1])
+        self._logged.clear()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         with suppress(Exception):  # the error under way must not be hidden by one of the plots
             self._draw()
 
     def _draw(self) -> None:
-        """Write the pictures, if anything has happened since they were written."""
-        if self._folder is None or not self._stale:
+        """Draw the pictures, if anything has happened since they were drawn."""
+        if not self._active or not self._stale:
             return
         self._stale = False
-        curves = dict(zip(self._history.names, self._history.table.T.tolist(), strict=True))
+        history = self._history
+        curves = dict(zip(history.names, history.table.T.tolist(), strict=True))
         accuracies = {name: values for name, values in curves.items() if is_accuracy(name)}
         losses = {name: values for name, values in curves.items() if is_loss(name)}
         if accuracies or losses:
-            name = f"accuracy.{self.format}"
-            save(plot_accuracy(list(self._history.rounds), accuracies, losses), self._folder / name)
+            self._keep(plot_accuracy(list(history.rounds), accuracies, losses), "accuracy")
         drawn = accuracies.keys() | losses.keys()
         others = {name: values for name, values in curves.items() if name not in drawn and is_value(name)}
         if self._any_module and others:
-            save(plot_values(list(self._history.rounds), others), self._folder / f"values.{self.format}")
-        evaluated, names, table = self._history.columns(BY_CLASS)
+            self._keep(plot_values(list(history.rounds), others), "values")
+        evaluated, names, table = history.columns(BY_CLASS)
         if evaluated:
-            save(plot_classwise(table.numpy(), names, evaluated), self._folder / f"classwise.{self.format}")
+            scope = next(name for name in curves if BY_CLASS in name).split(BY_CLASS)[0]
+            self._keep(plot_classwise(table.numpy(), names, evaluated), "classwise", f"{scope}/classwise")
+
+    def _keep(self, figure: Figure, name: str, logged: str | None = None) -> None:
+        """Write a figure to the folder, and hold it for the loggers where it has a name there."""
+        if self._folder is not None:
+            save(figure, self._folder / f"{name}.{self.format}")
+        if logged is not None:
+            self._logged[logged] = figure
 
 
-def partition_of(loop: FederatedLoop, folder: Path) -> Figure:
-    """Draw the clients' samples by class, and write their table; without known classes, draw their numbers."""
+def partition_of(loop: FederatedLoop, folder: Path | None) -> Figure:
+    """Draw the clients' samples by class, and write their table to the folder; without classes, draw their numbers."""
     data = loop.data
     if loop.client.module is None or data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
             counts, names = data.label_counts, loop.evaluation.class_names
-            write_partition(folder / PARTITION, counts.tolist(), names)
+            if folder is not None:
+                write_partition(folder / PARTITION, counts.tolist(), names)
             return plot_partition(counts, names)
     return plot_sizes([data.size(client_id) for client_id in range(data.num_clients)])
 
