@@ -569,6 +569,8 @@ class FederatedLoop(Forwarding):
         if not early:
             self._describe()
             self.identity.compare(saved["settings"], evaluates=not fits)
+            if self.identity.has_changed("model.server_optimizer", "model.server_lr_scheduler"):
+                checkpoint |= {"optimizer_states": [], "lr_schedulers": []}  # of another one
         if early:  # by load_from_checkpoint, before any data are known
             C.build(self.client, saved.get(C.DATA_SHAPE))
         own = self.state_dict()

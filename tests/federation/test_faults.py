@@ -106,6 +106,31 @@ class MakesNaN(Aggregator):
         return {name: value / 0 if value.is_floating_point() else value for name, value in new.items()}
 
 
+class Doubles(Aggregator):
+    def finish(self):
+        new = super().finish()
+        return {name: value * 2 if value.is_floating_point() else value for name, value in new.items()}
+
+
+class Overshoots(FedAvg):
+    """Sends finite weights, of which float32 holds no more than the mean."""
+
+    def phases(self, exchange):
+        for value in self.params().values():
+            value.data.fill_(3e38)
+        return ()
+
+
+def test_finite_updates_whose_sum_overflows_do_not_become_the_model():
+    loop = FederatedLoop(Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3)
+    with pytest.raises(FaultError, match=r"Doubles and ServerModule made NaN or infinite values .*round 0"):
+        fit(None, 1, loop=loop)
+    start = weights_of(loop)
+    skips = FederatedLoop(Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3, nonfinite="skip")
+    assert equal(weights_of(fit(None, 1, loop=skips)), start)
+    assert skips.round_metrics["train/skipped"] == len(SIZES)
+
+
 @pytest.mark.parametrize("patience", [1, 3])
 def test_a_run_whose_every_client_is_skipped_stops(patience):
     loop = faulty("", "skip", aggregator=MakesNaN(), patience=patience)

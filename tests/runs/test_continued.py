@@ -85,6 +85,7 @@ def test_every_difference_is_named(begun, monkeypatch):
 
 def test_free_settings_may_change(here):
     free = "--model.threads 1 --model.alma_every 2 --trainer.enable_progress_bar false --trainer.callbacks Timer"
+    free += " --model.chunk 2 --trainer.accelerator auto"
     said = say(f"{FIT} 2 --ckpt_path last {free} --model.store.memory_budget_mb 0")
     assert said.code == 0, said.err
     assert not (run_in(here) / "CHANGES").exists()
@@ -99,6 +100,21 @@ def test_an_allowed_change_is_recorded(here):
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["client"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.01
     assert config["allow_changes"] == ["model.client.optimizer.lr"]
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.25])
+def test_a_server_optimizer_that_is_allowed_to_change_begins_anew(here, lr):
+    """Neither torch's words about the groups of another optimizer, nor the old one's learning rate."""
+    server = f"--model.server_optimizer SGD --model.server_optimizer.lr {lr}"
+    said = say(f"{FIT} 2 --ckpt_path last {server} --allow_changes model.server_optimizer")
+    assert said.code == 0, said.err
+    [saved] = here.rglob("last.ckpt")
+    [state] = torch.load(saved, weights_only=True)["optimizer_states"]
+    assert state["param_groups"][0]["lr"] == lr
+    said = say(f"{FIT} 3 --ckpt_path last {server.replace(str(lr), '0.125')} --allow_changes model.server_optimizer")
+    assert said.code == 0, said.err
+    [state] = torch.load(saved, weights_only=True)["optimizer_states"]
+    assert state["param_groups"][0]["lr"] == 0.125
 
 
 def test_an_evaluation_compares_data_and_net_only(begun, monkeypatch):
