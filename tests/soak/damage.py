@@ -6,6 +6,7 @@ Every reading must give the content that was written, or one sentence of a Value
 import hashlib
 import os
 import random
+import struct
 import sys
 import tempfile
 from collections import Counter
@@ -19,6 +20,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from fl_lightning.client.checkpoint_io import REGISTRY, FederatedCheckpointIO, read_registry
 from fl_lightning.client.store import ClientStore
+from fl_lightning.data import MNIST
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
@@ -105,6 +107,23 @@ def printed(path: Path) -> Any:
     return []  # another configuration is a configuration
 
 
+def images(root: Path) -> Any:
+    """Sizes and shape of the samples of small MNIST files: another pixel cannot be told from the one that was there."""
+    train, test = MNIST(str(root)).load()
+    return [len(train), len(test), list(next(iter(train.batches([torch.arange(2)], None)))[0].shape)]
+
+
+def write_images(root: Path, draw: random.Random) -> list[Path]:
+    """Write files as MNIST's, of 20 and 10 images."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, n in (("train", 20), ("t10k", 10)):
+        pixels, labels = draw.randbytes(n * 28 * 28), bytes(i % 10 for i in range(n))
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, n, 28, 28) + pixels)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, n) + labels)
+    return sorted(raw.iterdir())
+
+
 def soak(number: int, seed: int) -> int:
     """Read about `number` damaged files; returns how many readings were wrong."""
     draw, wrong = random.Random(seed), 0
@@ -130,6 +149,8 @@ def soak(number: int, seed: int) -> int:
             (simple / "metrics.csv", partial(rows, simple / "metrics.csv", table), 0.08),
             (config, partial(printed, config), 0.04),
         ]
+        root = Path(folder, "data")
+        plans += [(path, partial(images, root), 0.03) for path in write_images(root, draw)]
         total = 0
         for path, read, share in plans:
             counts = examine(path, read, round(number * share), draw)
