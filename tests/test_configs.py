@@ -61,7 +61,13 @@ def client_of(path) -> str | None:
     return leaves(load(path)).get(("model", "client", "class_path"))
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name not in KINDS], ids=name_of)
+def experiment(path):
+    """A row for an experiment, slow but for two: `make smoke` runs all of them."""
+    marks = [] if path.stem in ("digits_fedntd", "digits_scaffold") else [pytest.mark.slow]
+    return pytest.param(path, id=name_of(path), marks=marks)
+
+
+@pytest.mark.parametrize("path", [experiment(path) for path in FILES if path.parent.name not in KINDS])
 def test_an_experiment_sets_what_it_says(parse, path):
     assert leaves(load(path)).items() <= leaves(parse([path])).items()
 

@@ -138,6 +138,7 @@ def test_what_cannot_be_is_refused(client, sentence):
         fit(client(), 1)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_an_attack_around_a_client(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = say(f"fit -c {CONFIGS}/experiment/digits_krum.yaml --trainer.max_epochs 1 --model.local_epochs 1")
@@ -168,8 +169,8 @@ def accuracy(rule, attack=None):
 
 
 def slow(name):
-    """By default the median stands for the trimmed mean, Krum for multi-Krum: docs/attacks.md has all."""
-    return [pytest.mark.slow] if name in ("trimmed_mean", "multi_krum") else []
+    """By default the median stands for all: docs/attacks.md has them."""
+    return [] if name == "median" else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("rule", [pytest.param(rule, id=name, marks=slow(name)) for name, rule in RULES.items()])

@@ -179,6 +179,7 @@ def test_a_figure_is_run_once_and_drawn_again(begun):
     assert len(begun) == 3  # a setting of the user wins over those of the cases, which are then the same runs
 
 
+@pytest.mark.slow
 def test_runs_begin_with_the_weights_of_the_start(begun):
     content = yaml.safe_load(TINY)
     content["start"] = {"methods": ["FedAvg"], "settings": {"trainer.max_epochs": 1}}
