@@ -129,6 +129,10 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
             main([verb, *arguments])
             assert re.search("digits_fedntd|copied", capsys.readouterr().out)
             continue
+        if verb == "figure":  # one is drawn in tests/cli/test_figure.py
+            main([verb])
+            assert {"fedntd/2", *arguments} <= set(capsys.readouterr().out.split())
+            continue
         only_parsed = any(name in argument for argument in arguments for name in ("gpu", "cifar", "print_config"))
         ending = ["--print_config"] if only_parsed else []
         if verb == "fit" and not only_parsed:
