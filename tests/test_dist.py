@@ -80,6 +80,7 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
         "config.yaml",
         "metrics.csv",
         "classwise.csv",
+        "partition.csv",
         "checkpoints",
         "partition.png",
         "accuracy.png",
