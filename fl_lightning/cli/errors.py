@@ -26,7 +26,7 @@ CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\S+)")
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
 FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
-"""What jsonargparse says of the form of a value, which says nothing where a class refused its arguments."""
+"""Sentence of jsonargparse about the form of a value, which says nothing where a class refused its arguments."""
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
 """Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""

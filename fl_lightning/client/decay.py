@@ -1,4 +1,4 @@
-"""How the local learning rate falls over the rounds."""
+"""Decay of the local learning rate over the rounds."""
 
 import math
 from collections.abc import Mapping

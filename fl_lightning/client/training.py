@@ -75,16 +75,14 @@ class LocalSettings:
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
-        """What `lr_decay` makes of a learning rate in a round, as a factor; None: nothing.
+        """Choose the function of a learning rate that gives its factor in a round; None: the rate stays.
 
         Raises:
             ValueError: a cosine whose rounds are not known.
         """
-        return (
-            None
-            if self.lr_decay in (1.0, PowerDecay(1.0))
-            else partial(decay_of(self.lr_decay, None).factor, round_idx)
-        )
+        if self.lr_decay in (1.0, PowerDecay(1.0)):
+            return None
+        return partial(decay_of(self.lr_decay, None).factor, round_idx)
 
     @property
     def max_batches(self) -> int | None:

@@ -67,7 +67,7 @@ class Parts(Sequence[Tensor]):
 
     Args:
         arrays: for each client int64 indices (n,).
-        pool: where the indices point into this array, (m,) int64, its entries are meant; None: the indices are.
+        pool: (m,) int64, whose entries are the samples, which the indices number; None: the indices are the samples.
 
     Attributes:
         indices: of all clients, end to end.

@@ -392,7 +392,7 @@ class FederatedDataModule(LightningDataModule):
         """Let a pass over a client's stream, where it has one, end after so many batches."""
         if self.has_streams:
             self.client_indices("train", 0)
-            assert isinstance(self.samples, ClientStreams)
+        if isinstance(self.samples, ClientStreams):
             self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:

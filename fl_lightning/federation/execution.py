@@ -1,4 +1,4 @@
-"""How a process computes: threads, clients at once, and the memory format of the weights."""
+"""Settings of how a process computes: threads, clients at once, and the memory format of the weights."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -70,7 +70,7 @@ class GlobalWeights:
         self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
         self._room: dict[torch.dtype, Tensor] = {}
-        """Where the entries of one client after the other are laid end to end: new memory is slow at first."""
+        """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
         self._kept, self._flags, self.freezes = kept, list[bool](), True
         """True where some entry does not require a gradient."""
         self._find_trainable()

@@ -1,4 +1,4 @@
-"""What clients know before and after their local training, from the table of `ForgettingMonitor`."""
+"""Drawings of what clients know before and after their local training, from the table of `ForgettingMonitor`."""
 
 from __future__ import annotations
 

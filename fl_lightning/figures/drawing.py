@@ -1,4 +1,4 @@
-"""What a figure is drawn of, and the base class of the drawings."""
+"""The runs that a figure is drawn of, and the base class of the drawings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

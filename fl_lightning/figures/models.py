@@ -1,4 +1,4 @@
-"""What models are like inside: their features, their neurons, the loss around them."""
+"""Drawings of the inside of models: their features, their neurons, the loss around them."""
 
 from collections.abc import Sequence
 from pathlib import Path

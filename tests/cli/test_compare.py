@@ -13,10 +13,9 @@ import psutil
 import pytest
 import yaml
 
-from fl_lightning.cli.compare import results, running
-from fl_lightning.cli.compare.cells import CellFiles, Outcome, Rounds, fit
+from fl_lightning.cli.compare import results
+from fl_lightning.cli.compare.cells import CellFiles, Rounds
 from fl_lightning.cli.compare.grid import Composer, cells_of, option_names, seeded
-from fl_lightning.cli.errors import one_line
 from fl_lightning.runs.saved import read_run
 from tests.commands import refusal, say
 
@@ -50,21 +49,9 @@ def base(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def drawn(base, monkeypatch):
+def drawn(base, cells_here):
     """The same, where cells are run one after the other in this process; their names, as they are begun."""
-    begun = []
-
-    def run_all(cells, processes, on_round, on_end):
-        for files in cells:
-            begun.append(files.name)
-            try:
-                fit(files, lambda done, files=files: on_round(files, done))
-                on_end(files, Outcome())
-            except ValueError as error:
-                on_end(files, Outcome(one_line(str(error))))
-
-    monkeypatch.setattr(running, "run_all", run_all)
-    return begun
+    return cells_here
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from fl_lightning.cli.compare import running
-from fl_lightning.cli.compare.cells import Outcome, fit
 from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
-from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.figure import spec
 from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.figures import Series
@@ -142,24 +139,12 @@ def test_the_list_has_every_figure_with_its_minutes():
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
+def begun(tmp_path, monkeypatch, cells_here):
     """A folder with a tiny figure's file, where runs are made in this process; their names, as they are begun."""
     monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     Path("own/tiny.yaml").write_text(TINY.lstrip(), encoding="utf-8")
-    names = []
-
-    def run_all(cells, processes, on_round, on_end):
-        for files in cells:
-            names.append(files.name)
-            try:
-                fit(files, lambda done, files=files: on_round(files, done))
-                on_end(files, Outcome())
-            except ValueError as error:
-                on_end(files, Outcome(one_line(str(error))))
-
-    monkeypatch.setattr(running, "run_all", run_all)
-    return names
+    return cells_here
 
 
 def test_a_figure_is_run_once_and_drawn_again(begun):

@@ -40,7 +40,7 @@ class Runs:
 
 @dataclass
 class FigureFile:
-    """What a figure's file says.
+    """Content of a figure's file.
 
     Attributes:
         minutes: that its runs take on two cores.
