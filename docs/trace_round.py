@@ -160,7 +160,9 @@ def main() -> None:
     calls = trace()
     files = list(dict.fromkeys(file for file, _ in calls))
     sizes = {file: len(code_lines(PACKAGE / file)) for file in files}
+    inner = sum("comp>" in name for _, name in set(calls))
     print(f"calls {len(calls)}, functions {len(set(calls))}, files {len(files)}")
+    print(f"of the functions {inner} are comprehensions, which are frames of their own before Python 3.12 only")
     print(f"hops {sum(a[0] != b[0] for a, b in pairwise(calls))}")
     for file in files:
         print(f"  {file:32} {sizes[file]:4} code lines, {sum(call[0] == file for call in calls):3} calls")

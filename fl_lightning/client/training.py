@@ -1,9 +1,7 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -40,6 +38,7 @@ LOCAL_HOOKS = (
     "on_before_optimizer_step",
 )
 """Hooks of the client's modules that are called in local training."""
+NO_DECAY = (1.0, PowerDecay(1.0))
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class LocalSettings:
         Raises:
             ValueError: a cosine whose rounds are not known.
         """
-        if self.lr_decay in (1.0, PowerDecay(1.0)):
+        if self.lr_decay in NO_DECAY:
             return None
         return partial(decay_of(self.lr_decay, None).factor, round_idx)
 
@@ -168,24 +167,41 @@ class LocalTrainer:
         self._deadline = None if timeout is None else monotonic() + timeout
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
-        local_epochs, passed = self.settings.local_epochs, Counter[str]()
+        local_epochs, passed = self.settings.local_epochs, dict[str, int]()
         if isinstance(local_epochs, list):
             local_epochs = local_epochs[data.client_id]
-        progress = self.client.context.progress
         for phase in self.client.phases(exchange):
             self.restore_modes()
-            before_phase = replace(progress)
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if size := own.size(phase.split):
                 epochs = local_epochs if phase.epochs is None else phase.epochs
-                before = passed[phase.split] if phase.counts else 0
-                with nullcontext() if phase.trains is None else frozen(self._left_out(phase.trains)):
+                before = passed.get(phase.split, 0) if phase.counts else 0
+                if phase.trains is None:
                     done = self._phase(phase, own, size, epochs, before, on_epoch_end)
-                if phase.trains is not None and not matching(self.client.params(), phase.trains):
-                    progress.was_idle(before_phase)
-                passed[phase.split] += done if phase.counts else 0
+                else:
+                    done = self._part(phase, own, size, epochs, before, on_epoch_end)
+                if phase.counts:
+                    passed[phase.split] = before + done
         if self._deadline is not None:
             self._check_time(self._deadline)
+
+    def _part(
+        self,
+        phase: Phase,
+        data: ClientData,
+        size: int,
+        epochs: int,
+        before: int,
+        on_epoch_end: Sequence[Callable[[int], None]],
+    ) -> int:
+        """Run a phase as `_phase` does, in which only the parameters that `Phase.trains` names are trained."""
+        progress, patterns = self.client.context.progress, phase.trains or ()
+        since = replace(progress)
+        with frozen(self._left_out(patterns)):
+            done = self._phase(phase, data, size, epochs, before, on_epoch_end)
+        if not matching(self.client.params(), patterns):
+            progress.was_idle(since)
+        return done
 
     def _phase(
         self,

@@ -81,19 +81,19 @@ class Parts(Sequence[Tensor]):
     def __init__(self, arrays: Sequence[np.ndarray[Any, Any]], pool: np.ndarray[Any, Any] | None = None) -> None:
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
-        self.ends = torch.from_numpy(np.cumsum([len(array) for array in arrays], dtype=np.int64))
+        self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
+        self.ends = torch.from_numpy(self._ends[1:])
         self._replaced: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return int(self._ends.shape[0]) - 1
 
     def __getitem__(self, client_id: Any) -> Any:
         if client_id in self._replaced:
             return self._replaced[client_id]
-        if not 0 <= client_id < len(self.ends):
-            raise IndexError(f"client_id must lie in [0, {len(self.ends)}), got {client_id}")
-        start = int(self.ends[client_id - 1]) if client_id else 0
-        return self.indices[start : int(self.ends[client_id])]
+        if not 0 <= client_id < len(self):
+            raise IndexError(f"client_id must lie in [0, {len(self)}), got {client_id}")
+        return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
 
     def __copy__(self) -> "Parts":
         """The same parts, of which clients may be given others by `replace` without a change of these."""

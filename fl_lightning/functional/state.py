@@ -212,12 +212,13 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
-        groups.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+        one = tensor.detach() if tensor.requires_grad else tensor
+        groups.setdefault(tensor.dtype, []).append(one.reshape(-1))
     vectors, room = {}, state.room or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
         out = room.get(dtype)
-        fits = out is not None and len(out) == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
-        vectors[dtype] = torch.cat([one.detach() for one in tensors], out=out if fits else None)
+        fits = out is not None and out.numel() == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
+        vectors[dtype] = torch.cat(tensors, out=out if fits else None)
     if isinstance(state, FlatState):
         state.keep(vectors)
     return vectors
