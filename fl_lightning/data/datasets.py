@@ -23,6 +23,7 @@ from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch
+from fl_lightning.utils.renamed import refuses_renamed
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
@@ -189,6 +190,7 @@ class DatasetSource(Source):
         columns: values (n,) of the training samples by name, to divide them by.
     """
 
+    @refuses_renamed
     def __init__(
         self,
         train: Dataset[Any] | Mapping[int, IterableDataset[Any]],
