@@ -47,6 +47,17 @@ def test_every_file_of_the_drawing_exists():
     assert not [file for file in named if not (ROOT / "fl_lightning" / file).is_file()]
 
 
+def test_the_rooms_are_the_folders_and_the_files_of_a_round_are_named():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.split("## Rooms")[1].split("##")[0].splitlines() if line.startswith("| `")]
+    named = {room for _, rooms, *_ in rows for room in re.findall(r"`(\w+)(?:/|\.py)`", rooms)}
+    rooms = [path for path in (ROOT / "fl_lightning").iterdir() if path.name[0] not in "_."]
+    assert named == {path.stem for path in rooms if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    (federation,) = (cells for _, rooms, cells, _ in rows if "federation/" in rooms)
+    files = {path.name for path in (ROOT / "fl_lightning/federation").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", federation)) == files
+
+
 def test_a_method_file_has_at_most_120_code_lines(trace_round):
     files = sorted((ROOT / "fl_lightning/methods").glob("*.py"))
     assert len(files) > 30

@@ -5,9 +5,10 @@ from typing import Any, NoReturn
 
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from fl_lightning.cli import configs
+from fl_lightning.cli import compare, configs, figure, report
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
 from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.figure.spec import names as figure_names
 from fl_lightning.cli.main import FederatedCLI
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -77,6 +78,17 @@ def command_line() -> argparse.ArgumentParser:
     shown.add_argument("name", nargs="?", choices=configs.names())
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     file(commands.add_parser("check", help="look for damage in checkpoints"), "paths", nargs="+")
+    for made in (compare.command_parser(), figure.command_parser(), report.command_parser()):
+        command = commands.add_parser(made.prog.split()[-1], help=made.description)
+        for option in vars(made.get_defaults()):
+            if option == "names":
+                command.add_argument(option, nargs="*", choices=figure_names())
+            elif option in ("runs", "output"):
+                word = option if option == "runs" else f"--{option}"
+                command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            else:
+                names = configs.names() if option == "config" else None
+                command.add_argument(f"--{option}", choices=names)
     return top
 
 

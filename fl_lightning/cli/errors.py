@@ -15,7 +15,7 @@ from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 
 PROG = "fl-lightning"
-COMMANDS = ("methods", "configs", "check", "report", "compare")
+COMMANDS = ("methods", "configs", "check", "compare", "figure", "report")
 """Commands besides LightningCLI's, dispatched in `__main__`."""
 
 # What jsonargparse tells in its messages only. Everything else is taken from its exceptions and from the parser.

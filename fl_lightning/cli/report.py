@@ -24,6 +24,15 @@ def run(argv: list[str]) -> None:
         SystemExit: with 2 for a wrong option, 0 after the help.
         FileNotFoundError: a path that holds no run.
     """
+    given = command_parser().parse_args(argv)
+    folders = find_runs(given.runs)
+    output = given.output or (folders[0] if len(folders) == 1 else Path("reports"))
+    page = write_report(grouped(map(read_run, folders)), output, [form for form in given.format if form != "html"])
+    print(page)
+
+
+def command_parser() -> CommandParser:
+    """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} report", description=DESCRIPTION)
     parser.add_argument("runs", nargs="+", type=str, help="run folders, or folders with runs in them or below")
     parser.add_argument(
@@ -39,8 +48,4 @@ def run(argv: list[str]) -> None:
         default=["html"],
         help="html: the page alone; svg, png, pdf: each figure in a file of its own, too; several may be given",
     )
-    given = parser.parse_args(argv)
-    folders = find_runs(given.runs)
-    output = given.output or (folders[0] if len(folders) == 1 else Path("reports"))
-    page = write_report(grouped(map(read_run, folders)), output, [form for form in given.format if form != "html"])
-    print(page)
+    return parser

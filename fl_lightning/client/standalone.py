@@ -15,7 +15,21 @@ from fl_lightning.data import DatasetSource, FederatedDataModule
 from fl_lightning.types import CONDITIONS, Broadcast, ClientData, Phase
 from fl_lightning.utils.packages import lightning_base
 
-NOT_HOOKS = ("training_step", "configure_optimizers", "configure_model", "forward")
+HOOKS = (
+    "on_",
+    "optimizer_",
+    "lr_scheduler_",
+    "configure_",
+    "setup",
+    "teardown",
+    "prepare_data",
+    "transfer_",
+    "backward",
+)
+"""Beginnings of the names of hooks, which a Trainer calls in the fitted module only."""
+
+NOT_HOOKS = ("configure_optimizers", "configure_model")
+"""Those that a ClientModule calls in the module that it is built around."""
 
 
 class StandaloneClient(Callback):
@@ -40,7 +54,8 @@ class StandaloneClient(Callback):
         received = {name: value.detach().clone() for name, value in client.params().items()}
         client.begin(ClientContext(0, received, tuple(received), weights_token=object()))
         plugin = trainer.precision_plugin
-        transfer = BatchTransfer(client.lightning_modules(), client.device, plugin)
+        datamodule = getattr(trainer, "datamodule", None)
+        transfer = BatchTransfer(client.lightning_modules(), client.device, plugin, datamodule)
         client.connect(plugin.forward_context, transfer)
         if client.module is not None:
             methods = {name: getattr(client, name) for name in TRAINER_SERVICES}
@@ -109,8 +124,8 @@ def refuse_alone(client: Any) -> None:
     if client.module is None:
         return
     inner = type(client.module)
-    own = [hook for hook in dir(inner) if hook.startswith(("on_", "optimizer_", "lr_scheduler_", "configure_"))]
-    lost = [h for h in own if h not in NOT_HOOKS and getattr(inner, h) is not getattr(lightning_base(inner), h, None)]
+    own = [hook for hook in dir(inner) if hook.startswith(HOOKS) and hook not in NOT_HOOKS]
+    lost = [hook for hook in own if getattr(inner, hook) is not getattr(lightning_base(inner), hook, None)]
     if lost:
         raise ValueError(
             f"{inner.__name__} overrides {lost[0]}, which is not called inside {name} under a plain Trainer; fit "

@@ -23,6 +23,7 @@ from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch
+from fl_lightning.utils.renamed import refuses_renamed
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
@@ -36,6 +37,7 @@ class DatasetSplit(Split):
         dataset: with `__len__` and `__getitem__`.
         loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
+        whole: the split that this one is a part of, and where it lies there, int64 (n,); None: it is none.
 
     Raises:
         TypeError: the dataset has no length or no index.
@@ -48,6 +50,7 @@ class DatasetSplit(Split):
         dataset: Dataset[Any],
         loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
+        whole: "tuple[DatasetSplit, Tensor] | None" = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise TypeError(
@@ -57,8 +60,7 @@ class DatasetSplit(Split):
             )
         self.dataset: Any = dataset
         self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
-        self._whole: tuple[DatasetSplit, Tensor] | None = None
-        """The split that this one is a part of, and where it lies there."""
+        self._whole = whole
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -92,9 +94,7 @@ class DatasetSplit(Split):
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
-        part = DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns)
-        part._whole = self, indices
-        return part
+        return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
@@ -189,6 +189,7 @@ class DatasetSource(Source):
         columns: values (n,) of the training samples by name, to divide them by.
     """
 
+    @refuses_renamed
     def __init__(
         self,
         train: Dataset[Any] | Mapping[int, IterableDataset[Any]],
@@ -271,6 +272,6 @@ def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> 
         return num_classes
     if any(bool((y < 0).any()) for y in found.values()):
         for split in splits.values():
-            split.labels = None
+            split.forget_labels()
         return None
     return None if labels["train"] is None or not found else max(int(y.max()) for y in found.values()) + 1

@@ -32,6 +32,10 @@ class Split(ABC):
         """The labels where they are known without a pass over the samples."""
         return self.labels
 
+    def forget_labels(self) -> None:
+        """Take the labels for values that are no classes."""
+        self.labels = None
+
     @abstractmethod
     def __len__(self) -> int: ...
 

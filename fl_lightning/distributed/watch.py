@@ -69,6 +69,10 @@ class Peer:
         if sign != self.sign:
             self.sign, self.changed = sign, self.heard
 
+    def leave(self) -> None:
+        """Note that it takes part no more."""
+        self.left = True
+
     def silent(self) -> float:
         """Seconds since its last sign of life."""
         return monotonic() - self.changed
@@ -186,7 +190,7 @@ class Watch:
         try:
             message = peer.connection.recv() if peer.connection is not None else BYE
         except (EOFError, OSError):
-            peer.left = True
+            peer.leave()
             if not self._closed.is_set():
                 self._decide(
                     Verdict(
@@ -197,7 +201,7 @@ class Watch:
                 )
             return
         if message == BYE:
-            peer.left = True
+            peer.leave()
         elif message[0] == END:
             self._decide(Verdict(*message[1]))
         else:

@@ -9,12 +9,13 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
 
     Args:
         accuracy: A, (T, C), fractions in [0, 1], one row per round 1 ... T (not the one before training); a
-            class without test samples is NaN in every row. The rounds before the last may be given as one row, the
-            best accuracy of each class.
+            class without test samples is NaN. The rounds before the last may be given as one row, the best accuracy of
+            each class.
         exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
 
     Returns:
-        (C,), in [0, 1], or in [-1, 1] with `exclude_final`; NaN where the class is NaN or no round is left.
+        (C,), in [0, 1], or in [-1, 1] with `exclude_final`; a round that is NaN is left out. NaN where the last round
+        is, or no other is left.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Eq. 5; `exclude_final`: Chaudhry et al. 2018, arXiv:1801.10112.
@@ -28,7 +29,8 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
     rounds = accuracy[:-1] if exclude_final else accuracy
     if not len(rounds):
         return accuracy.new_full(accuracy.shape[1:], torch.nan)
-    return rounds.amax(0) - accuracy[-1]
+    peak = rounds.masked_fill(rounds.isnan(), -torch.inf).amax(0)
+    return peak.masked_fill(peak.isinf(), torch.nan) - accuracy[-1]
 
 
 def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.functional.forgetting import forgetting_per_class
@@ -170,7 +169,7 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
         maps.append(Picture(f"classes-{i}", plot_classwise(table, names, rounds, title), caption, wide=True))
         each = [run.history.columns(BY_CLASS) for run in group.runs]
         each = [one for one in each if one[1] == names]
-        forgotten[group.label] = np.stack([per_class(one[2]) for one in each])
+        forgotten[group.label] = np.stack([forgetting_per_class(one[2]).numpy() for one in each])
     if not forgotten:
         return []
     alike = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
@@ -179,13 +178,6 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
     )
     caption = f"Best accuracy over the rounds minus the last, of each class. The class that is forgotten most: {most}."
     return [Picture("forgetting-classes", plot_forgetting(alike, names), caption), *maps]
-
-
-def per_class(table: torch.Tensor) -> Numbers:
-    """Forgetting of each class, (C,); NaN for a class without samples."""
-    best = table.nan_to_num(-torch.inf).amax(0)
-    found: Numbers = forgetting_per_class(torch.stack([torch.where(best.isinf(), torch.nan, best), table[-1]])).numpy()
-    return found
 
 
 def before_after_of(groups: Sequence[Group]) -> list[Picture]:

@@ -10,6 +10,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "FedKA": {"mu": "max_anchors"},
     "FedCL": {"kind": "importance", "scale": "normalization"},
     "FederatedDataModule": {"sets": "extra_splits"},
+    "DatasetSource": {"reading": "loader_spec"},
 }
 """New names of arguments by class and old name. Subclasses inherit them."""
 

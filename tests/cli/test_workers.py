@@ -30,6 +30,9 @@ def run(monkeypatch):
                 self.other.send(1)
                 self.other.send(outcome(cell.name, [name for name, _ in started].count(cell.name)))
 
+            def finish(self):
+                self.cell = None
+
             def stop(self):
                 self.pipe.close()
 

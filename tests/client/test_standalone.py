@@ -1,6 +1,7 @@
 """A ClientModule without a federation."""
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -63,6 +64,34 @@ def test_around_a_module():
 def test_a_module_with_hooks_that_nobody_would_call_is_refused():
     with pytest.raises(ValueError, match="WarmUp overrides on_before_optimizer_step, which is not called"):
         alone(FedProx(module=WarmUp()))
+
+
+@pytest.mark.parametrize("hook", ["setup", "prepare_data", "transfer_batch_to_device", "backward", "on_train_start"])
+def test_a_hook_that_a_trainer_calls_in_the_fitted_module_only_is_refused_in_the_one_within(hook):
+    inner = type("Inner", (Classifier,), {hook: lambda self, *args: pytest.fail("it was called")})
+    with pytest.raises(ValueError, match=f"Inner overrides {hook}, which is not called inside FedProx"):
+        alone(FedProx(module=inner()))
+
+
+def test_own_passes_see_the_batches_as_the_data_module_makes_them():
+    class Ones(pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader(48)
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return torch.ones_like(batch[0]), batch[1]
+
+    class Sums(FedAvg):
+        def receive(self, broadcast, local):
+            self.sums = self.over(local, lambda batch: batch[0].sum())
+
+        def training_step(self, batch, batch_idx):
+            self.sums.append(batch[0].sum())
+            return super().training_step(batch, batch_idx)
+
+    client = Sums(**SHAPE)
+    trainer(1).fit(client, datamodule=Ones())
+    assert client.sums == [48 * 4, 48 * 4]
 
 
 class Head(FedAvg):

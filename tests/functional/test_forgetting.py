@@ -28,6 +28,14 @@ def test_classes_without_test_samples_are_left_out():
     assert forgetting(torch.full((3, 2), torch.nan)).isnan()
 
 
+@pytest.mark.parametrize("exclude_final", [False, True])
+def test_rounds_that_did_not_evaluate_a_class_are_left_out(exclude_final):
+    table = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
+    gaps = torch.cat([table, torch.full((1, 4), torch.nan)])[[0, 6, 1, 2, 6, 3, 4, 5]]
+    assert forgetting_per_class(gaps, exclude_final).equal(forgetting_per_class(table, exclude_final))
+    assert forgetting_per_class(gaps[:2], exclude_final).isnan().all()
+
+
 def test_one_round_forgets_nothing_or_is_undefined():
     table = torch.rand(1, 4)
     assert forgetting(table) == 0

@@ -7,14 +7,20 @@ import pytest
 import yaml
 from pytorch_lightning.demos.boring_classes import BoringDataModule
 
-from fl_lightning import Aggregator, ClientModule, FederatedDataModule
+import fl_lightning.data
+from fl_lightning import Aggregator, ClientModule, FederatedDataModule, methods
 from fl_lightning.aggregation import GatheringAggregator, ServerModule
-from fl_lightning.data import Digits, Partition
+from fl_lightning.data import DatasetSource, Digits, Partition
 from fl_lightning.methods import FedCL, FedKA, FedProx, KnFu
 from fl_lightning.utils.renamed import HOOKS, RENAMED, new_name, refuse_renamed
 from tests.commands import EXPERIMENT, refusal
 
-MAKERS = {"FedKA": FedKA, "FedCL": FedCL, "FederatedDataModule": lambda **old: FederatedDataModule(Digits(), **old)}
+MAKERS = {
+    "FedKA": FedKA,
+    "FedCL": FedCL,
+    "FederatedDataModule": lambda **old: FederatedDataModule(Digits(), **old),
+    "DatasetSource": lambda **old: DatasetSource([(0.0, 0)], **old),
+}
 ARGUMENTS = [(name, old, new) for name, names in RENAMED.items() for old, new in names.items()]
 BASES = {"ClientModule": ClientModule, "KnowledgeClient": KnFu, "Aggregator": Aggregator, "Partition": Partition}
 MOVED = [(name, old, new) for name, names in HOOKS.items() for old, new in names.items()]
@@ -40,14 +46,16 @@ def test_an_argument_is_refused_by_the_other_constructors(make):
 @pytest.mark.parametrize(("name", "old", "new"), ARGUMENTS)
 @pytest.mark.parametrize("in_file", [False, True])
 def test_an_option_is_refused_on_the_command_line_and_in_a_file(tmp_path, name, old, new, in_file):
-    of_data = name == "FederatedDataModule"
+    of_data, group = name == "FederatedDataModule", "data.source" if name == "DatasetSource" else "model.client"
     if in_file:
-        client = {"class_path": f"fl_lightning.methods.{name}", "init_args": {old: 1}}
-        given = {"data": {old: {"proxy": 1}}} if of_data else {"model": {"client": client}}
+        kind = getattr(methods, name, None) or getattr(fl_lightning.data, name)
+        part = {"class_path": f"{kind.__module__}.{name}", "init_args": {old: 1}}
+        outer, inner = group.split(".")
+        given = {"data": {old: {"proxy": 1}}} if of_data else {outer: {inner: part}}
         (tmp_path / "old.yaml").write_text(yaml.safe_dump(given))
         line = f"-c {tmp_path}/old.yaml"
     else:
-        line = f"--data.{old} 1" if of_data else f"--model.client {name} --model.client.{old} 1"
+        line = f"--data.{old} 1" if of_data else f"--{group} {name} --{group}.{old} 1"
     said = refusal(f"fit {EXPERIMENT} {line}", 2)
     prefix = "data." if of_data else ""
     assert said.endswith(f"the option '{prefix}{old}' was renamed to '{prefix}{new}'")

@@ -39,6 +39,10 @@ class Worker:
         self.cell = cell
         self.pipe.send(cell)
 
+    def finish(self) -> None:
+        """Note that the cell has ended, whatever its outcome."""
+        self.cell = None
+
     def stop(self) -> None:
         """End the process."""
         self.process.kill()
@@ -103,7 +107,7 @@ def run_all(
                 if isinstance(message, int):
                     on_round(cell, message)
                     continue
-                worker.cell = None
+                worker.finish()
                 if message.memory and len(busy) > 1:
                     alone.append(cell)
                 else:
