@@ -269,10 +269,21 @@ class ClientModule(CheckedLoading):
         found.use(self.forward_context, self.context.logit_cache)
         return found
 
+    @property
+    def built_net(self) -> Backbone:
+        """The net.
+
+        Raises:
+            RuntimeError: it is not built yet, or there is a module in its place.
+        """
+        if self.net is None:
+            raise RuntimeError(f"{type(self).__name__} has no net before it is built for the data, nor around a module")
+        return self.net
+
     def features(self, x: Tensor) -> Tensor:
         """Compute the net's features of a batch, (B, D), in the Trainer's precision."""
         with self.forward_context():
-            return cast(Backbone, self.net).features(x)
+            return self.built_net.features(x)
 
     # --- a method's own passes over data -----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Bases of clients that keep a part of the model, or a whole model of their own, between rounds."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone
-from fl_lightning.nets import Backbone
 from fl_lightning.types import Batch, ClientData, State
 
 OWN = "own_models"
@@ -124,7 +123,7 @@ class PersonalHeadClient(ClientModule):
     @property
     def head(self) -> nn.Linear:
         """The net's head."""
-        return cast(Backbone, self.net).head
+        return self.built_net.head
 
     def head_names(self) -> tuple[str, ...]:
         """Name the trainable entries of the head."""

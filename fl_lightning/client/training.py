@@ -125,6 +125,7 @@ class LocalTrainer:
         self._clip = self._own("configure_gradient_clipping") or clip_gradients
         self._zero_grad = self._own("optimizer_zero_grad")
         self._deadline: float | None = None
+        self._round_idx = 0
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
 
     def _own(self, name: str) -> Callable[..., Any] | None:
@@ -165,6 +166,7 @@ class LocalTrainer:
         """
         timeout = self.settings.client_timeout
         self._deadline = None if timeout is None else monotonic() + timeout
+        self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
         local_epochs, passed = self.settings.local_epochs, dict[str, int]()
@@ -308,7 +310,7 @@ class LocalTrainer:
                 if self._zero_grad is None:
                     zero_grad(optimizer.optimizer)
                 else:
-                    self._zero_grad(self.client.trainer.current_epoch, index, optimizer.optimizer)
+                    self._zero_grad(self._round_idx, index, optimizer.optimizer)
             loss = self._training_step(batch, index)
             if loss is None:
                 return None
@@ -329,7 +331,7 @@ class LocalTrainer:
         if not boundary:
             closure()
         elif self._optimizer_step is not None:
-            self._optimizer_step(self.client.trainer.current_epoch, index, optimizer, closure)
+            self._optimizer_step(self._round_idx, index, optimizer, closure)
         elif optimizer.wants_closure:
             optimizer.step(closure)
         elif closure() is not None:

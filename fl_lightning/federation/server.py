@@ -194,7 +194,6 @@ class Server:
 
     def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
         self.module: nn.Module = global_weights.client
-        self.trainable = global_weights.trainable
         self.round_idx = 0
         self.global_weights, self.store, self._data = global_weights, store, data
         self._snapshot: State | None = None
@@ -205,7 +204,7 @@ class Server:
 
     def begin_round(self, round_idx: int, weights: State) -> None:
         """Begin a round from `weights`, a snapshot of the shared entries."""
-        self.round_idx, self._snapshot, self.trainable = round_idx, weights, self.global_weights.trainable
+        self.round_idx, self._snapshot = round_idx, weights
 
     def advance(self, new: State) -> State:
         """Make the weights of an exchange the global ones; returns all shared entries."""
@@ -216,6 +215,10 @@ class Server:
     def end_round(self) -> None:
         """End the round: the global weights are those in the module again."""
         self._snapshot = None
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return self.global_weights.trainable
 
     @property
     def travelling(self) -> State:

@@ -133,17 +133,15 @@ class FedAlign(ClientModule):
 
     def stages(self) -> Stages:
         """The net, cut around its last block."""
-        assert self.net is not None
-        return self.net.stages()
+        return self.built_net.stages()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        assert self.net is not None
         x, y = batch
         before, last, after = self.stages()
         with self.forward_context():
             inner = before(x)
             outer = last(inner)
-            logits = self.net.head(after(outer))
+            logits = self.built_net.head(after(outer))
             inner = inner.detach()
             narrow = functional_call(last, narrowed(last, self.width, inner.shape[1]), (inner,))
         ce = cross_entropy(logits, y)

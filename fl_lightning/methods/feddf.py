@@ -148,10 +148,9 @@ class FedDFServer(ServerModule):
 
     def predict(self, state: State, x: Tensor) -> Tensor:
         """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
-        assert self.client.net is not None
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
-            return raised(functional_call(self.client.net, entries, (x,)))
+            return raised(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:

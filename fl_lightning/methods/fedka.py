@@ -154,11 +154,11 @@ class FedKA(ClientModule):
 
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Logits of anchors without dropout, on running statistics that stay as they are: (A, ...) -> (A, C)."""
-        assert self.net is not None
+        net = self.built_net
         # copies: the backward pass reads the statistics, which the batch's forward has changed by then
-        buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
-        with evaluating(self.net), self.forward_context():
-            logits: Tensor = functional_call(self.net, buffers, (x,)) if buffers else self.net(x)
+        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        with evaluating(net), self.forward_context():
+            logits: Tensor = functional_call(net, buffers, (x,)) if buffers else net(x)
         return logits
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:

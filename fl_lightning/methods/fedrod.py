@@ -62,18 +62,16 @@ class FedRoD(ClientModule):
 
     @torch.no_grad()
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        assert self.net is not None
         self.round_buffer("log_counts", log_counts(local.label_counts, self.gamma))
         if local.size() and not self.memory.get("has_head"):
-            self.personal_head.load_state_dict(self.net.head.state_dict())
+            self.personal_head.load_state_dict(self.built_net.head.state_dict())
             self.memory["has_head"] = True
 
     def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the logits of the generic and of the personal head, (B, C) each; the body learns by the former."""
-        assert self.net is not None
         features = self.features(x)
         with self.forward_context():
-            return self.net.head(features), self.personal_head(features.detach())
+            return self.built_net.head(features), self.personal_head(features.detach())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch

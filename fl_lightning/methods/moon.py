@@ -75,13 +75,12 @@ class MOON(OwnModelClient):
         return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        assert self.net is not None
         if not self.own_models():
             return self.local_loss(batch, batch_idx)
         x, y = batch
         with self.forward_context():
-            features = self.net.features(x)
-            logits = self.net.head(features)
+            features = self.built_net.features(x)
+            logits = self.built_net.head(features)
         loss, contrast = cross_entropy(logits, y), self.contrast(x, features)
         self.log_dict({"train/ce": loss, "train/contrast": contrast})
         return loss + self.mu * contrast

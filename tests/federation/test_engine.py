@@ -104,3 +104,22 @@ def test_a_stop_iteration_names_the_client_and_the_round(where):
 
     with pytest.raises(RuntimeError, match="client 3 raised StopIteration in round 1"):
         fit(Stops(), 3)
+
+
+def test_own_steps_of_a_module_are_told_the_round_without_a_trainer():
+    class Own(FedAvg):
+        told = ()
+
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            self.told = (*self.told, ("zero_grad", epoch, batch_idx))
+            optimizer.zero_grad()
+
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(optimizer_closure)
+            self.told = (*self.told, ("step", epoch, batch_idx))
+
+    client = Own(net=BatchNormNet, optimizer=sgd(), **SHAPE)
+    engine = SequentialEngine(client)
+    (result,) = engine.run("train", jobs_of(engine, toy_data((7,)), round_idx=5))
+    assert result.update.num_steps == 2
+    assert client.told == (("zero_grad", 5, 0), ("step", 5, 0), ("zero_grad", 5, 1), ("step", 5, 1))
