@@ -78,6 +78,7 @@ class ServerPart(nn.Module):
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self.partial = PartialAggregate()
         self.unchecked: list[float | Tensor] = []
+        self._rooms: dict[str, Mapping[torch.dtype, Tensor]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,7 +95,8 @@ class ServerPart(nn.Module):
         """Prepare for a round with the clients in `cohort`; called once, before its first exchange."""
 
     def end_exchange(self) -> None:
-        """Forget the exchange's sums and rows; the round calls it."""
+        """Forget the exchange's sums and rows; the round calls it. The memory of the sums is kept for the next ones."""
+        self._rooms = {name: total.room for name, total in self.partial.sums.items()}
         self.partial = PartialAggregate()
 
     def snapshot(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class ServerPart(nn.Module):
             self.unchecked.append(weight)
         sums = self.partial.sums
         if name not in sums:
-            sums[name] = StateSum()
+            sums[name] = StateSum(room=self._rooms.pop(name, None))
         sums[name].add(state, weight)
 
     def take_unchecked(self) -> list[float | Tensor]:

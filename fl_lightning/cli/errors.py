@@ -1,6 +1,7 @@
 """Parser errors in one sentence: what is expected, what was given, the nearest right name."""
 
 import re
+import sys
 from argparse import ArgumentError
 from importlib import import_module
 from pathlib import Path
@@ -124,7 +125,8 @@ def no_class(given: str, base: type) -> str:
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
     if found is None:
-        return f"there is no class {given!r}{nearest(given.rpartition('.')[2], class_names(base)) or choice(base)}"
+        near = nearest(given, classes_beside(given)) or nearest(given.rpartition(".")[2], class_names(base))
+        return f"there is no class {given!r}{near or choice(base)}"
     if issubclass(found, base) or (base is pl.LightningModule and issubclass(found, TrainableModule)):
         return ""
     twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
@@ -173,6 +175,13 @@ def find_class(path: str) -> type | None:
     for part in parts[k:] if found is not None else ():
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
+
+
+def classes_beside(path: str) -> list[str]:
+    """List the import paths of the classes in the module, imported before, that `path` would be a class of."""
+    name = path.rpartition(".")[0]
+    found = vars(sys.modules[name]) if name in sys.modules else {}
+    return [f"{name}.{key}" for key, value in found.items() if isinstance(value, type)]
 
 
 def import_error(given: str, error: Exception) -> str:

@@ -187,6 +187,17 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is Parameter.empty
 
 
+def takes_closure(optimizer: Optimizer) -> bool:
+    """True for optimizers that are stepped with a closure, as Lightning steps all: not where it would change nothing.
+
+    Those of others may need one although they declare `closure=None`, as torch's do; torch's own call it first.
+    """
+    if needs_closure(optimizer):
+        return True
+    found = type(optimizer).step
+    return "closure" in signature(found).parameters and not found.__module__.startswith("torch.optim.")
+
+
 @contextmanager
 def frozen(params: Iterable[Tensor]) -> Iterator[None]:
     """Context in which these parameters require no gradient."""
@@ -221,7 +232,7 @@ class LocalOptimizer:
         self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[..., None], everyone: Sequence[Optimizer]
     ) -> None:
         self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
-        self.wants_closure = needs_closure(optimizer)
+        self.needs_closure, self.takes_closure = needs_closure(optimizer), takes_closure(optimizer)
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]

@@ -332,7 +332,7 @@ class LocalTrainer:
             closure()
         elif self._optimizer_step is not None:
             self._optimizer_step(self._round_idx, index, optimizer, closure)
-        elif optimizer.wants_closure:
+        elif optimizer.takes_closure:
             optimizer.step(closure)
         elif closure() is not None:
             optimizer.step()
@@ -393,7 +393,7 @@ class LocalTrainer:
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
         many_batches = self.settings.accumulate_grad_batches > 1
-        if (scaled or many_batches) and any(wrapped.wants_closure for wrapped in found.wrapped):
+        if (scaled or many_batches) and any(wrapped.needs_closure for wrapped in found.wrapped):
             raise ValueError(
                 f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
                 f"and without a gradient scaler; set "

@@ -11,6 +11,7 @@ from pytorch_lightning.plugins.precision import Precision
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.local_metrics import local_metrics
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, attach_services
 from fl_lightning.client.training import LocalSettings, LocalTrainer
@@ -76,7 +77,7 @@ class SequentialEngine:
         """
         self._structure.begin()
         try:
-            with attach_services(self.modules, self.services.methods):
+            with attach_services(self.modules, self.services.methods), local_metrics(self.client):
                 yield from self._results(exchange, jobs)
         except GeneratorExit:  # the caller takes no more results
             self.services.logged.clear()

@@ -127,12 +127,28 @@ class StateSum:
     >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
     >>> total.state(), total.weight
     ({'w': tensor([3., 7.], dtype=torch.float64)}, 4)
+
+    Args:
+        layout: of a sum that was added up before; None: nothing was.
+        flat: its vectors.
+        room: of a sum that is done with (`room`), to be overwritten: new memory is slow at first.
     """
 
-    def __init__(self, layout: Layout | None = None, flat: Mapping[torch.dtype, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout | None = None,
+        flat: Mapping[torch.dtype, Tensor] | None = None,
+        room: Mapping[torch.dtype, Tensor] | None = None,
+    ) -> None:
         self.layout: Layout = dict(layout or {})
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
+        self._room, self._seen = room or {}, False
+
+    @property
+    def room(self) -> Mapping[torch.dtype, Tensor]:
+        """Memory that another sum may take over: none where somebody may still look at this one's entries."""
+        return {} if self._seen else self.flat
 
     def copied(self) -> "StateSum":
         """A copy that stays as it is when more is added."""
@@ -163,9 +179,14 @@ class StateSum:
         elif list(layout) != list(self.layout):
             state = {name: state[name] for name in self.layout}
         for dtype, vector in flatten(state).items():
-            if dtype not in self.flat:
-                self.flat[dtype] = torch.zeros_like(vector, dtype=torch.float64)
+            if first := dtype not in self.flat:
+                total = self._room.get(dtype)
+                if total is None or total.shape != vector.shape or total.device != vector.device:
+                    total = torch.empty_like(vector, dtype=torch.float64)
+                self.flat[dtype] = total
             for total, part in in_pieces(self.flat[dtype], vector):
+                if first:
+                    total.zero_()
                 if isinstance(weight, Tensor):
                     total.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
                 elif weight:  # zero times infinity is not zero
@@ -182,6 +203,7 @@ class StateSum:
 
     def state(self) -> State:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
+        self._seen = True
         return dict(unflatten(self.flat, self.layout))
 
 

@@ -105,6 +105,10 @@ OPTIONS = [
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net'; it takes "),
     (
+        "--model.client tests.user_modules.Regresion",
+        "there is no class 'tests.user_modules.Regresion'; the nearest is 'tests.user_modules.Regression'",
+    ),
+    (
         "--model.client broken.Net",
         "broken.Net cannot be imported (broken.py, line 1), it needs a_package_that_is_not_there",
     ),

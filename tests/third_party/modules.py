@@ -1,28 +1,17 @@
 """Modules that nobody of this project wrote, and modules as the documents of other packages have them: unchanged.
 
-Each case is a module and a data module; packages are imported when a case is made. `python modules.py CASE FOLDER
-DEVICES` federates one with several processes and writes its weights.
+Each function makes a module and a data module; packages are imported when it is called.
 """
 
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
-
-from fl_lightning import FederatedDataModule, FederatedLoop
-from fl_lightning.data import FixedPartition
-from tests.toys import trainer
 
 PARTS = [list(range(0, 8)), list(range(8, 12)), list(range(12, 24))]
 """Samples of the clients; batches of 4 divide them, since some states have the size of a batch."""
@@ -340,65 +329,3 @@ def graphs() -> tuple[LightningModule, LightningDataModule]:
         val_dataloader = train_dataloader
 
     return Graphs(), Many()
-
-
-# --- what the tests do with a case ----------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """A module with its data.
-
-    Args:
-        make: both, new; the module's weights are drawn.
-        needs: packages besides those of the core.
-        draws: whether its training draws random numbers.
-    """
-
-    make: Callable[[], tuple[LightningModule, LightningDataModule]]
-    needs: tuple[str, ...] = ()
-    draws: bool = False
-
-
-CASES = {
-    "BoringModel": Case(boring),
-    "ManualOptimBoringModel": Case(boring_by_hand),
-    "LightningTransformer": Case(transformer),
-    "LightningLSTM": Case(lstm),
-    "MetricCollection": Case(collection, draws=True),
-    "GAN": Case(gan, draws=True),
-    "torchgeo ClassificationTask": Case(geo_classification, ("torchgeo",)),
-    "torchgeo RegressionTask": Case(geo_regression, ("torchgeo",)),
-    "torchgeo SemanticSegmentationTask": Case(geo_segmentation, ("torchgeo",)),
-    "lightly BYOL": Case(byol, ("lightly",)),
-    "lightly MoCo": Case(moco, ("lightly",), draws=True),
-    "lightly SimCLR": Case(simclr, ("lightly",)),
-    "TemporalFusionTransformer": Case(forecasting, ("pytorch_forecasting",)),
-    "segmentation_models_pytorch": Case(segmentation, ("segmentation_models_pytorch",)),
-    "BERT": Case(bert, ("transformers",)),
-    "BERT with LoRA": Case(lora, ("transformers", "peft")),
-    "torch_geometric": Case(graphs, ("torch_geometric",)),
-}
-
-
-def made(name: str) -> tuple[LightningModule, LightningDataModule]:
-    """Make a case; its weights are the same every time."""
-    pl.seed_everything(5, verbose=False)
-    return CASES[name].make()
-
-
-def federate(name: str, rounds: int, **settings: Any) -> dict[str, torch.Tensor]:
-    """Federate a case; returns the module's state."""
-    module, own = made(name)
-    data = FederatedDataModule.from_datamodule(own, num_clients=3, partition=FixedPartition(PARTS), shuffle=False)
-    loop = FederatedLoop(module, seed=1, threads=1)
-    ckpt_path = settings.pop("ckpt_path", None)
-    trainer(rounds, **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
-    return dict(module.state_dict())
-
-
-if __name__ == "__main__":
-    case, folder, devices = sys.argv[1:]
-    torch.set_num_threads(1)
-    state = federate(case, 2, strategy="client_parallel", devices=int(devices))
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        torch.save(state, Path(folder) / "state.pt")

@@ -1,5 +1,5 @@
-"""Modules of others, unchanged: FedAvg is the loop by hand bit for bit, resume is exact, Python,
-command line and two processes agree.
+"""Modules of others, and as others write them, unchanged: FedAvg is the loop by hand bit for bit, resume is exact,
+Python, command line and two processes agree.
 """
 
 import copy
@@ -18,18 +18,20 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Subset
 
 from fl_lightning.functional.state import weighted_mean
+from fl_lightning.utils.keyed import keyed_seed
 from tests.commands import run_in, say, working_in
-from tests.third_party.modules import CASES, PARTS, Loaded, federate, made
+from tests.third_party.cases import CASES, SEED, federate, made
+from tests.third_party.modules import PARTS, Loaded
 from tests.toys import equal, trainer
 
-SMALL_DEMOS = ("BoringModel", "ManualOptimBoringModel", "LightningTransformer")
+QUICK = ("BoringModel", "ManualOptimBoringModel", "LightningTransformer", "TwoByHand", "Stateful", "Sharp")
 
 
 def case(name):
-    """A case, skipped where one of its packages is not installed; slow but for Lightning's small demos."""
+    """A case, skipped where one of its packages is not installed; slow but for some."""
     needs = CASES[name].needs
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
-    marks = [] if name in SMALL_DEMOS else [pytest.mark.slow]
+    marks = [] if name in QUICK else [pytest.mark.slow]
     return pytest.param(name, id=name, marks=[*marks, pytest.mark.skipif(bool(missing), reason=f"needs {missing}")])
 
 
@@ -43,35 +45,42 @@ def without_plateau(module):
         module.configure_optimizers = lambda: type(module).configure_optimizers(module)["optimizer"]
 
 
-def stock_trainer(module, round_idx):
-    """A Trainer of the module's own package, whose current epoch is the round."""
+def stock_trainer(module, round_idx, client_id):
+    """A Trainer of the module's own package, whose current epoch is the round, and which draws as the client does."""
     package = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
-    found = trainer(round_idx + 1, limit_val_batches=0, kind=package.Trainer)
+
+    class Seeds(package.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0:
+                torch.manual_seed(keyed_seed(SEED, "train/train", round_idx, client_id))
+
+    found = trainer(round_idx + 1, limit_val_batches=0, kind=package.Trainer, callbacks=[Seeds()])
     found.fit_loop.epoch_progress.current.processed = found.fit_loop.epoch_progress.current.completed = round_idx
     return found
 
 
-def local_fit(module, own, part, round_idx):
+def local_fit(module, own, client_id, round_idx):
     """Fit one client's samples as outside of a federation."""
     module.prepare_data = lambda: None  # Lightning's demos would download WikiText
     own.trainer = None
     own.setup("fit")
     loader = own.train_dataloader()
-    samples = DataLoader(Subset(loader.dataset, part), batch_size=4, collate_fn=loader.collate_fn)
+    samples = DataLoader(Subset(loader.dataset, PARTS[client_id]), batch_size=4, collate_fn=loader.collate_fn)
     own.train_dataloader = lambda: samples
     without_plateau(module)
     data = {"train_dataloaders": samples} if isinstance(own, Loaded) else {"datamodule": own}
-    stock_trainer(module, round_idx).fit(module, **data)  # a twin's Trainer refuses a data module of ours
+    stock_trainer(module, round_idx, client_id).fit(module, **data)  # a twin's Trainer refuses a data module of ours
 
 
-@pytest.mark.parametrize("name", [p for p in NAMES if not CASES[p.id].draws])
+@pytest.mark.parametrize("name", NAMES)
 def test_fedavg_is_the_loop_by_hand(name):
     module, _ = made(name)
+    module.configure_model()
     for round_idx in range(2):
         states = []
-        for part in PARTS:
+        for client_id in range(len(PARTS)):
             client = copy.deepcopy(module)
-            local_fit(client, made(name)[1], part, round_idx)
+            local_fit(client, made(name)[1], client_id, round_idx)
             states.append(client.state_dict())
         module.load_state_dict(weighted_mean(states, map(len, PARTS)))
     assert equal(federate(name, 2), dict(module.state_dict()))
@@ -93,7 +102,7 @@ def test_two_processes_equal_one(name, tmp_path):
     threads = torch.get_num_threads()
     alone = federate(name, 2)
     torch.set_num_threads(threads)
-    script = str(Path(__file__).with_name("modules.py"))
+    script = str(Path(__file__).with_name("cases.py"))
     there = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, script, name, str(tmp_path), "2"],
@@ -106,7 +115,7 @@ def test_two_processes_equal_one(name, tmp_path):
 OWN = """
 from pytorch_lightning import LightningDataModule, LightningModule
 
-from tests.third_party.modules import made
+from tests.third_party.cases import made
 
 def module() -> LightningModule:
     return made({name!r})[0]

@@ -1,0 +1,32 @@
+"""Metric objects of a client in local training, where every process is at another client."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torchmetrics import Metric
+
+from fl_lightning.client.services import world_size
+
+
+@contextmanager
+def local_metrics(client: nn.Module) -> Iterator[None]:
+    """Context in which `compute` of a client's metric objects is of this process, and waits for no other.
+
+    Args:
+        client: the module that has them.
+    """
+    found = [part for part in client.modules() if isinstance(part, Metric)] if world_size() > 1 else []
+    before = [metric.distributed_available_fn for metric in found]
+    for metric in found:
+        metric.distributed_available_fn = alone
+    try:
+        yield
+    finally:
+        for metric, own in zip(found, before, strict=True):
+            metric.distributed_available_fn = own
+
+
+def alone() -> bool:
+    """Answer that there are no other processes."""
+    return False
