@@ -11,6 +11,8 @@ from torch.func import functional_call, vmap
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
+from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 
 Step = Callable[[Batch, int], Tensor]
@@ -18,10 +20,6 @@ Step = Callable[[Batch, int], Tensor]
 
 
 Result = TypeVar("Result")
-
-
-class StackingError(RuntimeError):
-    """Raised by a client whose step cannot be taken for several clients at once."""
 
 
 class Logged(NamedTuple):
@@ -49,12 +47,14 @@ class Rows:
         buffers: by name, each (k, ...).
         constants: what differs between clients and is not trained.
         dims: of the constants: 0 where a tensor has one value per row, None where all rows share it.
+        number: of rows, k.
     """
 
     params: State
     buffers: State
     constants: Any
     dims: Any
+    number: int
 
     def single(self) -> tuple[State, State, Any]:
         """Parameters, buffers and constants of the only row, as of one client; views of the rows."""
@@ -102,9 +102,16 @@ class ClientStack:
         self._views: dict[tuple[int, int], Rows] = {}
         self.proven = False
 
-    def state(self, row: int) -> State:
-        """The entries of one client, live."""
-        return {name: value[row] for name, value in {**self.params, **self.buffers}.items()}
+    def states(self) -> list[State]:
+        """The entries of every client, live."""
+        entries = {**self.params, **self.buffers}
+        columns = zip(*(value.unbind() for value in entries.values()), strict=True)
+        return [dict(zip(entries, row, strict=True)) for row in columns]
+
+    def flat_states(self, names: Sequence[str]) -> list[FlatState]:
+        """The named entries of every client, copied, end to end."""
+        entries = {**self.params, **self.buffers}
+        return flat_rows({name: entries[name] for name in names})
 
     def rows(self, rows: slice) -> Rows:
         """Some rows; the same object for the same rows."""
@@ -115,18 +122,19 @@ class ClientStack:
                 {name: value[rows] for name, value in self.buffers.items()},
                 rows_of(self._constants, self._dims, rows),
                 self._dims,
+                rows.stop - rows.start,
             )
         return self._views[key]
 
     def losses(
-        self, rows: Rows, step: Step, batches: Sequence[Batch], index: int, services: ClientServices
+        self, rows: Rows, step: Step, batches: Stacked, index: int, services: ClientServices
     ) -> tuple[Tensor, list[Logged]]:
         """Losses (k,) of the rows and what they logged; the rows' buffers are updated.
 
         Args:
             rows: of this stack.
             step: the client's training step.
-            batches: one for each row, of equal shapes.
+            batches: of the rows.
             index: of the batch in its epoch.
             services: attached to the client.
 
@@ -155,13 +163,12 @@ class ClientStack:
                     said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
             return loss, values, {name: value for name, value in after.items() if value is not buffers[name]}
 
-        if len(batches) == 1:  # vmap would cost more than it saves
-            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batches[0]))
+        if rows.number == 1:  # vmap would cost more than it saves
+            batch = rows_of(*batches, 0)
+            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batch))
             losses, values = losses.unsqueeze(0), [value.unsqueeze(0) for value in values]
         else:
-            batch, batch_dims = stack_nest(batches)
-            in_dims = (0, 0, rows.dims, batch_dims)
-            losses, values, assigned = vmap(one, in_dims)(rows.params, rows.buffers, rows.constants, batch)
+            losses, values, assigned = self._vmapped(one, rows, batches)
             self.proven = True
         with torch.no_grad():
             for name, value in assigned.items():
@@ -171,6 +178,26 @@ class ClientStack:
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
             for name, kind, weight, number in said
         ]
+
+    @staticmethod
+    def _vmapped(
+        one: Callable[..., tuple[Tensor, list[Tensor], State]], rows: Rows, batches: Stacked
+    ) -> tuple[Tensor, list[Tensor], State]:
+        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
+        dims = (rows.dims, batches[1])
+        constants, assigned = (rows.constants, batches[0]), list[str]()
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            leaves = iter(tensors)
+            params, buffers = ({name: next(leaves) for name in of} for of in (rows.params, rows.buffers))
+            loss, values, after = one(params, buffers, *with_leaves(constants, dims, leaves))
+            assigned[:] = after
+            return loss, *values, *after.values()
+
+        leaves = stacked_leaves(constants, dims)
+        losses, *found = vmap(flat)(*rows.params.values(), *rows.buffers.values(), *leaves)
+        split = len(found) - len(assigned)
+        return losses, found[:split], dict(zip(assigned, found[split:], strict=True))
 
 
 def _without_draws(compute: Callable[[], Result]) -> Result:
@@ -232,52 +259,3 @@ class _Absent:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._refuse()
-
-
-def stack_nest(nests: Sequence[Any]) -> tuple[Any, Any]:
-    """Stack nests of one structure: each tensor becomes (K, ...); returns dims beside it, as `vmap` wants them.
-
-    What is the same object, or an equal plain value, in all of them stays one.
-
-    Raises:
-        StackingError: if their structures, shapes or plain values differ.
-
-    >>> stack_nest([{"a": torch.tensor(1.0), "n": 3}, {"a": torch.tensor(2.0), "n": 3}])
-    ({'a': tensor([1., 2.]), 'n': 3}, {'a': 0, 'n': None})
-    """
-    first = nests[0]
-    if isinstance(first, Tensor):
-        if all(nest is first for nest in nests):
-            return first, None
-        if any(not isinstance(nest, Tensor) or nest.shape != first.shape for nest in nests):
-            raise StackingError("its clients have tensors of different shapes")
-        return torch.stack(list(nests)), 0
-    if any(type(nest) is not type(first) for nest in nests):
-        raise StackingError("its clients have values of different types")
-    if isinstance(first, dict):
-        if any(nest.keys() != first.keys() for nest in nests):
-            raise StackingError("its clients have values of different names")
-        pairs = {name: stack_nest([nest[name] for nest in nests]) for name in first}
-        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
-    if type(first) in (list, tuple):
-        if any(len(nest) != len(first) for nest in nests):
-            raise StackingError("its clients have lists of different lengths")
-        found = [stack_nest(items) for items in zip(*nests, strict=True)]
-        kind = type(first)
-        return kind(item for item, _ in found), kind(dims for _, dims in found)
-    if any(nest != first for nest in nests):
-        raise StackingError(f"its clients have different values of {type(first).__name__}")
-    return first, None
-
-
-def rows_of(nest: Any, dims: Any, rows: slice | int) -> Any:
-    """Rows, or one row, of a stacked nest: of the tensors whose dim is 0.
-
-    >>> rows_of({"a": torch.tensor([1.0, 2.0, 3.0]), "n": 3}, {"a": 0, "n": None}, slice(1, 3))
-    {'a': tensor([2., 3.]), 'n': 3}
-    """
-    if isinstance(nest, dict):
-        return {name: rows_of(value, dims[name], rows) for name, value in nest.items()}
-    if type(nest) in (list, tuple):
-        return type(nest)(rows_of(value, dim, rows) for value, dim in zip(nest, dims, strict=True))
-    return nest if dims is None else nest[rows]

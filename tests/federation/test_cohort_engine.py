@@ -96,6 +96,24 @@ def test_the_engine_trains_clients_without_a_trainer_and_a_loop():
             torch.testing.assert_close(torch.tensor(other[name][1]), torch.tensor(pairs), **CLOSE)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_last_batches_are_left_out_as_one_by_one(shuffle):
+    steps = []
+    for kind, more in ((SequentialEngine, {}), (CohortEngine, {"chunk": 3})):
+        torch.manual_seed(0)
+        client = fedavg(partial(Perceptron, hidden=(4,)))
+        client.build(3, (4,))
+        engine = kind(client, LocalSettings(local_epochs=2), **more)
+        jobs = list(jobs_of(engine, toy_data((7, 8, 6, 13), shuffle=shuffle)))
+        for job in jobs:
+            job.data.drop_last = True
+        steps.append([(one.update.num_steps, clone(one.update.weights)) for one in engine.run("train", jobs)])
+        assert kind is SequentialEngine or engine.why_not() is None
+    for (number, weights), (same, close) in zip(*steps, strict=True):
+        assert number == same
+        torch.testing.assert_close(close, weights)
+
+
 def test_afterwards_the_module_is_as_any_other():
     for broken in (False, True):
         client = fedavg()
