@@ -185,6 +185,12 @@ class ClientView:
         own = self._look_up(split)
         return next(iter(self._data.split(split).batches([own], None)))
 
+    def labels(self, split: str = "train") -> Tensor:
+        labels = self.source(split).labels
+        if labels is None:
+            raise ValueError(f"the {split} samples must have integer labels, and these have none")
+        return labels[self._look_up(split)]
+
     def batches(
         self,
         split: str = "train",

@@ -8,6 +8,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.nests import StackingError
@@ -29,12 +30,15 @@ class CohortEngine(SequentialEngine):
         client, settings, weights, services, device, precision, datamodule, hooks: as of `SequentialEngine`.
         chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
         tolerant: whether clients that fail are left out, which takes one at a time.
+        compiles: whether the step of a stack is compiled.
     """
 
-    def __init__(self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, compiles: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self.tolerant = chunk, tolerant
+        self.chunk, self.tolerant, self._vmapped = chunk, tolerant, Vmapped(compiles)
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
@@ -121,7 +125,7 @@ class CohortEngine(SequentialEngine):
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
-        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
+        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied, self._vmapped)
         self._stacks.train(stack, rows, self.client.local_loss if self.client.is_neutral else self.client.training_step)
         if stack.proven:
             self._proven.add(exchange)

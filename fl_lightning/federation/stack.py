@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices
+from fl_lightning.client.services import ClientServices, batch_length
+from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
@@ -71,6 +72,7 @@ class ClientStack:
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
+        vmapped: calls the step; None: not compiled.
 
     Attributes:
         proven: whether a step of several rows has been taken.
@@ -83,8 +85,9 @@ class ClientStack:
         contexts: Sequence[ClientContext],
         places: Mapping[str, tuple[nn.Module, str]],
         tied: Mapping[str, str],
+        vmapped: Vmapped | None = None,
     ) -> None:
-        self._client, self._trainable = client, contexts[0].trainable
+        self._client, self._trainable, self._vmap = client, contexts[0].trainable, vmapped or Vmapped()
         first, number = states[0], len(states)
         if all(state is first for state in states):
             entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
@@ -142,6 +145,7 @@ class ClientStack:
             StackingError: if the step cannot be stacked, with the reason.
         """
         said: list[tuple[str, str, float, float | None]] = []
+        nobody = ClientContext()
 
         def one(params: State, buffers: State, constants: Any, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
             received, round_ = constants
@@ -149,7 +153,7 @@ class ClientStack:
             absent: Any = _Absent()
             self._client.begin(ClientContext(absent, start, self._trainable, absent, round=round_, progress=absent))
             logged = services.begin_client()
-            services.begin_batch(batch)
+            services.begin_samples(batch_length(batch))
             loss, after = self._step.call(params, buffers, (step, batch, index))
             if not isinstance(loss, Tensor) or loss.ndim:
                 raise StackingError("its training_step returns no single loss")
@@ -161,8 +165,11 @@ class ClientStack:
                 for value, weight in pairs:
                     values += [value] if isinstance(value, Tensor) else []
                     said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
+            services.begin_client()  # what belongs to no row must not outlive the step
+            self._client.begin(nobody)
             return loss, values, {name: value for name, value in after.items() if value is not buffers[name]}
 
+        services.begin_batch(None)
         if rows.number == 1:  # vmap would cost more than it saves
             batch = rows_of(*batches, 0)
             losses, values, assigned = _without_draws(lambda: one(*rows.single(), batch))
@@ -179,9 +186,8 @@ class ClientStack:
             for name, kind, weight, number in said
         ]
 
-    @staticmethod
     def _vmapped(
-        one: Callable[..., tuple[Tensor, list[Tensor], State]], rows: Rows, batches: Stacked
+        self, one: Callable[..., tuple[Tensor, list[Tensor], State]], rows: Rows, batches: Stacked
     ) -> tuple[Tensor, list[Tensor], State]:
         """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
         dims = (rows.dims, batches[1])
@@ -195,7 +201,7 @@ class ClientStack:
             return loss, *values, *after.values()
 
         leaves = stacked_leaves(constants, dims)
-        losses, *found = vmap(flat)(*rows.params.values(), *rows.buffers.values(), *leaves)
+        losses, *found = self._vmap(flat, *rows.params.values(), *rows.buffers.values(), *leaves)
         split = len(found) - len(assigned)
         return losses, found[:split], dict(zip(assigned, found[split:], strict=True))
 

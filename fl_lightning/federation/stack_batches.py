@@ -11,6 +11,7 @@ from fl_lightning.data.clients import ClientView
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.federation.nests import Stacked, stack_nest
 from fl_lightning.types import ClientData
+from fl_lightning.utils.devices import to_device
 
 
 class StackBatches:
@@ -85,4 +86,4 @@ class StackBatches:
     def _next(self, row: int) -> Any:
         """The next batch of one row, as its step gets it."""
         item = next(self._batches[row])
-        return (self._transfer(item[0]), item[1].to(self._device)) if self._with_index else self._transfer(item)
+        return (self._transfer(item[0]), to_device(item[1], self._device)) if self._with_index else self._transfer(item)

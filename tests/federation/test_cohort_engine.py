@@ -114,6 +114,41 @@ def test_last_batches_are_left_out_as_one_by_one(shuffle):
         torch.testing.assert_close(close, weights)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FedAvg, partial(FedProx, mu=0.1), FedNTD], ids=["fedavg", "fedprox", "fedntd"])
+def test_a_compiled_step_gives_the_same(kind, caplog):
+    client = partial(kind, net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
+    with caplog.at_level(logging.INFO):
+        plain, compiled = (
+            fit(None, 3, toy_data((8, 8, 8, 8)), loop=looped(client, **more)(chunk=4, seed=3), precision="64-true")
+            for more in ({}, {"compile": True})
+        )
+    assert "s to compile" in caplog.text
+    assert "not compiled" not in caplog.text
+    torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), **CLOSE)
+    assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
+
+
+def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
+    def broken(function, **settings):
+        def call(*tensors):
+            raise RuntimeError("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with caplog.at_level(logging.INFO):
+        compiled = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg, compile=True)(chunk=2, seed=3))
+    plain = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg)(chunk=2, seed=3))
+    assert caplog.text.count("not compiled: RuntimeError: no compiler here") == 1
+    assert equal(compiled.state_dict(), plain.state_dict())
+
+
+def test_compiling_takes_a_stack():
+    with pytest.raises(ValueError, match=r"got model\.chunk=1; set it to auto or K"):
+        FederatedLoop(fedavg(), compile=True)
+
+
 def test_afterwards_the_module_is_as_any_other():
     for broken in (False, True):
         client = fedavg()
