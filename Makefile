@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench profile gpu docs notebooks dist clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench bench-gpu profile gpu docs notebooks dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -99,6 +99,9 @@ soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged fil
 
 bench: env  ## seconds per round against a bare PyTorch loop; writes bench/results/*.csv
 	@'$(RUN)' -m bench
+
+bench-gpu: env  ## bare loop, package, stacks and CUDA graphs on a GPU, ten minutes; writes bench/results/gpu.csv
+	@'$(RUN)' -m bench.gpu
 
 profile: env  ## where the time of a round goes, and profile.json for a trace viewer
 	@'$(RUN)' -m bench.profile

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
+from bench import whole
 from bench.blocks import MODULES, NOISE, Block, Figures, figures, in_one_process, interleaved
 from bench.startup import startup
 from bench.workloads import WORKLOADS, Workload
@@ -30,10 +31,12 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
     if results is None and not asked.quick:
         results = RESULTS
     chosen = [name for name in PARTS if getattr(asked, name)]
+    if not any((chosen, asked.quick, asked.workload, asked.variant)):
+        whole.run_all()
+        return
     if asked.quick or asked.variant or not chosen:
         measure_speed(asked, results)
-    everything = not any((chosen, asked.quick, asked.workload, asked.variant))
-    for name in PARTS if everything else chosen:
+    for name in chosen:
         if results is not None:
             PARTS[name](asked, results)
 
@@ -56,7 +59,7 @@ def measure_speed(asked: Namespace, results: Path | None) -> None:
 
 def measure_startup(asked: Namespace, results: Path) -> None:
     """Seconds until the package is there."""
-    table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, seconds=45))
+    table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, seconds=25))
 
 
 def measure_methods(asked: Namespace, results: Path) -> None:
@@ -64,7 +67,7 @@ def measure_methods(asked: Namespace, results: Path) -> None:
     from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
 
     columns = ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor")
-    table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, seconds=120))
+    table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, seconds=100))
 
 
 def measure_costs(asked: Namespace, results: Path) -> None:
@@ -92,7 +95,7 @@ def measure_parallel(asked: Namespace, results: Path) -> None:
     from bench import parallel  # noqa: PLC0415
 
     columns = ("processes", "s_per_round", "speedup")
-    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, seconds=100))
+    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, seconds=75))
 
 
 def measure_scale(asked: Namespace, results: Path) -> None:
@@ -106,7 +109,7 @@ def measure_stays(asked: Namespace, results: Path) -> None:
     """A large module with few steps a client, beside a plain fit."""
     from bench import stays  # noqa: PLC0415
 
-    table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, time=100))
+    table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, time=55))
 
 
 PARTS: dict[str, Callable[[Namespace, Path], None]] = {
@@ -122,13 +125,11 @@ PARTS: dict[str, Callable[[Namespace, Path], None]] = {
 
 
 def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[float, ...]]]) -> None:
-    """Print each row of a table as it is measured, and write them all."""
+    """Print and write each row of a table as it is measured."""
     print("\n" + f"{columns[0]:26}" + "".join(f"{name:>16}" for name in columns[1:]))
-    written = []
     for name, *values in rows:
         print(f"{name:26}" + "".join(f"{value:16.4f}" for value in values), flush=True)
-        written.append([name, *(f"{value:.4f}" for value in values)])
-    update(path, columns, written, keys=1)
+        update(path, columns, [[name, *(f"{value:.4f}" for value in values)]], keys=1)
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:

@@ -58,7 +58,7 @@ class Workload:
     rounds: int
     unmeasured: int
     repeats: int
-    seconds: float = 150.0
+    seconds: float = 90.0
     momentum: float = 0.9
     num_clients: int = 100
     cohort_size: int = 10

@@ -186,6 +186,13 @@ class ClientData(Protocol):
     def all(self, split: str = "train") -> Batch:
         """The whole split as one batch, without augmentation."""
 
+    def labels(self, split: str = "train") -> Tensor:
+        """The classes of a split's samples, (n,) int64 on the CPU.
+
+        Raises:
+            ValueError: if the samples have no classes.
+        """
+
     def batches(
         self,
         split: str = "train",

@@ -1,11 +1,13 @@
 """The benchmark runs and compares equals; what it measures is not tested."""
 
 import csv
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 
-from bench import costs, profile, scale, stays
+from bench import costs, gpu, profile, scale, stays, ways, whole
 from bench.__main__ import COLUMNS, main
 from bench.blocks import quartiles, turns
 from bench.methods import METHODS, seconds_per_client
@@ -103,3 +105,38 @@ class Small(Plain):
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_step_of_a_short_stay_is_timed(federated):
     assert stays.seconds(1, federated, Small(), batch=2, side=2) > 0
+
+
+def test_the_variants_for_a_gpu_train_the_same_on_a_cpu(tmp_path):
+    gpu.main(["--device", "cpu", "--size", "small", "--clients", "2", "--output", str(tmp_path / "gpu.csv")])
+    with (tmp_path / "gpu.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert tuple(found[0]) == gpu.COLUMNS
+    plain = ["bare", "package", "stacked", "stacked-im2col", "package-stacked"]
+    assert [row["variant"] for row in found] == plain * len(gpu.PRECISIONS)
+    assert all(float(row["s_per_step"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("im2col", [False, True])
+def test_a_stacked_step_is_that_of_the_bare_loop(im2col):
+    case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cpu"), "fp32")
+    step, batches = ways.StackedStep(case, im2col), list(case.batches())
+    for x, y in batches:
+        step(x, y)
+    net = case.work.first_net()
+    sgd = torch.optim.SGD(net.parameters(), case.work.lr, case.work.momentum, weight_decay=case.work.weight_decay)
+    for x, y in batches:
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[1]), y[1]).backward()
+        sgd.step()
+    own = [value[1] for value in step.params.values()]
+    torch.testing.assert_close(own, [value.detach() for value in net.parameters()])
+
+
+@pytest.mark.slow
+def test_the_whole_ends_in_its_time_and_says_what_was_not_done(capfd):
+    begin = time.monotonic()
+    parts = {"help": (("--help",), 1.0), "hangs": (("--workload", "cnn", "--rounds", "1000"), 1.0)}
+    assert whole.run_all(seconds=40, longest=20, parts=parts) == ["hangs"]
+    assert time.monotonic() - begin < 60
+    assert "hangs: not done within 20 s; rows that are missing here stay" in capfd.readouterr().out

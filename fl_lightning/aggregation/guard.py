@@ -10,7 +10,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.aggregation.transforms import UpdateTransform
-from fl_lightning.functional.state import flatten
+from fl_lightning.functional.state import FlatState, flatten, greatest
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 
 Kind = Literal["values", "norm", "weight"]
@@ -93,6 +93,8 @@ class NonFiniteGuard(UpdateTransform):
 
     def _greatest(self, state: State) -> list[Tensor]:
         """Greatest magnitude of the floating entries but for constants, one 0-d float64 for each type."""
+        if not self._nonfinite_constants and isinstance(state, FlatState) and state.greatest and state.is_as_laid:
+            return state.greatest
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
         found = []
@@ -134,21 +136,11 @@ def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], name
     return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
-def greatest(tensor: Tensor) -> Tensor:
-    """Greatest magnitude in a floating tensor with entries, 0-d float64: finite where all of them are, NaN if one is.
-
-    >>> greatest(torch.tensor([1.0, -3.0])), greatest(torch.tensor([1.0, torch.nan]))
-    (tensor(3., dtype=torch.float64), tensor(nan, dtype=torch.float64))
-    """
-    low, high = torch.aminmax(tensor)  # a sum in float64 takes twenty times as long
-    return torch.maximum(high, -low).double()
-
-
 def greatest_of_nest(value: Any) -> list[Tensor]:
     """`greatest` of each floating tensor in a nest of dicts, lists and tuples."""
     found: list[Tensor] = []
     apply_to_collection(value, Tensor, found.append)
-    return [greatest(tensor.detach()) for tensor in found if tensor.is_floating_point() and tensor.numel()]
+    return [greatest(tensor.detach().reshape(-1)) for tensor in found if tensor.is_floating_point() and tensor.numel()]
 
 
 def replace_nonfinite(state: State, finite: Tensor, fallback: Mapping[str, Tensor]) -> State:

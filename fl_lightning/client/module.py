@@ -39,6 +39,7 @@ from fl_lightning.types import (
     State,
     TrainableModule,
 )
+from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 
 ONE_PHASE = (Phase(),)
@@ -234,7 +235,8 @@ class ClientModule(CheckedLoading):
         like = next(self.parameters())
 
         def placed(x: Tensor) -> Tensor:
-            return x.to(like.device, raised(like).dtype if x.is_floating_point() else None)
+            there = to_device(x, like.device)
+            return there.to(raised(like).dtype) if x.is_floating_point() else there
 
         kept = placed(value) if isinstance(value, Tensor) else {n: placed(x) for n, x in value.items()}
         self.context.round[name] = kept

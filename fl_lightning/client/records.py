@@ -11,6 +11,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fl_lightning.utils.devices import to_device
+
 TREE = "tree"
 """Name of the tensor that holds the nest itself, as the bytes of its JSON text."""
 
@@ -77,7 +79,8 @@ def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
         TypeError: naming what cannot be kept.
     """
     if isinstance(value, Tensor):
-        return value.detach().to(device or value.device, copy=True)
+        there = value.detach() if device is None else to_device(value.detach(), device)
+        return there.clone() if there.device == value.device else there
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str | int):

@@ -14,6 +14,7 @@ from pytorch_lightning import Trainer
 from fl_lightning.client.checkpoint_io import FederatedCheckpointIO, delete
 from fl_lightning.client.records import FileRecord, decode, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
+from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 
@@ -274,7 +275,7 @@ def held(client_id: int, round_idx: int, memory: Mapping[str, Any], personal: St
 
 def on_device(state: State, device: torch.device) -> State:
     """A state with its tensors on a device: those that are there already are not copied."""
-    return {name: value.to(device) for name, value in state.items()}
+    return {name: to_device(value, device) for name, value in state.items()}
 
 
 def hash_of(content: bytes) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_lightning.nets import Backbone
 from fl_lightning.types import ForwardContext
+from fl_lightning.utils.devices import to_device
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -54,7 +55,7 @@ class LogitCache:
         """Give a teacher's logits of the batch in training: kept ones from the second epoch on, else `compute(x)`."""
         if name in self._stopped:
             return compute(x)
-        positions = self._positions.to(x.device)
+        positions = to_device(self._positions, x.device)
         kept = self._kept.get(name)
         if self._complete and kept is not None:
             return kept.index_select(0, positions)

@@ -24,6 +24,7 @@ from fl_lightning.client.schedulers import step_scheduler
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import BATCH_NORMS, LogitCache
 from fl_lightning.types import Batch, ClientData, OptimizerFactory, Phase
+from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_above, check_at_least
 
@@ -274,7 +275,7 @@ class LocalTrainer:
             if cache is not None:
                 cache.begin_batch(batch[0], positions)
             elif with_index:
-                batch = batch, positions.to(self.device)
+                batch = batch, to_device(positions, self.device)
             self.services.begin_batch(batch)
             if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
                 return  # the client ends this epoch

@@ -185,6 +185,12 @@ class ClientView:
         own = self._look_up(split)
         return next(iter(self._data.split(split).batches([own], None)))
 
+    def labels(self, split: str = "train") -> Tensor:
+        labels = self.source(split).labels
+        if labels is None:
+            raise ValueError(f"the {split} samples must have integer labels, and these have none")
+        return labels[self._look_up(split)]
+
     def batches(
         self,
         split: str = "train",
@@ -193,29 +199,41 @@ class ClientView:
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        own = self._indices.get(split)
-        own = self._look_up(split) if own is None else own
+        own, order = self.order(split, epoch, shuffle)
         n = own.shape[0]
         size = self.samples_per_batch(split) if batch_size is None else batch_size
+        if epoch is not None and self.drop_last and n % size:
+            n -= n % size
+            own, order = own[:n], None if order is None else order[:n]
         if not n:
             return iter(())
-        source = self._train if split == "train" else self._data.split(split)
-        order = draws = None
-        if epoch is not None:
-            if self._data.shuffle if shuffle is None else shuffle:
-                order = torch.randperm(n, generator=self.generator(f"batches/{split}/{epoch}"))
-                own = own[order]
-            if self.drop_last and n % size:
-                n -= n % size
-                own, order = own[:n], None if order is None else order[:n]
-            if split == "train" and source.augments:
-                draws = self.generator(f"augment/{split}/{epoch}")
-        if not n:
-            return iter(())
-        batches = source.batches([own] if n <= size else torch.split(own, size), draws)
+        source = self.source(split)
+        own = source.placed(own)
+        batches = source.batches([own] if n <= size else torch.split(own, size), self.draws(split, epoch))
         if not with_index:
             return batches
-        return zip(batches, torch.split(torch.arange(n) if order is None else order, size), strict=True)
+        return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
+
+    def source(self, split: str) -> Split:
+        """The split whose samples are indexed."""
+        return self._train if split == "train" else self._data.split(split)
+
+    def order(self, split: str, epoch: int | None, shuffle: bool | None = None) -> tuple[Tensor, Tensor | None]:
+        """The client's samples in the order of an epoch, and their positions within the client's split.
+
+        Both (n,) int64; positions None: 0, 1, 2, …
+        """
+        own = self._indices.get(split)
+        own = self._look_up(split) if own is None else own
+        if epoch is None or not own.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
+            return own, None
+        order = torch.randperm(own.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
+        return own[order], order
+
+    def draws(self, split: str, epoch: int | None) -> torch.Generator | None:
+        """The generator of an epoch's augmentation, where there is one."""
+        augments = split == "train" and epoch is not None and self._train.augments
+        return self.generator(f"augment/{split}/{epoch}") if augments else None
 
     def restricted(self, split: str, positions: Tensor) -> "ClientView":
         """Restrict the client to the samples at `positions` (k,) int64 within a split.

@@ -9,6 +9,10 @@ Shares = NDArray[np.float64]
 MAX_DRAWS = 1000
 """Attempts to draw sizes that fit."""
 
+FIRST_DRAWS, HOPELESS = 10, 25
+"""Attempts after which a mean of more than so many clients that got too little ends them: that none does has a
+probability of about e^-25 a draw."""
+
 
 def check_clients(num_samples: int, num_clients: int) -> None:
     """Refuse fewer than one client, or more clients than samples.

@@ -1,6 +1,7 @@
 """The iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,9 @@ import torch
 from torch.utils.data import default_collate
 
 from fl_lightning.data.splits import Split
+
+SMALL = 512
+"""Numbers in a sample below which it is small."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,24 @@ class LoaderSpec:
     batch_size: int | None = None
     shuffle: bool | None = None
     drop_last: bool = False
+
+
+def evaluation_batch_size(device: torch.device, input_shape: Sequence[int] | None) -> int:
+    """Choose the number of samples per batch in evaluation.
+
+    On a CPU activations of 250 images stay in its cache (1,000 took 1.23 times as long); small samples do anyway, and
+    every batch has a fixed cost.
+
+    Args:
+        device: that evaluates.
+        input_shape: of one sample; None: not known.
+
+    >>> cpu, cuda = map(torch.device, ("cpu", "cuda"))
+    >>> [evaluation_batch_size(cpu, (3, 32, 32)), evaluation_batch_size(cpu, (64,)), evaluation_batch_size(cuda, None)]
+    [250, 1000, 1000]
+    """
+    small = input_shape is not None and math.prod(input_shape) < SMALL
+    return 250 if device.type == "cpu" and not small else 1000
 
 
 class EmptyBatch:

@@ -15,7 +15,7 @@ from fl_lightning.data.clients import ClientView, Parts
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, DatasetSplit
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
-from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader
+from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
@@ -61,7 +61,7 @@ class FederatedDataModule(LightningDataModule):
             of one's own) in place of samples taken from the training split.
         client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
             same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
-        eval_batch_size: samples per batch in evaluation.
+        eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
 
@@ -90,7 +90,7 @@ class FederatedDataModule(LightningDataModule):
         shared_per_class: int = 1,
         extra_splits: dict[str, Source] | None = None,
         client_test_size: int | None = None,
-        eval_batch_size: int = 1000,
+        eval_batch_size: int | None = None,
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class FederatedDataModule(LightningDataModule):
         self.extra_splits = dict(extra_splits or {})
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
         self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
-        self.client_test_size, self.eval_batch_size = client_test_size, eval_batch_size
+        self.client_test_size, self._eval_batch_size = client_test_size, eval_batch_size
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
@@ -234,6 +234,14 @@ class FederatedDataModule(LightningDataModule):
     def num_classes(self) -> int | None:
         """C, or None where the samples have no classes; counting them may take a pass over the samples."""
         return None if self.source.classes is None else self.source.classes()
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples per batch in evaluation."""
+        if self._eval_batch_size is not None:
+            return self._eval_batch_size
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device) -> None:
         """Move the samples in memory to `device`."""

@@ -131,7 +131,8 @@ class IIDPartition(Partition):
 class DirichletPartition(Partition):
     """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
 
-    Draws the proportions of all classes until every client gets `min_samples`, at most `dealing.MAX_DRAWS` times.
+    Draws the proportions of all classes until every client gets `min_samples`, at most `dealing.MAX_DRAWS` times, and
+    `dealing.FIRST_DRAWS` times where these leave so many clients with fewer that no draw can be expected to fit.
 
     Args:
         alpha: concentration > 0: 0.1 = few classes per client, inf = equal shares.
@@ -160,16 +161,17 @@ class DirichletPartition(Partition):
                 f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
             )
         alpha = min(self.alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
-        best = -1
-        for _ in range(deal.MAX_DRAWS):
+        best, short = -1, 0
+        for draw in range(1, deal.MAX_DRAWS + 1):
             proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
             counts = deal.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
-            best = max(best, smallest := int(counts.sum(0).min()))
-            if smallest >= min_samples:
+            sizes = counts.sum(0)
+            best, short = max(best, int(sizes.min())), short + int((sizes < min_samples).sum())
+            if sizes.min() >= min_samples or (draw == deal.FIRST_DRAWS and short > deal.HOPELESS * draw):
                 break
-        else:
+        if sizes.min() < min_samples:
             raise ValueError(
-                f"no Dirichlet split in {deal.MAX_DRAWS} draws gave every client min_samples={min_samples} "
+                f"no Dirichlet split in {draw} draws gave every client min_samples={min_samples} "
                 f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
                 f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
             )

@@ -1,7 +1,7 @@
 """Splits: samples, and the batches made of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.types import Batch
+from fl_lightning.utils.devices import to_device
 
 
 class Transform(Protocol):
@@ -46,6 +47,10 @@ class Split(ABC):
     def all(self) -> Batch:
         """The whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
+
+    def placed(self, indices: Tensor) -> Tensor:
+        """Put indices of many batches where `batches` wants them, in one copy."""
+        return indices
 
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
@@ -114,9 +119,25 @@ class TensorSplit(Split):
     def to(self, device: torch.device) -> None:
         self.x, self.y = self.x.to(device), self.y.to(device)
 
+    def placed(self, indices: Tensor) -> Tensor:
+        return to_device(indices, self.x.device)
+
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
         for index in indices:
-            there = index if index.device == x.device else index.to(x.device)
+            there = self.placed(index)
             batch = x.index_select(0, there)
             yield (batch if transform is None else transform(batch, generator)), y.index_select(0, there)
+
+    def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> tuple[Tensor, Tensor]:
+        """Make the batches of several clients as one, (K, B, ...) and (K, B).
+
+        Args:
+            indices: (K, B) int64.
+            generators: of each client's augmentation; None: none.
+        """
+        whole = self.placed(indices.reshape(-1))
+        x, y = (of.index_select(0, whole).view(*indices.shape, *of.shape[1:]) for of in (self.x, self.y))
+        if self.transform is not None:
+            x = torch.stack([self.transform(own, draws) for own, draws in zip(x, generators, strict=True)])
+        return x, y

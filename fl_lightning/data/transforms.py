@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.data.splits import Transform
+from fl_lightning.utils.devices import to_device
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class CropFlip:
         wide = width + 2 * self.padding
         rows = top + torch.arange(height)
         columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
-        index = (rows.to(x.device) * wide)[:, None, :, None] + columns.to(x.device)[:, None, None, :]
+        rows, columns = (to_device(place, x.device) for place in (rows, columns))
+        index = (rows * wide)[:, None, :, None] + columns[:, None, None, :]
         index = index.flatten(2).expand(-1, channels, -1)
         padded = F.pad(x, (self.padding,) * 4) if self.padding else x
         return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
@@ -134,7 +136,7 @@ class ResizedCropFlip:
         zero = torch.zeros(len(x))
         rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
         images = x if x.is_floating_point() else x.float()
-        grid = F.affine_grid(rows.to(images), list(images.shape), align_corners=False)
+        grid = F.affine_grid(to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
         found = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
         return found if x.is_floating_point() else found.round().clamp(0, 255).to(x.dtype)
 
@@ -166,7 +168,8 @@ class Cutout:
         draw = torch.rand((2, batch, 1), generator=generator)
         rows = self._covers((draw[0] * height).long(), height)
         columns = self._covers((draw[1] * width).long(), width)
-        return x * ~(rows.to(x.device)[:, None, :, None] & columns.to(x.device)[:, None, None, :])
+        rows, columns = (to_device(place, x.device) for place in (rows, columns))
+        return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 
     def _covers(self, centre: Tensor, length: int) -> Tensor:
         first = centre - self.size // 2

@@ -8,12 +8,15 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
-from fl_lightning.federation.stack import ClientStack, StackingError
+from fl_lightning.federation.nests import StackingError
+from fl_lightning.federation.stack import ClientStack
 from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
 from fl_lightning.federation.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
-from fl_lightning.types import ClientJob, ClientResult, State
+from fl_lightning.functional.state import FlatState
+from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, State
 from fl_lightning.utils.settings import check_at_least
 
 
@@ -27,12 +30,15 @@ class CohortEngine(SequentialEngine):
         client, settings, weights, services, device, precision, datamodule, hooks: as of `SequentialEngine`.
         chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
         tolerant: whether clients that fail are left out, which takes one at a time.
+        compiles: whether the step of a stack is compiled.
     """
 
-    def __init__(self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, compiles: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self.tolerant = chunk, tolerant
+        self.chunk, self.tolerant, self._vmapped = chunk, tolerant, Vmapped(compiles)
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
@@ -97,7 +103,10 @@ class CohortEngine(SequentialEngine):
         checks = True
         for member, state in members:
             try:
-                result = self._finish(exchange, member, state, checks)
+                if isinstance(state, FlatState):
+                    result = self._result(member, state, checks)
+                else:
+                    result = self._finish(exchange, member, state, checks)
             except Exception as error:
                 raise client_error(member.job.client_id, member.job.broadcast.round_idx, error) from error
             checks = self._replies  # what else happens between two results of a stack leaves the module alone
@@ -116,11 +125,13 @@ class CohortEngine(SequentialEngine):
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
-        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied)
+        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied, self._vmapped)
         self._stacks.train(stack, rows, self.client.local_loss if self.client.is_neutral else self.client.training_step)
         if stack.proven:
             self._proven.add(exchange)
-        return ((rows[row], stack.state(row)) for row in sorted(range(len(rows)), key=order.__getitem__))
+        looks = self._replies or self.hooks.get("on_client_end") or self.weights.personal or self.weights.freezes
+        found: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
+        return ((rows[row], found[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _join(self, exchange: str, job: ClientJob) -> Member:
         """Make the module the client of a job, and copy what it is before training."""
@@ -147,6 +158,17 @@ class CohortEngine(SequentialEngine):
         alike = all(member.context.weights_token is token for member in members)
         if self._receives and not self.client.is_neutral and not self.client.teaches_alike(token if alike else None):
             raise StackingError("its clients have different teachers")
+
+    def _result(self, member: Member, state: FlatState, checks: bool) -> ClientResult:
+        """Make the result of a trained client at whom nobody looks in the module."""
+        if checks:
+            self._structure.check()
+            self.transient.find_new()
+            self.client.begin(member.context)
+        job, progress = member.job, member.context.progress
+        weights = state if job.broadcast.uploads and state else None
+        counts = job.data.num_samples, progress.num_steps, progress.exposure
+        return ClientResult(ClientUpdate(job.client_id, *counts, weights), job.memory, None, member.logged)
 
     def _finish(self, exchange: str, member: Member, state: State, checks: bool) -> ClientResult:
         """Make a trained client's result, which is in the module again."""

@@ -21,6 +21,7 @@ class Execution:
         threads: of this process for torch operations; None: left alone.
         chunk: clients trained at once: 1, K or `auto`.
         memory_format: of the weights of two-dimensional convolutions.
+        compile: whether the step of clients trained at once is compiled.
 
     Raises:
         ValueError: naming the setting, its range and the value.
@@ -29,10 +30,13 @@ class Execution:
     threads: int | None = None
     chunk: Literal["auto"] | int = 1
     memory_format: MemoryFormat = "auto"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(1, threads=self.threads, chunk=None if self.chunk == "auto" else self.chunk)
         check_choice(get_args(MemoryFormat), memory_format=self.memory_format)
+        if self.compile and self.chunk == 1:
+            raise ValueError("model.compile is for clients trained at once, got model.chunk=1; set it to auto or K")
 
     def lay_out(self, client: ClientModule, device: torch.device, precision: str = "32-true") -> None:
         """Put the client's weights into the memory format in which its convolutions run; they take their inputs along.

@@ -23,14 +23,14 @@ class Passes(NamedTuple):
     epochs: int
 
     @classmethod
-    def over(cls, size: int, batch_size: int, epochs: int, drops_single: bool) -> "Passes":
-        """Cut `size` samples into batches; `drops_single`: a tail of one sample is left out.
+    def over(cls, size: int, batch_size: int, epochs: int, drops_single: bool, drops_tail: bool = False) -> "Passes":
+        """Cut `size` samples into batches; `drops_single`: a tail of one sample is left out; `drops_tail`: any.
 
         >>> Passes.over(7, 3, 1, drops_single=True)
         Passes(batch_size=3, short=-2, tail=0, epochs=1)
         """
         full, tail = divmod(size, batch_size)
-        return cls(batch_size, -full, 0 if drops_single and tail == 1 else tail, epochs)
+        return cls(batch_size, -full, 0 if drops_tail or (drops_single and tail == 1) else tail, epochs)
 
     @property
     def full(self) -> int:

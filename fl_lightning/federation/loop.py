@@ -99,6 +99,8 @@ class FederatedLoop(Forwarding):
             floating-point sums differs, so that results differ in the last bits.
         memory_format: of the weights of two-dimensional convolutions: `channels_last`, `contiguous`, or `auto`, the
             faster one where that is known (see `choose_memory_format`). Results differ in the last bits.
+        compile: whether `torch.compile` compiles the step of clients trained at once (`chunk`): it takes half a minute
+            or more for each shape of a step, and pays in runs of many thousand steps only.
 
     Attributes:
         recorder: of the logged values.
@@ -149,6 +151,7 @@ class FederatedLoop(Forwarding):
         plateau: Literal["server", "drop", "error"] = "server",
         chunk: Literal["auto"] | int = 1,
         memory_format: MemoryFormat = "auto",
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.automatic_optimization, self._seed, self.client = False, seed, as_client(client)
@@ -164,7 +167,7 @@ class FederatedLoop(Forwarding):
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.store, self.personal, self.keep = store or ClientStore(), tuple(as_list(personal)), tuple(as_list(keep))
         self.identity, self.plateau, self.metrics = RunIdentity(), Plateau(plateau), as_collection(metrics)
-        self.execution, self.recorder = Execution(threads, chunk, memory_format), Recorder()
+        self.execution, self.recorder = Execution(threads, chunk, memory_format, compile), Recorder()
         self.alma_every, self.initial_weights, self.initial_personal = alma_every, initial_weights, State()
         self._services, self._evaluation_services = ClientServices(), ClientServices(False)
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
@@ -222,7 +225,8 @@ class FederatedLoop(Forwarding):
         parts = (self.client, settings, self.weights, services, self.device, precision, datamodule, hooks)
         if self.execution.chunk == 1:
             return SequentialEngine(*parts)
-        return CohortEngine(*parts, chunk=self.execution.chunk, tolerant=self.faults.on_error == "skip")
+        chunk, compiles = self.execution.chunk, self.execution.compile
+        return CohortEngine(*parts, chunk=chunk, tolerant=self.faults.on_error == "skip", compiles=compiles)
 
     @property
     def evaluation(self) -> Evaluation:

@@ -6,11 +6,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices
+from fl_lightning.client.services import ClientServices, batch_length
+from fl_lightning.federation.compiled import Vmapped
+from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 
 Step = Callable[[Batch, int], Tensor]
@@ -18,10 +21,6 @@ Step = Callable[[Batch, int], Tensor]
 
 
 Result = TypeVar("Result")
-
-
-class StackingError(RuntimeError):
-    """Raised by a client whose step cannot be taken for several clients at once."""
 
 
 class Logged(NamedTuple):
@@ -49,12 +48,14 @@ class Rows:
         buffers: by name, each (k, ...).
         constants: what differs between clients and is not trained.
         dims: of the constants: 0 where a tensor has one value per row, None where all rows share it.
+        number: of rows, k.
     """
 
     params: State
     buffers: State
     constants: Any
     dims: Any
+    number: int
 
     def single(self) -> tuple[State, State, Any]:
         """Parameters, buffers and constants of the only row, as of one client; views of the rows."""
@@ -71,6 +72,7 @@ class ClientStack:
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
+        vmapped: calls the step; None: not compiled.
 
     Attributes:
         proven: whether a step of several rows has been taken.
@@ -83,8 +85,9 @@ class ClientStack:
         contexts: Sequence[ClientContext],
         places: Mapping[str, tuple[nn.Module, str]],
         tied: Mapping[str, str],
+        vmapped: Vmapped | None = None,
     ) -> None:
-        self._client, self._trainable = client, contexts[0].trainable
+        self._client, self._trainable, self._vmap = client, contexts[0].trainable, vmapped or Vmapped()
         first, number = states[0], len(states)
         if all(state is first for state in states):
             entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
@@ -102,9 +105,16 @@ class ClientStack:
         self._views: dict[tuple[int, int], Rows] = {}
         self.proven = False
 
-    def state(self, row: int) -> State:
-        """The entries of one client, live."""
-        return {name: value[row] for name, value in {**self.params, **self.buffers}.items()}
+    def states(self) -> list[State]:
+        """The entries of every client, live."""
+        entries = {**self.params, **self.buffers}
+        columns = zip(*(value.unbind() for value in entries.values()), strict=True)
+        return [dict(zip(entries, row, strict=True)) for row in columns]
+
+    def flat_states(self, names: Sequence[str]) -> list[FlatState]:
+        """The named entries of every client, copied, end to end."""
+        entries = {**self.params, **self.buffers}
+        return flat_rows({name: entries[name] for name in names})
 
     def rows(self, rows: slice) -> Rows:
         """Some rows; the same object for the same rows."""
@@ -115,18 +125,19 @@ class ClientStack:
                 {name: value[rows] for name, value in self.buffers.items()},
                 rows_of(self._constants, self._dims, rows),
                 self._dims,
+                rows.stop - rows.start,
             )
         return self._views[key]
 
     def losses(
-        self, rows: Rows, step: Step, batches: Sequence[Batch], index: int, services: ClientServices
+        self, rows: Rows, step: Step, batches: Stacked, index: int, services: ClientServices
     ) -> tuple[Tensor, list[Logged]]:
         """Losses (k,) of the rows and what they logged; the rows' buffers are updated.
 
         Args:
             rows: of this stack.
             step: the client's training step.
-            batches: one for each row, of equal shapes.
+            batches: of the rows.
             index: of the batch in its epoch.
             services: attached to the client.
 
@@ -134,6 +145,7 @@ class ClientStack:
             StackingError: if the step cannot be stacked, with the reason.
         """
         said: list[tuple[str, str, float, float | None]] = []
+        nobody = ClientContext()
 
         def one(params: State, buffers: State, constants: Any, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
             received, round_ = constants
@@ -141,7 +153,7 @@ class ClientStack:
             absent: Any = _Absent()
             self._client.begin(ClientContext(absent, start, self._trainable, absent, round=round_, progress=absent))
             logged = services.begin_client()
-            services.begin_batch(batch)
+            services.begin_samples(batch_length(batch))
             loss, after = self._step.call(params, buffers, (step, batch, index))
             if not isinstance(loss, Tensor) or loss.ndim:
                 raise StackingError("its training_step returns no single loss")
@@ -153,15 +165,17 @@ class ClientStack:
                 for value, weight in pairs:
                     values += [value] if isinstance(value, Tensor) else []
                     said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
+            services.begin_client()  # what belongs to no row must not outlive the step
+            self._client.begin(nobody)
             return loss, values, {name: value for name, value in after.items() if value is not buffers[name]}
 
-        if len(batches) == 1:  # vmap would cost more than it saves
-            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batches[0]))
+        services.begin_batch(None)
+        if rows.number == 1:  # vmap would cost more than it saves
+            batch = rows_of(*batches, 0)
+            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batch))
             losses, values = losses.unsqueeze(0), [value.unsqueeze(0) for value in values]
         else:
-            batch, batch_dims = stack_nest(batches)
-            in_dims = (0, 0, rows.dims, batch_dims)
-            losses, values, assigned = vmap(one, in_dims)(rows.params, rows.buffers, rows.constants, batch)
+            losses, values, assigned = self._vmapped(one, rows, batches)
             self.proven = True
         with torch.no_grad():
             for name, value in assigned.items():
@@ -171,6 +185,25 @@ class ClientStack:
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
             for name, kind, weight, number in said
         ]
+
+    def _vmapped(
+        self, one: Callable[..., tuple[Tensor, list[Tensor], State]], rows: Rows, batches: Stacked
+    ) -> tuple[Tensor, list[Tensor], State]:
+        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
+        dims = (rows.dims, batches[1])
+        constants, assigned = (rows.constants, batches[0]), list[str]()
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            leaves = iter(tensors)
+            params, buffers = ({name: next(leaves) for name in of} for of in (rows.params, rows.buffers))
+            loss, values, after = one(params, buffers, *with_leaves(constants, dims, leaves))
+            assigned[:] = after
+            return loss, *values, *after.values()
+
+        leaves = stacked_leaves(constants, dims)
+        losses, *found = self._vmap(flat, *rows.params.values(), *rows.buffers.values(), *leaves)
+        split = len(found) - len(assigned)
+        return losses, found[:split], dict(zip(assigned, found[split:], strict=True))
 
 
 def _without_draws(compute: Callable[[], Result]) -> Result:
@@ -232,52 +265,3 @@ class _Absent:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._refuse()
-
-
-def stack_nest(nests: Sequence[Any]) -> tuple[Any, Any]:
-    """Stack nests of one structure: each tensor becomes (K, ...); returns dims beside it, as `vmap` wants them.
-
-    What is the same object, or an equal plain value, in all of them stays one.
-
-    Raises:
-        StackingError: if their structures, shapes or plain values differ.
-
-    >>> stack_nest([{"a": torch.tensor(1.0), "n": 3}, {"a": torch.tensor(2.0), "n": 3}])
-    ({'a': tensor([1., 2.]), 'n': 3}, {'a': 0, 'n': None})
-    """
-    first = nests[0]
-    if isinstance(first, Tensor):
-        if all(nest is first for nest in nests):
-            return first, None
-        if any(not isinstance(nest, Tensor) or nest.shape != first.shape for nest in nests):
-            raise StackingError("its clients have tensors of different shapes")
-        return torch.stack(list(nests)), 0
-    if any(type(nest) is not type(first) for nest in nests):
-        raise StackingError("its clients have values of different types")
-    if isinstance(first, dict):
-        if any(nest.keys() != first.keys() for nest in nests):
-            raise StackingError("its clients have values of different names")
-        pairs = {name: stack_nest([nest[name] for nest in nests]) for name in first}
-        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
-    if type(first) in (list, tuple):
-        if any(len(nest) != len(first) for nest in nests):
-            raise StackingError("its clients have lists of different lengths")
-        found = [stack_nest(items) for items in zip(*nests, strict=True)]
-        kind = type(first)
-        return kind(item for item, _ in found), kind(dims for _, dims in found)
-    if any(nest != first for nest in nests):
-        raise StackingError(f"its clients have different values of {type(first).__name__}")
-    return first, None
-
-
-def rows_of(nest: Any, dims: Any, rows: slice | int) -> Any:
-    """Rows, or one row, of a stacked nest: of the tensors whose dim is 0.
-
-    >>> rows_of({"a": torch.tensor([1.0, 2.0, 3.0]), "n": 3}, {"a": 0, "n": None}, slice(1, 3))
-    {'a': tensor([2., 3.]), 'n': 3}
-    """
-    if isinstance(nest, dict):
-        return {name: rows_of(value, dims[name], rows) for name, value in nest.items()}
-    if type(nest) in (list, tuple):
-        return type(nest)(rows_of(value, dim, rows) for value, dim in zip(nest, dims, strict=True))
-    return nest if dims is None else nest[rows]

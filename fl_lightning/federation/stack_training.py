@@ -1,7 +1,7 @@
 """Training of one stack: the phases of an exchange, for all its clients at once."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,9 +19,11 @@ from fl_lightning.client.teacher import BATCH_NORMS
 from fl_lightning.client.training import LocalTrainer
 from fl_lightning.federation.blocks import Block, begin_blocks, clipped
 from fl_lightning.federation.lockstep import Passes, lockstep, runs
-from fl_lightning.federation.stack import ClientStack, StackingError, Step
+from fl_lightning.federation.nests import Stacked, StackingError
+from fl_lightning.federation.stack import ClientStack, Step
+from fl_lightning.federation.stack_batches import StackBatches
 from fl_lightning.federation.stacking import why_not_optimizers
-from fl_lightning.types import Batch, ClientJob, Phase, State
+from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
 
@@ -85,7 +87,7 @@ class StackTrainer:
         size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
         if self._needs_modes(size, batch_size):
             raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
-        return Passes.over(size, batch_size, epochs, self._has_batch_norm)
+        return Passes.over(size, batch_size, epochs, self._has_batch_norm, data.drop_last)
 
     def clients_per_step(self, jobs: Sequence[ClientJob]) -> float:
         """Mean number of clients that take a step of an epoch together."""
@@ -183,22 +185,24 @@ class StackTrainer:
         before = [member.passed[phase.split] if phase.counts else 0 for member in rows]
         for epoch in range(max((block.passes.epochs for block in stretch.blocks), default=0)):
             now = [own.of_epoch(epoch, most) for own, most in zip(passes, left, strict=True)]
-            batches = [self._batches(rows[i], phase, before[i] + epoch, passes[i]) for i in range(len(rows))]
+            batches = StackBatches(
+                [member.job.data for member in rows],
+                phase.split,
+                [earlier + epoch for earlier in before],
+                [own.batch_size for own in passes],
+                phase.with_index,
+                self.local.transfer,
+                self.local.device,
+            )
             for part, index in lockstep(now):
                 own = now[part.start]
-                taken = [next(batches[row]) for row in range(part.start, part.stop)]
-                self._step(stretch, part, taken, index, own.batch_size if index < own.full else own.tail)
+                num_samples = own.batch_size if index < own.full else own.tail
+                self._step(stretch, part, batches.take(part, index, num_samples), index, num_samples)
             for block in stretch.blocks:
                 if block.optimizers.schedulers and now[block.rows.start].steps:
                     self.local.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
 
-    def _batches(self, member: Member, phase: Phase, epoch: int, passes: Passes) -> Iterator[Batch]:
-        """Batches of one client in one epoch, as its step gets them."""
-        transfer, with_index = self.local.transfer, phase.with_index
-        for item in member.job.data.batches(phase.split, epoch, passes.batch_size, with_index=with_index):
-            yield (transfer(item[0]), item[1].to(self.local.device)) if with_index else transfer(item)
-
-    def _step(self, stretch: "_Stretch", part: slice, batches: Sequence[Batch], index: int, num_samples: int) -> None:
+    def _step(self, stretch: "_Stretch", part: slice, batches: Stacked, index: int, num_samples: int) -> None:
         """Take one step of the clients of some rows."""
         rows, members = stretch.stack.rows(part), stretch.rows[part]
         losses, logged = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services)
@@ -255,6 +259,8 @@ def common_phases(members: Sequence[Member]) -> Sequence[Phase]:
     """
     if any(phase.indices is not None or phase.until is not None for member in members for phase in member.phases):
         raise StackingError("a phase has indices or until, which are one client's")
+    if all(one.phases is members[0].phases for one in members):
+        return members[0].phases
     described = [[(replace(phase, optimizer=None), _factory(phase)) for phase in one.phases] for one in members]
     if any(phases != described[0] for phases in described):
         raise StackingError("its clients have different phases")

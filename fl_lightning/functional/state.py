@@ -98,6 +98,7 @@ class FlatState(dict[str, Tensor]):
         entries: tensors by name.
         vectors: result of `flatten`, where it is known.
         room: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
+        greatest: greatest magnitude of the floating entries of each type, 0-d float64, where they are known.
     """
 
     def __init__(
@@ -105,14 +106,20 @@ class FlatState(dict[str, Tensor]):
         entries: StateLike | Iterable[tuple[str, Tensor]],
         vectors: dict[torch.dtype, Tensor] | None = None,
         room: dict[torch.dtype, Tensor] | None = None,
+        greatest: list[Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors, self.room = vectors, room
+        self.vectors, self.room, self.greatest = vectors, room, greatest
         self.laid = [*self.values()]
+
+    @property
+    def is_as_laid(self) -> bool:
+        """True where no entry was replaced since they were laid end to end."""
+        return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
         """Note what `flatten` gives for the entries as they are."""
-        self.vectors, self.laid = vectors, [*self.values()]
+        self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.room is not None:
             self.room |= vectors
 
@@ -226,11 +233,7 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
     {torch.float32: tensor([1., 1., 0.]), torch.int64: tensor([3])}
     """
-    if (
-        isinstance(state, FlatState)
-        and state.vectors is not None
-        and [*map(id, state.values())] == [*map(id, state.laid)]
-    ):
+    if isinstance(state, FlatState) and state.vectors is not None and state.is_as_laid:
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
@@ -257,6 +260,47 @@ def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
         start, ends[dtype] = ends[dtype], ends[dtype] + shape.numel()
         entries.append((name, vectors[dtype][start : ends[dtype]].view(shape)))
     return FlatState(entries, vectors)
+
+
+def flat_rows(stack: StateLike) -> list[FlatState]:
+    """Lay the entries of every row of a stack end to end, for all rows at once.
+
+    Args:
+        stack: by name (K, ...); copied.
+
+    >>> rows = flat_rows({"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([-3.0, 4.0])})
+    >>> rows[0], rows[1].vectors, [row.greatest for row in rows]
+    ({'a': tensor([1.]), 'b': tensor(-3.)}, {torch.float32: tensor([2., 4.])}, [[tensor(3., dtype=torch.float64)], \
+[tensor(4., dtype=torch.float64)]])
+    """
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for value in stack.values():
+        groups.setdefault(value.dtype, []).append(value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1))
+    flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
+    vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
+    found = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
+    columns, ends = [], dict.fromkeys(flat, 0)
+    for value in stack.values():
+        start, ends[value.dtype] = ends[value.dtype], ends[value.dtype] + value[0].numel()
+        columns.append(flat[value.dtype][:, start : ends[value.dtype]].view(value.shape).unbind())
+    return [
+        FlatState(
+            zip(stack, entries, strict=True),
+            {dtype: rows[row] for dtype, rows in vectors.items()},
+            greatest=[rows[row] for rows in found],
+        )
+        for row, entries in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def greatest(rows: Tensor) -> Tensor:
+    """Greatest magnitude in each row of a floating tensor (..., n), n > 0, as float64: NaN where one is in it.
+
+    >>> greatest(torch.tensor([1.0, -3.0])), greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf]]))
+    (tensor(3., dtype=torch.float64), tensor([nan, inf], dtype=torch.float64))
+    """
+    low, high = torch.aminmax(rows, dim=-1)  # a sum in float64 takes twenty times as long
+    return torch.maximum(high, -low).double()
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:

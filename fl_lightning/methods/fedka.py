@@ -134,7 +134,7 @@ class FedKA(ClientModule):
         generator = local.generator("anchors")
         classes = torch.tensor(list(plan), dtype=torch.int64)
         classes = classes[torch.randperm(len(plan), generator=generator)[: self.max_anchors].sort().values]
-        labels = {source: y.cpu() for source, (_, y) in samples.items()}
+        labels = {source: local.labels(SPLITS[source]) for source in samples}
         hardness = None
         if self.strategy != "random" and "local" in samples:
             hardness = self.losses(*samples["local"]).cpu()
@@ -172,7 +172,7 @@ class FedKA(ClientModule):
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        found = set(samples["shared"][1].tolist())  # a class that nobody has is not in the shared set
+        found = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
         plan = {k: source for k, source in plan.items() if source == "local" or k in found}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import Digits, DirichletPartition, ShardPartition
+from fl_lightning.data import Digits, DirichletPartition, ShardPartition, TensorSource
 from tests.toys import toy_data
 
 
@@ -125,3 +125,14 @@ def test_a_setting_out_of_its_range_is_refused(settings, sentence):
 def test_a_setting_that_contradicts_the_source_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         toy_data(**settings).setup("fit")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, [250, 1000]), (7, [7, 7])])
+def test_evaluation_batches_are_smaller_on_a_cpu_unless_they_are_set(given, expected):
+    found = []
+    for shape in ((3, 16, 16), (4,)):
+        x, y = torch.zeros(6, *shape), torch.arange(6) % 2
+        data = FederatedDataModule(TensorSource((x, y), (x, y)), num_clients=2, eval_batch_size=given)
+        data.setup("fit")
+        found.append(data.eval_batch_size)
+    assert found == expected

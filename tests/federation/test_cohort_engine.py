@@ -96,6 +96,58 @@ def test_the_engine_trains_clients_without_a_trainer_and_a_loop():
             torch.testing.assert_close(torch.tensor(other[name][1]), torch.tensor(pairs), **CLOSE)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_last_batches_are_left_out_as_one_by_one(shuffle):
+    steps = []
+    for kind, more in ((SequentialEngine, {}), (CohortEngine, {"chunk": 3})):
+        torch.manual_seed(0)
+        client = fedavg(partial(Perceptron, hidden=(4,)))
+        client.build(3, (4,))
+        engine = kind(client, LocalSettings(local_epochs=2), **more)
+        jobs = list(jobs_of(engine, toy_data((7, 8, 6, 13), shuffle=shuffle)))
+        for job in jobs:
+            job.data.drop_last = True
+        steps.append([(one.update.num_steps, clone(one.update.weights)) for one in engine.run("train", jobs)])
+        assert kind is SequentialEngine or engine.why_not() is None
+    for (number, weights), (same, close) in zip(*steps, strict=True):
+        assert number == same
+        torch.testing.assert_close(close, weights)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_gives_the_same(caplog):
+    client = partial(FedAvg, net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
+    with caplog.at_level(logging.INFO):
+        plain, compiled = (
+            fit(None, 3, toy_data((8, 8, 8, 8)), loop=looped(client, **more)(chunk=4, seed=3), precision="64-true")
+            for more in ({}, {"compile": True})
+        )
+    assert "s to compile" in caplog.text
+    assert "not compiled" not in caplog.text
+    torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), **CLOSE)
+    assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
+
+
+def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
+    def broken(function, **settings):
+        def call(*tensors):
+            raise RuntimeError("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with caplog.at_level(logging.INFO):
+        compiled = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg, compile=True)(chunk=2, seed=3))
+    plain = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg)(chunk=2, seed=3))
+    assert caplog.text.count("not compiled: RuntimeError: no compiler here") == 1
+    assert equal(compiled.state_dict(), plain.state_dict())
+
+
+def test_compiling_takes_a_stack():
+    with pytest.raises(ValueError, match=r"got model\.chunk=1; set it to auto or K"):
+        FederatedLoop(fedavg(), compile=True)
+
+
 def test_afterwards_the_module_is_as_any_other():
     for broken in (False, True):
         client = fedavg()
