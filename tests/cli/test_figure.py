@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.figure import spec
 from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.figures import Series
+from fl_lightning.figures.panels import draw_line, finish, panels
 from fl_lightning.runs.result_tables import Table
 from fl_lightning.runs.saved import Group, read_run
 from tests.commands import refusal, say
@@ -102,10 +104,30 @@ def test_a_figure_can_be_read_and_drawn(name, made_up, monkeypatch):
     contents = {letter: drawing.draw(series) for letter, drawing in figure.draw.items()}
     for content, caption in contents.values():
         assert caption.endswith(".")
+        assert " : " not in caption
         if not isinstance(content, Table):
             shown = [axes for axes in content.axes if axes.axison]
             assert any(axes.get_xlabel() for axes in shown), name
             assert any(axes.get_ylabel() for axes in shown), name
+
+
+@pytest.mark.parametrize("width", [3.3, 5.0, 12.0])
+@pytest.mark.parametrize(
+    "names",
+    [["FedAvg", "FedProx", "MOON", "FedDyn", "FedNTD", "FedKA"], ["FedAvg", "FedCL", "FedCL every 10 rounds"]],
+    ids=len,
+)
+def test_a_legend_lies_within_its_figure(names, width):
+    figure, axes = panels(["accuracy (%)"], [""], width=width)
+    for i, name in enumerate(names):
+        draw_line(axes[0, 0], i, [0, 1], np.array([0.1 * i, 1.0]), label=name)
+    finish(figure, axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    found = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert found.x0 >= 0
+    assert found.x1 <= figure.bbox.width
+    assert found.height <= 0.6 * figure.bbox.height
 
 
 @pytest.mark.slow
@@ -156,6 +178,7 @@ def test_a_figure_is_run_once_and_drawn_again(begun):
     table = Path("figures/own/tinyb.md").read_text()
     assert all(f"| FedAvg, {case} |" in table for case in ("few", "more"))
     assert "A tiny figure." in Path("figures/own/tiny.html").read_text()
+    assert not list(Path("figures/runs").rglob("*.png"))
     again = say("figure own/tiny.yaml")
     assert again.code == 0, again
     assert len(begun) == 2
