@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,12 +172,18 @@ def places_of(
 
 
 def as_settings(given: Mapping[str, Any]) -> Case:
-    """Write settings as on the command line.
+    """Write settings as on the command line, which takes YAML (JSON has no infinity).
 
-    >>> as_settings({"model.client.mu": 0.1, "data.partition": {"class_path": "IID"}})
-    (('model.client.mu', '0.1'), ('data.partition', '{"class_path": "IID"}'))
+    >>> as_settings({"model.client.mu": 0.1, "data.partition": {"class_path": "IID"}, "data.partition.alpha": math.inf})
+    (('model.client.mu', '0.1'), ('data.partition', '{class_path: IID}'), ('data.partition.alpha', '.inf'))
     """
-    return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in given.items())
+    return tuple((name, value if isinstance(value, str) else as_yaml(value)) for name, value in given.items())
+
+
+def as_yaml(value: Any) -> str:
+    """Write a value as YAML, on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
+    return text.strip().removesuffix("\n...")  # the end of a document, after a plain value
 
 
 def name_of(method: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
