@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from fl_lightning.callbacks.tables import is_value
 from fl_lightning.federation.history import BY_CLASS, History
@@ -48,12 +49,13 @@ class RunPlots(Callback):
     Args:
         dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
         every: least seconds between two drawings during fit; more where drawing would take over 2 % of them.
-        format: of the files: png, pdf or svg.
+        format: of the files: png, pdf or svg; None: no pictures, only `partition.csv`.
     """
 
-    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
+    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format | None = "png") -> None:
         check_at_least(0, "it is in seconds", every=every)
-        check_choice(get_args(Format), format=format)
+        if format is not None:
+            check_choice(get_args(Format), format=format)
         self.dirpath, self.every, self.format = dirpath, every, format
         self._history = History()
         self._folder: Path | None = None
@@ -70,9 +72,15 @@ class RunPlots(Callback):
         if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
             return
         if folder is not None or any(map(figure_writer, trainer.loggers)):
-            self._active, self._history = True, pl_module.recorder.history
+            self._active, self._history = self.format is not None, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            self._keep(partition_of(pl_module, folder), "partition", "local/partition")
+            known = class_counts(pl_module)
+            if known is not None and folder is not None:
+                write_partition(folder / PARTITION, known[0].tolist(), known[1])
+            if self._active:
+                data = pl_module.data
+                sizes = [] if known else [data.size(client_id) for client_id in range(data.num_clients)]
+                self._keep(plot_partition(*known) if known else plot_sizes(sizes), "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -123,16 +131,13 @@ class RunPlots(Callback):
             self._logged[logged] = figure
 
 
-def partition_of(loop: FederatedLoop, folder: Path | None) -> Figure:
-    """Draw the clients' samples by class, and write their table to the folder; without classes, draw their numbers."""
+def class_counts(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
+    """Count the clients' samples by class, (N, C), with the names of the classes; None where they have no classes."""
     data = loop.data
     if loop.client.module is None or data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
-            counts, names = data.label_counts, loop.evaluation.class_names
-            if folder is not None:
-                write_partition(folder / PARTITION, counts.tolist(), names)
-            return plot_partition(counts, names)
-    return plot_sizes([data.size(client_id) for client_id in range(data.num_clients)])
+            return data.label_counts, loop.evaluation.class_names
+    return None
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -135,7 +135,7 @@ class DirichletPartition(Partition):
     `dealing.FIRST_DRAWS` times where these leave so many clients with fewer that no draw can be expected to fit.
 
     Args:
-        alpha: concentration > 0: 0.1 = few classes per client, inf = equal shares.
+        alpha: concentration > 0: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
         min_samples: least number of samples of a client; 0 allows empty clients.
 
     Source:
@@ -216,7 +216,7 @@ class ClientDirichletPartition(Partition):
     """Label skew, equal sizes: each client has its own draw of class proportions from a Dirichlet distribution.
 
     Args:
-        alpha: concentration > 0 per class: 0.1 = few classes per client, inf = equal shares.
+        alpha: concentration > 0 per class: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
         samples_per_client: samples of every client; unset: n // num_clients, and a client's test set has its drawn
             proportions and m // num_clients samples. Where set, a client's test set has the proportions of its
             samples, and as many.

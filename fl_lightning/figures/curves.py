@@ -88,7 +88,7 @@ class Curves(Drawing):
         parts: dict[str, dict[str, float]] = {}
         for (row, column, name), (_, mean, _) in found.items():
             parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())
-        values = "; ".join(f"{panel}: {said(lines, '{:.3g}')}" for panel, lines in parts.items())
+        values = "; ".join(": ".join(filter(None, (panel, said(lines, "{:.3g}")))) for panel, lines in parts.items())
         band = "clients" if self.clients else "seeds"
         shaded = any(std is not None for _, _, std in found.values())
         return f"Mean of the last five values. {values}." + f" Band: one standard deviation over the {band}." * shaded

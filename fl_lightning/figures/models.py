@@ -45,13 +45,15 @@ class Landscapes(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
+        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
+
         found = [(one.name, last_arrays(one.group.runs[0], "landscape-*-global.npz")) for one in series]
         figure = new_figure(3.0 * (len(found) + 1), 3.0)
         noise, *planes = figure.subplots(1, len(found) + 1)
         for i, (name, arrays) in enumerate(found):
             losses = arrays["noise_loss"]
             draw_line(noise, i, arrays["sigmas"], losses.mean(1), losses.std(1), name)
-        noise.set(xlabel="σ of the noise on every parameter", ylabel="loss (nats)", yscale="log")
+        noise.set(xlabel="σ of the parameters' noise", ylabel="loss (nats)", yscale="log")
         noise.grid(True, alpha=0.4)
         noise.legend(fontsize="small", frameon=False)
         logs = [np.log10(arrays["plane"]) for _, arrays in found]
@@ -59,9 +61,9 @@ class Landscapes(Drawing):
         for place, plane, (name, arrays) in zip(planes, logs, found, strict=True):
             line, (first, second) = arrays["line"], arrays["eigenvalues"]
             image = place.contourf(line, line, plane.T, levels=levels, cmap="viridis")
-            place.set(xlabel=f"first, λ = {first:.3g}", ylabel=f"second, λ = {second:.3g}")
+            place.set(xlabel=f"first eigenvector, λ = {first:.3g}", ylabel=f"second, λ = {second:.3g}")
             place.set_title(name, fontsize="medium")
-        figure.colorbar(image, ax=planes, label="log₁₀ loss (nats)")
+        figure.colorbar(image, ax=planes, label="log₁₀ loss (nats)", ticks=MaxNLocator(6))
         largest = {name: float(arrays["eigenvalues"][0]) for name, arrays in found}
         return Drawn(figure, f"Largest eigenvalue of the Hessian at the last global model: {said(largest, '{:.3g}')}.")
 

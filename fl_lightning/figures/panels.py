@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
-LEGEND_WIDTH = 20
-"""Letters of a legend that one inch of the figure has room for, roughly."""
+LEGEND_SIZE = 9
+"""Points of the letters in a legend."""
+LEGEND_SPACE = 5.5 * LEGEND_SIZE
+"""Points that a name in a legend takes beside its letters: its line, and the gap to the next."""
 
 
 def panels(
@@ -88,9 +90,22 @@ def finish(figure: Figure, axes: NDArray[Any]) -> None:
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if len(found) > 1:
-        letters = 4 + max(map(len, found))
-        columns = int(np.clip(figure.get_figwidth() * LEGEND_WIDTH / letters, 1, len(found)))
-        figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside upper left",
+            ncols=legend_columns(list(found), figure.get_figwidth()),
+            frameon=False,
+            fontsize=LEGEND_SIZE,
+        )
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """Number of a legend's columns that have room side by side in a figure of so many inches; at least 1."""
+    from matplotlib.textpath import TextPath  # noqa: PLC0415 - slow to import
+
+    widest = max(TextPath((0, 0), name, size=LEGEND_SIZE).get_extents().width for name in names)
+    return int(np.clip((72 * width - LEGEND_SIZE) / (widest + LEGEND_SPACE), 1, len(names)))
 
 
 def draw_maps(

@@ -61,6 +61,8 @@ class Sweep(Drawing):
                     title = ": ".join(filter(None, (group, key_name, method)))
                     names = list(cases.values())
                     found[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
+                    if method in self.levels and len(mean):
+                        found[title] = {"": float(mean[0])}
                 place.set_xticks(range(len(cases)), list(cases.values()))
         for place in axes[-1]:
             place.set_xlabel(self.xlabel)

@@ -45,6 +45,16 @@ def test_an_unknown_format_is_refused():
         RunPlots(format="gif")
 
 
+def test_without_a_format_there_are_no_pictures_but_the_partition_is_kept(tmp_path, calls):
+    trainer([RunPlots(format=None)], tmp_path).fit(loop(), datamodule=data())
+    assert not pictures(tmp_path)
+    assert not any(calls.values())
+    with (tmp_path / "partition.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["client", *CLASSES]
+    assert len(rows) == data().num_clients
+
+
 @pytest.mark.parametrize("with_report", [True, False])
 def test_pictures_show_the_data_and_the_history(tmp_path, calls, with_report):
     report = ClasswiseReport()

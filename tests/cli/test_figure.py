@@ -1,17 +1,20 @@
 """`fl-lightning figure`: every figure's file, its drawing on made-up runs, and one figure from command to picture."""
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.figure import spec
 from fl_lightning.federation.history import BY_CLASS
-from fl_lightning.figures import Series
+from fl_lightning.figures import Series, Sweep
+from fl_lightning.figures.panels import draw_line, finish, panels
 from fl_lightning.runs.result_tables import Table
 from fl_lightning.runs.saved import Group, read_run
 from tests.commands import refusal, say
@@ -102,15 +105,54 @@ def test_a_figure_can_be_read_and_drawn(name, made_up, monkeypatch):
     contents = {letter: drawing.draw(series) for letter, drawing in figure.draw.items()}
     for content, caption in contents.values():
         assert caption.endswith(".")
+        assert " : " not in caption
         if not isinstance(content, Table):
             shown = [axes for axes in content.axes if axes.axison]
             assert any(axes.get_xlabel() for axes in shown), name
             assert any(axes.get_ylabel() for axes in shown), name
 
 
+def test_a_level_of_a_sweep_is_said_once(made_up):
+    run = read_run(made_up)
+    series = [
+        Series("FedAvg", "none", Group("", [run])),
+        *(Series("FedNTD", case, Group("", [run])) for case in ("0.1", "1")),
+    ]
+    _, caption = Sweep({"": "global/acc"}, "β", levels={"FedAvg": {"": "none"}}).draw(series)
+    value = 100 * np.mean(list(run.history.curve("global/acc").values())[-5:])
+    assert caption == f"Accuracy (%) at the end. FedAvg: {value:.3g}; FedNTD: 0.1 {value:.3g}, 1 {value:.3g}."
+
+
+def test_settings_that_json_cannot_write_reach_the_runs():
+    figure = spec.read(spec.shipped_path("fedcl/1"))
+    (runs, *_) = figure.runs
+    runs.methods, runs.cases = runs.methods[:1], {"α = ∞": runs.cases["α = ∞"]}
+    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
+    assert place.cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
+
+
+@pytest.mark.parametrize("width", [3.3, 5.0, 12.0])
+@pytest.mark.parametrize(
+    "names",
+    [["FedAvg", "FedProx", "MOON", "FedDyn", "FedNTD", "FedKA"], ["FedAvg", "FedCL", "FedCL every 10 rounds"]],
+    ids=len,
+)
+def test_a_legend_lies_within_its_figure(names, width):
+    figure, axes = panels(["accuracy (%)"], [""], width=width)
+    for i, name in enumerate(names):
+        draw_line(axes[0, 0], i, [0, 1], np.array([0.1 * i, 1.0]), label=name)
+    finish(figure, axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    found = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert found.x0 >= 0
+    assert found.x1 <= figure.bbox.width
+    assert found.height <= 0.6 * figure.bbox.height
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", spec.names())
-def test_a_figure_end_to_end(name, tmp_path, monkeypatch):
+def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
     """Two rounds of all its runs, with monitors that measure every round; then its pictures."""
     read = spec.read
 
@@ -124,6 +166,7 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch):
     monkeypatch.setattr("fl_lightning.cli.figure.command.read", short)
     said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
+    assert cells_here
     assert list((tmp_path / name.partition("/")[0]).glob("*.html"))
 
 
@@ -156,6 +199,7 @@ def test_a_figure_is_run_once_and_drawn_again(begun):
     table = Path("figures/own/tinyb.md").read_text()
     assert all(f"| FedAvg, {case} |" in table for case in ("few", "more"))
     assert "A tiny figure." in Path("figures/own/tiny.html").read_text()
+    assert not list(Path("figures/runs").rglob("*.png"))
     again = say("figure own/tiny.yaml")
     assert again.code == 0, again
     assert len(begun) == 2
