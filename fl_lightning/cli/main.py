@@ -156,7 +156,9 @@ class FederatedCLI(LightningCLI):
             default=[],
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
-        parser.add_argument("--plots.format", type=Format, default="png", help="of the pictures in the run folder")
+        parser.add_argument(
+            "--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none"
+        )
         parser.add_argument(
             "--best.monitor",
             type=str | None,

@@ -113,4 +113,4 @@ def test_a_run_that_was_broken_off_measures_what_the_whole_one_does(name, chunk,
     assert one.names == other.names
     assert {key: one.curve(key) for key in one.names} == {key: other.curve(key) for key in other.names}
     assert contents(parts) == contents(whole)
-    assert {Path(name).parts[0] for name in contents(whole)} >= {"clients.csv", "landscape-00001-global.npz"}
+    assert {Path(name).parts[0] for name in contents(whole)} >= {"clients.csv", "features-00001.npz"}

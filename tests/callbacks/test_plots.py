@@ -41,7 +41,7 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, got 'gif'"):
+    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, none, got 'gif'"):
         RunPlots(format="gif")
 
 
