@@ -1,10 +1,11 @@
 """Times of the monitors and of the class-wise report, beside the round in which they measure.
 
-The time in their hooks is taken, not the difference of two runs, so that the machine's pace does not show.
+The time in their hooks is taken, not the difference of two runs, and it is the processor's on one thread: neither the
+machine's pace nor other work on it shows in the ratio.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytorch_lightning import Callback
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS
@@ -27,10 +29,12 @@ from fl_lightning.callbacks import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
+from fl_lightning.cli.trials import silent
 from fl_lightning.metrics import ClassifierScores
 
 COHORT = 3
-ROUNDS = 2
+ROUNDS, UNMEASURED = 3, 1
+"""Rounds of a fit, and those of them that only warm up."""
 HOOKS = (
     *("on_train_start", "on_train_epoch_start", "on_client_start", "on_client_epoch_end", "on_client_end"),
     *("on_exchange_end", "on_validation_end", "on_train_epoch_end"),
@@ -47,25 +51,32 @@ MONITORS: dict[str, Callable[..., Callback]] = {
 }
 
 
-class Stopwatch:
-    """Adds up the seconds that functions take, by function."""
+class Stopwatch(Callback):
+    """Adds up the CPU seconds of functions, and those of all, from the end of the rounds that only warm up."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.inside = self.whole = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == UNMEASURED:
+            self.inside, self.whole = 0.0, -time.process_time()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.whole += time.process_time()
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - begin
+                self.inside += time.process_time() - begin
 
         return timed
 
 
 def seconds(name: str, workload: str) -> tuple[float, float]:
-    """Seconds a round that a monitor takes, and those of the round without it."""
+    """CPU seconds a round that a monitor takes, and those of the round without it."""
     work = replace(WORKLOADS[workload], cohort_size=COHORT, rounds=ROUNDS)
     loop, data = federation(work)
     watch, counted = Stopwatch(), ClassifierScores.update
@@ -77,19 +88,22 @@ def seconds(name: str, workload: str) -> tuple[float, float]:
         if name == "ClasswiseReport":  # with the counting in the evaluation, which plain accuracy needs in part
             ClassifierScores.update = watch.over(counted)  # type: ignore[method-assign]
         try:
-            read, _ = fit(loop, data, work.rounds, monitor, **BARE)
+            fit(loop, data, work.rounds, watch, monitor, **BARE)
         finally:
             ClassifierScores.update = counted  # type: ignore[method-assign]
-    whole = (read[-1][0] - read[0][0]) / ROUNDS
-    return watch.seconds / ROUNDS, whole - watch.seconds / ROUNDS
+    return tuple(total / (ROUNDS - UNMEASURED) for total in (watch.inside, watch.whole - watch.inside))
 
 
-def measure(repeats: int) -> list[tuple[str, float, float, float]]:
-    """Rows (monitor and workload, its seconds a round, the round's, their ratio): medians over turns."""
-    rows = []
-    for workload in ("cnn", "tiny"):
-        for name in MONITORS:
-            taken = [seconds(name, workload) for _ in range(repeats)]
-            own, rest = (median(column) for column in zip(*taken, strict=True))
-            rows.append((f"{name} {workload}", own, rest, median(a / b for a, b in taken)))
-    return rows
+def measure(repeats: int) -> Iterator[tuple[str, float, float, float]]:
+    """Rows (monitor and workload, its CPU seconds a round, the round's, their ratio): medians over turns."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with silent():
+            for workload in ("tiny", "cnn"):
+                for name in MONITORS:
+                    taken = [seconds(name, workload) for _ in range(repeats)]
+                    own, rest = (median(column) for column in zip(*taken, strict=True))
+                    yield f"{name} {workload}", own, rest, median(a / b for a, b in taken)
+    finally:
+        torch.set_num_threads(threads)

@@ -130,8 +130,8 @@ class Phase:
         lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
         with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
         indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
-        optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`. E_i is defined for an SGD
-            with one learning rate only; of another one it is NaN, and what needs it ends the round.
+        optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`. E_i is defined for an
+            SGD with one learning rate only; of another one it is NaN, and what needs it ends the round.
         until: asked after each pass; True ends the phase before `epochs` passes are over.
         counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`); one whose steps are not has
             the batches of the first passes over its split.

@@ -30,8 +30,9 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
-Format = Literal["png", "pdf", "svg"]
+Format = Literal["png", "pdf", "svg", "none"]
 
 LARGEST_SHARE = 0.02
 """Share of the run's time that drawing during the run may take."""
@@ -49,18 +50,17 @@ class RunPlots(Callback):
     Args:
         dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
         every: least seconds between two drawings during fit; more where drawing would take over 2 % of them.
-        format: of the files: png, pdf or svg; None: no pictures, only `partition.csv`.
+        format: of the files: png, pdf or svg; none: no pictures, `partition.csv` only.
     """
 
-    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format | None = "png") -> None:
+    def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
         check_at_least(0, "it is in seconds", every=every)
-        if format is not None:
-            check_choice(get_args(Format), format=format)
+        check_choice(get_args(Format), format=format)
         self.dirpath, self.every, self.format = dirpath, every, format
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
-        self._active, self._stale, self._any_module = False, False, False
+        self._active = self._stale = self._any_module = False
         self._logged: dict[str, Figure] = {}
 
     # --- during fit -------------------------------------------------------------------------------
@@ -71,16 +71,15 @@ class RunPlots(Callback):
         self._logged.clear()
         if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
             return
-        if folder is not None or any(map(figure_writer, trainer.loggers)):
-            self._active, self._history = self.format is not None, pl_module.recorder.history
+        if folder is None and not any(map(figure_writer, trainer.loggers)):
+            return
+        counts = counts_of(pl_module)
+        if folder is not None and counts is not None:
+            write_partition(folder / PARTITION, counts[0].tolist(), counts[1])
+        if self.format != "none":
+            self._active, self._history = True, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            known = class_counts(pl_module)
-            if known is not None and folder is not None:
-                write_partition(folder / PARTITION, known[0].tolist(), known[1])
-            if self._active:
-                data = pl_module.data
-                sizes = [] if known else [data.size(client_id) for client_id in range(data.num_clients)]
-                self._keep(plot_partition(*known) if known else plot_sizes(sizes), "partition", "local/partition")
+            self._keep(plot_data(pl_module, counts), "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -131,13 +130,19 @@ class RunPlots(Callback):
             self._logged[logged] = figure
 
 
-def class_counts(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
-    """Count the clients' samples by class, (N, C), with the names of the classes; None where they have no classes."""
-    data = loop.data
-    if loop.client.module is None or data.split("train").known_labels is not None:
+def counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
+    """Samples by client and class, (N, C), and the names of the classes; None: the samples have none."""
+    if loop.client.module is None or loop.data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
-            return data.label_counts, loop.evaluation.class_names
+            return loop.data.label_counts, loop.evaluation.class_names
     return None
+
+
+def plot_data(loop: FederatedLoop, counts: tuple[Tensor, list[str]] | None) -> Figure:
+    """Draw the clients' samples by class, or without classes their numbers."""
+    if counts is not None:
+        return plot_partition(*counts)
+    return plot_sizes([loop.data.size(client_id) for client_id in range(loop.data.num_clients)])
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -157,7 +157,7 @@ class FederatedCLI(LightningCLI):
             help="settings that may differ from those of the run that is continued, such as model.client.mu",
         )
         parser.add_argument(
-            "--plots.format", type=Format | None, default="png", help="of the pictures in the run folder; null: none"
+            "--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none"
         )
         parser.add_argument(
             "--best.monitor",

@@ -1,13 +1,17 @@
 """The cohort engine: trains several clients at once, as rows of one stack, and one after the other where it cannot."""
 
 import copy
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import LocalProgress
 from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
@@ -43,6 +47,8 @@ class CohortEngine(SequentialEngine):
         self._proven: set[str] = set()
         self._told: set[str] = set()
         self._stacks = StackTrainer(self.client, self.local)
+        self._epochs_told = Counter[int]()
+        """Epochs of the stack under way of which callbacks know, by client."""
         self._phased = overridden(self.client, "phases", ClientModule)
 
     def why_not(self) -> str | None:
@@ -51,8 +57,6 @@ class CohortEngine(SequentialEngine):
             return self._refused
         if self.tolerant:
             return "model.on_error=skip leaves out single clients"
-        if self.hooks.get("on_client_epoch_end"):
-            return "a callback's on_client_epoch_end is called for one client at a time"
         local = self.local
         return why_not(self.client, local.settings, self.chunk, self.weights, local.precision, local.device)
 
@@ -100,6 +104,8 @@ class CohortEngine(SequentialEngine):
             self._give_up(exchange, jobs, error)
             yield from super()._results(exchange, again, announces=False)
             return
+        finally:
+            self._epochs_told.clear()
         checks = True
         for member, state in members:
             try:
@@ -126,7 +132,8 @@ class CohortEngine(SequentialEngine):
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied, self._vmapped)
-        self._stacks.train(stack, rows, self.client.local_loss if self.client.is_neutral else self.client.training_step)
+        step = self.client.local_loss if self.client.is_neutral else self.client.training_step
+        self._stacks.train(stack, rows, step, self._end_epoch if self.hooks.get("on_client_epoch_end") else None)
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self.hooks.get("on_client_end") or self.weights.personal or self.weights.freezes
@@ -147,6 +154,29 @@ class CohortEngine(SequentialEngine):
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
         return Member(job, context, logged, entries, phases)
+
+    def _end_epoch(self, member: Member, state: State, progress: LocalProgress, epoch: int) -> None:
+        """Put a client of the stack into the module, for the callbacks that look at it after an epoch."""
+        client_id = member.job.client_id
+        self.weights.load(state)
+        self.client.begin(replace(member.context, progress=progress))
+        self.services.resume_client(member.logged, member.last_size)
+        for hook in super()._epoch_hooks(client_id):
+            hook(epoch)
+        self._epochs_told[client_id] += 1
+
+    def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
+        """Leave out the epochs that were told before the stack turned out to be none."""
+        found, told, passed = super()._epoch_hooks(client_id), self._epochs_told[client_id], count()
+        if not told:
+            return found
+
+        def rest(epoch: int) -> None:
+            if next(passed) >= told:
+                for hook in found:
+                    hook(epoch)
+
+        return [rest]
 
     def _check_teachers(self, members: Sequence[Member]) -> None:
         """Refuse clients with teachers of their own: there is one teacher for the whole stack.

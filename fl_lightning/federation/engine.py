@@ -111,10 +111,13 @@ class SequentialEngine:
         """Train one client in one exchange."""
         neutral = self.client.is_neutral
         context, logged = self._receive(exchange, job, neutral, announces)
-        found = self.hooks.get("on_client_epoch_end", ())
-        told = [partial(hook, job.client_id) for hook in found] if found else ()
-        self.local.train(job.data, exchange, neutral, told)
+        self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
         return self._reply(exchange, job, context, logged)
+
+    def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
+        """What is called at the end of each of a client's epochs, with its number."""
+        found = self.hooks.get("on_client_epoch_end", ())
+        return [partial(hook, client_id) for hook in found] if found else ()
 
     def _receive(
         self, exchange: str, job: ClientJob, neutral: bool, announces: bool = True

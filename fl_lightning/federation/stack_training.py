@@ -1,7 +1,7 @@
 """Training of one stack: the phases of an exchange, for all its clients at once."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,7 +16,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.client.teacher import BATCH_NORMS
-from fl_lightning.client.training import LocalTrainer
+from fl_lightning.client.training import LocalTrainer, matching
 from fl_lightning.federation.blocks import Block, begin_blocks, clipped
 from fl_lightning.federation.lockstep import Passes, lockstep, runs
 from fl_lightning.federation.nests import Stacked, StackingError
@@ -26,6 +26,9 @@ from fl_lightning.federation.stacking import why_not_optimizers
 from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
+
+EpochEnd = Callable[["Member", State, LocalProgress, int], None]
+"""`(member, its entries, its progress, epoch)`, at the end of each of its epochs."""
 
 
 @dataclass
@@ -95,19 +98,23 @@ class StackTrainer:
         widths: list[int] = [rows.stop - rows.start for rows, _ in lockstep(passes)]
         return sum(widths) / max(1, len(widths))
 
-    def train(self, stack: ClientStack, rows: Sequence[Member], step: Step) -> None:
+    def train(
+        self, stack: ClientStack, rows: Sequence[Member], step: Step, on_epoch_end: EpochEnd | None = None
+    ) -> None:
         """Train all phases.
 
         Args:
             stack: of the clients.
             rows: its clients, by row; all have the same phases.
             step: the training step of a client.
+            on_epoch_end: called for each client after each of its epochs.
         """
         for phase in rows[0].phases:
             self.local.restore_modes()
             passes = [self.passes(member.job, phase) for member in rows]
             blocks = self._blocks(stack, rows, passes, phase)
-            self._epochs(_Stretch(stack, rows, step, phase, passes, blocks, self._trained(stack, phase)))
+            stretch = _Stretch(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
+            self._epochs(stretch)
             for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
                 optimizers.begin(LocalProgress())  # lets go of the rows
             for block in blocks:
@@ -118,8 +125,10 @@ class StackTrainer:
         """Add the steps of a phase to those of a client."""
         member.last_size = block.last_size if block.progress.num_steps else member.last_size
         if phase.counts:
-            progress = member.context.progress
+            progress, before = member.context.progress, replace(member.context.progress)
             progress.move(block.progress.num_steps, progress.exposure + block.progress.exposure)
+            if phase.trains is not None and not matching(self.client.params(), phase.trains):
+                progress.was_idle(before)
             member.passed[phase.split] += block.passes.epochs
 
     def _trained(self, stack: ClientStack, phase: Phase) -> list[str]:
@@ -201,6 +210,20 @@ class StackTrainer:
             for block in stretch.blocks:
                 if block.optimizers.schedulers and now[block.rows.start].steps:
                     self.local.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
+            if stretch.on_epoch_end is not None:
+                self._end_epoch(stretch, now, epoch, stretch.on_epoch_end)
+
+    def _end_epoch(self, stretch: "_Stretch", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
+        """Show the clients that had the epoch, each with its steps so far."""
+        for block in stretch.blocks:
+            if not now[block.rows.start].steps:
+                continue
+            for row in range(block.rows.start, block.rows.stop):
+                member, done = stretch.rows[row], block.progress
+                member.last_size, progress = block.last_size, replace(member.context.progress)
+                if stretch.phase.counts:
+                    progress.move(done.num_steps, progress.exposure + done.exposure)
+                on_epoch_end(member, stretch.stack.state(row), progress, epoch)
 
     def _step(self, stretch: "_Stretch", part: slice, batches: Stacked, index: int, num_samples: int) -> None:
         """Take one step of the clients of some rows."""
@@ -240,6 +263,7 @@ class _Stretch:
         passes: batches by row.
         blocks: rows by optimizer.
         trained: names of the parameters that are trained.
+        on_epoch_end: called for each client after each of its epochs; or None.
     """
 
     stack: ClientStack
@@ -249,6 +273,7 @@ class _Stretch:
     passes: Sequence[Passes]
     blocks: Sequence[Block]
     trained: Sequence[str]
+    on_epoch_end: EpochEnd | None
 
 
 def common_phases(members: Sequence[Member]) -> Sequence[Phase]:

@@ -41,12 +41,12 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, got 'gif'"):
+    with pytest.raises(ValueError, match="format must be one of png, pdf, svg, none, got 'gif'"):
         RunPlots(format="gif")
 
 
 def test_without_a_format_there_are_no_pictures_but_the_partition_is_kept(tmp_path, calls):
-    trainer([RunPlots(format=None)], tmp_path).fit(loop(), datamodule=data())
+    trainer([RunPlots(format="none")], tmp_path).fit(loop(), datamodule=data())
     assert not pictures(tmp_path)
     assert not any(calls.values())
     with (tmp_path / "partition.csv").open(newline="") as file:

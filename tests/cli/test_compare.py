@@ -92,34 +92,75 @@ def workers_of(process):
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
+def command_of(pid):
+    return " ".join(psutil.Process(pid).cmdline())
+
+
 def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
-def test_a_grid_that_is_killed_ends_with_the_same_table(base):
-    whole = start(base, "--output", "whole", "--processes", "2")
-    said = whole.communicate(timeout=500)[0]
-    assert whole.returncode == 0, said
-    assert "[4/4]" in said
-
-    killed, least = start(base, "--output", "killed"), random.randint(1, 11)
-    while rounds_on_disk(base / "killed") < least and killed.poll() is None:
-        time.sleep(0.01)
-    workers = workers_of(killed)
-    killed.kill()
-    killed.communicate()
+def gone(pids):
+    """True when none of these processes is alive, within 20 s."""
     until = time.monotonic() + 20
-    while any(map(is_alive, workers)) and time.monotonic() < until:
+    while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.05)
-    assert workers
-    assert not any(map(is_alive, workers)), "a worker must end with the process that started it"
+    return not any(map(is_alive, pids))
 
-    again = start(base, "--output", "killed")
-    said = again.communicate(timeout=500)[0]
-    assert again.returncode == 0, said
-    assert tables(base / "killed") == tables(base / "whole")
-    assert rounds_on_disk(base / "killed") == 12
+
+def after_rounds(process, folder, least):
+    """Wait until so many rounds are on disk, and a moment; the processes of the grid, none where it has ended."""
+    while rounds_on_disk(folder) < least and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
+    return workers_of(process) if process.poll() is None else []
+
+
+def ended(process):
+    said = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a grid that was not disturbed, of two cells at once."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    (folder / "base.yaml").write_text(BASE, encoding="utf-8")
+    assert "[4/4]" in ended(start(folder, "--output", "grid", "--processes", "2"))
+    return folder / "grid"
+
+
+@pytest.mark.slow
+def test_a_grid_that_is_killed_again_and_again_ends_with_the_same_table(base, unbroken):
+    """By SIGKILL, at random moments: of its processes nobody is left, and the last start finishes it."""
+    moments = sorted(random.sample(range(12), 3))
+    for least in moments:
+        killed = start(base, "--output", "grid", "--processes", str(random.choice([1, 2])))
+        pids = after_rounds(killed, base / "grid", least)
+        killed.kill()
+        killed.communicate()
+        assert gone(pids), "a worker must end with the process that started it"
+    ended(start(base, "--output", "grid"))
+    assert tables(base / "grid") == tables(unbroken), moments
+    assert rounds_on_disk(base / "grid") == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, processes):
+    """Alone, the cell has failed and is continued by the same command; beside others, it is run again by the grid."""
+    disturbed, least = start(base, "--output", "grid", "--processes", str(processes)), random.randrange(11)
+    pids = [pid for pid in after_rounds(disturbed, base / "grid", least) if "spawn_main" in command_of(pid)]
+    if pids:  # else the grid was faster
+        psutil.Process(random.choice(pids)).kill()
+    said = disturbed.communicate(timeout=500)[0]
+    if processes == 1 and pids:
+        assert "its process ended with signal 9" in said
+        assert disturbed.returncode == 1
+    ended(start(base, "--output", "grid"))
+    assert tables(base / "grid") == tables(unbroken), least
+    assert rounds_on_disk(base / "grid") == 12
 
 
 def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
@@ -334,7 +375,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --set seed_everything=1,2", "got seed_everything; see --seeds"),
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
-        ("--methods FedAvg --processes 0", "processes must be at least 1"),
+        ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 runs the cells in"),
         ("--methods FedAvg FedDF", "data.proxy_size is 0 for FedAvg and 0.1 for FedDF; give all the same"),
     ],
 )

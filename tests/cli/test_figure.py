@@ -226,7 +226,7 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
     [
         ("fedntd/99", 1, "a figure is one that fl-lightning figure lists, or a file, got 'fedntd/99'"),
         ("own/tiny.yaml --set model.nosuch=1", 2, "nosuch"),
-        ("own/tiny.yaml --processes 0", 1, "processes must be at least 1"),
+        ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what a figure needs and how it is drawn"),
         ("own/label.yaml", 1, "a label names one method, got 'both' for FedAvg, FedProx"),
     ],

@@ -20,7 +20,8 @@ from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep
 from fl_lightning.functional.state import clone
-from fl_lightning.methods import MOON, FedAvg, FedDyn, FedNTD, FedProx, KnFu
+from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx, FedRep, KnFu
+from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
 from tests.federation.test_engine import SHAPE, jobs_of
@@ -372,6 +373,71 @@ def test_callbacks_see_every_trained_client_in_the_module():
         torch.testing.assert_close(one, other, **CLOSE)
 
 
+class Epochs(pl.Callback):
+    """Notes each client as it is after each of its epochs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_client_epoch_end(self, trainer, loop, client_id, epoch):
+        assert loop.client.context.client_id == client_id
+        own = clone(loop.client.state_dict())
+        self.seen.append(((trainer.current_epoch, client_id, epoch), loop.client.num_steps, loop.client.exposure, own))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(FedAvg, {}), (FedAvg, {"max_local_steps": 3}), (SCAFFOLD, {}), (FedRep, {})]
+)
+def test_callbacks_see_every_client_of_a_stack_after_each_of_its_epochs(kind, settings):
+    """Without the callback, the stack is the same."""
+
+    def run(chunk, *callbacks):
+        client = kind(net=Net, optimizer=sgd(momentum=0.0))
+        more = {"local_epochs": 2, "precision": "64-true", "chunk": chunk, **settings}
+        return fit(client, 2, toy_data((10, 7, 12, 10)), callbacks=list(callbacks), **more)
+
+    one, other = Epochs(), Epochs()
+    run(1, one)
+    stacked, bare = run(3, other), run(3)
+    assert stacked.engine.why_not() is None
+    assert equal(dict(stacked.state_dict()), dict(bare.state_dict()))
+    assert stacked.round_metrics == bare.round_metrics
+    assert len(one.seen) == len(other.seen) > 0
+    for (*a, weights), (*b, expected) in zip(*(sorted(w.seen, key=lambda s: s[0]) for w in (other, one)), strict=True):
+        assert a[:2] == b[:2]
+        assert a[2] == pytest.approx(b[2], nan_ok=True)
+        torch.testing.assert_close(weights, expected, **CLOSE)
+
+
+def test_phases_that_train_no_shared_parameter_leave_the_exposure():
+    """FedNova normalises by it: heads are trained first, and do not travel."""
+    make = looped(partial(FedRep, net=Net, optimizer=sgd(momentum=0.0)), aggregator=FedNovaAggregator())
+    assert one_by_one_and_at_once(make).engine.why_not() is None
+
+
+class BranchesLate(FedAvg):
+    """Its second epoch cannot be stacked."""
+
+    stackable = True
+
+    def phases(self, exchange):
+        return [Phase(epochs=1), Phase(epochs=1, batch_size=3)]
+
+    def training_step(self, batch, batch_idx):
+        loss = self.local_loss(batch, batch_idx)
+        return loss if len(batch[1]) != 3 else loss * (1.0 if loss.item() > 0 else 2.0)
+
+
+def test_epochs_are_told_once_where_a_stack_fails_after_the_first():
+    watch = Epochs()
+    loop = fit(BranchesLate(net=Net, optimizer=sgd()), 2, toy_data((9, 9, 9)), chunk=3, callbacks=[watch])
+    assert "item()" in loop.engine.why_not()
+    told = [name for name, *_ in watch.seen]
+    # each phase numbers its epochs; of the first round the stack has told the first ones
+    assert told[:6] == [(0, 0, 0), (0, 1, 0), (0, 2, 0)] * 2
+    assert told[6:] == [(1, i, 0) for i in (0, 0, 1, 1, 2, 2)]
+
+
 def test_bf16_mixed_follows_the_one_by_one():
     rows = [fit(fedavg(), 2, chunk=chunk, precision="bf16-mixed") for chunk in (1, 5)]
     assert rows[1].engine.why_not() is None
@@ -460,11 +526,6 @@ class Measures(Undeclared):
         return self.local_loss(batch, batch_idx)
 
 
-class Epochs(pl.Callback):
-    def on_client_epoch_end(self, trainer, loop, client_id, epoch):
-        pass
-
-
 @pytest.mark.parametrize(
     ("reason", "client", "settings"),
     [
@@ -486,7 +547,6 @@ class Epochs(pl.Callback):
         ("client_timeout", {}, {"client_timeout": 100.0}),
         ("on_error=skip", {}, {"on_error": "skip"}),
         ("does not say stackable", {"kind": Undeclared}, {"chunk": "auto"}),
-        ("on_client_epoch_end", {}, {"callbacks": [Epochs()]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -21,7 +21,17 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
-from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy, SampleReduction
+from fl_lightning.callbacks import (
+    ClientTable,
+    DriftMonitor,
+    FeatureProbe,
+    ForgettingMonitor,
+    GroupMetrics,
+    LossLandscape,
+    NeuronActivations,
+    PersonalisedAccuracy,
+    SampleReduction,
+)
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
@@ -237,6 +247,10 @@ def callbacks_of(name, folder):
         PersonalisedAccuracy(train=True),
         DriftMonitor(dirpath=folder),
         ClientTable(dirpath=folder),
+        GroupMetrics({"first": [0, 1], "others": [2, 4, 6]}, {"f1": MulticlassF1Score(3)}, dirpath=folder),
+        NeuronActivations(every=2, dirpath=folder),
+        FeatureProbe(every=4, samples=12, plot=False, dirpath=folder),
+        LossLandscape(every=4, samples=12, grid=3, repeats=2, iterations=4, clients=[1, 4], dirpath=folder),
         SampleReduction(class_idx=0, client=4, start=1, every=1, step=0.1),
     ]
 
@@ -291,9 +305,10 @@ def run_case(name, folder, devices):
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
-        run = trainer(rounds, folder, callbacks=callbacks_of(name, folder / "resumed"), **parallel(devices))
+        rows, files = Rows(None), folder / f"{name}-{devices}-resumed"
+        run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
         run.fit(loop, datamodule=data, ckpt_path=other)
-        found["resumed"] = digest(loop)
+        found |= {"resumed": digest(loop), "resumed_rows": rows.rows}
     if run.is_global_zero:
         (folder / f"{name}-{devices}.json").write_text(json.dumps(found))
 

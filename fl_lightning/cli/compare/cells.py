@@ -5,11 +5,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -140,18 +140,18 @@ def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
     Args:
         files: of the cell.
         tell: is called with the number of complete rounds after each of them.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
     """
     files.log.parent.mkdir(parents=True, exist_ok=True)
-    with files.log.open("a", encoding="utf-8") as log:
-        sys.stdout.flush()
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
+    with files.log.open("a", encoding="utf-8", buffering=1) as log, printing_to(log):
         try:
             with quiet_lightning():
                 fit(files, tell)
             return Outcome()
-        except (KeyboardInterrupt, SystemExit) as stop:
-            return Outcome(f"it stopped ({one_line(str(stop)) or 'interrupted'})")
+        except SystemExit as stop:
+            return Outcome(stopped(stop))
         except Exception as error:
             import traceback  # noqa: PLC0415
 
@@ -159,18 +159,38 @@ def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
             memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
             return Outcome(one_line(str(error)) or type(error).__name__, memory)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def stopped(stop: BaseException) -> str:
+    """Sentence for a cell that was stopped."""
+    return f"it stopped ({one_line(str(stop)) or 'interrupted'})"
+
+
+@contextmanager
+def printing_to(log: TextIO) -> Iterator[None]:
+    """Send what is printed within the block to a file, also by libraries in C."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    try:
+        for stream, _ in kept:
+            os.dup2(log.fileno(), stream)
+        with redirect_stdout(log), redirect_stderr(log):
+            yield
+    finally:
+        for stream, before in kept:
+            os.dup2(before, stream)
+            os.close(before)
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     """Fit from the beginning or from the last checkpoint; test where the rounds are not evaluated on the test split."""
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
-    words += ["--trainer.enable_progress_bar", "false"]
+    words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
     more = []
     if files.run is not None:
         try:

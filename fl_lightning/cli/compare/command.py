@@ -51,7 +51,7 @@ def run(argv: list[str]) -> None:
         KeyboardInterrupt: naming how to go on.
     """
     given = command_parser().parse_args(argv)
-    check_at_least(1, processes=given.processes)
+    check_at_least(0, "0 runs the cells in this process", processes=given.processes)
     for option in ("methods", "seeds"):
         if len(set(given[option])) < len(given[option]):
             raise ValueError(f"--{option} must name each of its values once, got {' '.join(map(str, given[option]))}")
@@ -113,7 +113,12 @@ def command_parser() -> CommandParser:
         help="NAME=V1,V2: chosen for each method on the server's validation split",
     )
     add("--hold", nargs="+", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
-    add("--processes", type=int, default=1, help="cells at once; what memory or the cores allow")
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        help="cells at once, what memory or the cores allow; 0: one after the other in this process",
+    )
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
     add("--metrics", nargs="+", type=str, default=[], help="log keys; the known ones where none is given")
     add(

@@ -22,7 +22,7 @@ class Grid:
         methods: names.
         seeds: of each method.
         hold: what a seed must not vary.
-        processes: cells at once.
+        processes: cells at once; 0: in this process.
         chosen: settings that were tuned, by method and case.
     """
 

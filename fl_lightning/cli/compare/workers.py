@@ -4,16 +4,19 @@ A process ends with the one that started it, however that ends, so that a grid t
 unused.
 """
 
+import gc
 import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 
-from fl_lightning.cli.compare.cells import CellFiles, Outcome, run_cell
+from fl_lightning.cli.compare.cells import CellFiles, Outcome, run_cell, stopped
 
 SPAWN: SpawnContext = get_context("spawn")
 """Fork is no choice: threads of torch do not survive it, nor does CUDA."""
@@ -37,7 +40,8 @@ class Worker:
     def start(self, cell: CellFiles) -> None:
         """Send a cell."""
         self.cell = cell
-        self.pipe.send(cell)
+        with suppress(OSError):  # it has ended, which is found when its message is awaited
+            self.pipe.send(cell)
 
     def finish(self) -> None:
         """Note that the cell has ended, whatever its outcome."""
@@ -61,11 +65,16 @@ def serve(pipe: Connection, threads: int | None) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that started this one, too
     threading.Thread(target=end_with_parent, daemon=True).start()
+    gc.freeze()  # what is imported is not searched for garbage after each cell
     while True:
         cell = pipe.recv()
         if threads is not None:
             torch.set_num_threads(threads)
-        pipe.send(run_cell(cell, pipe.send))
+        try:
+            outcome = run_cell(cell, pipe.send)
+        except KeyboardInterrupt as stop:  # raised by the cell itself
+            outcome = Outcome(stopped(stop))
+        pipe.send(outcome)
 
 
 def end_with_parent() -> None:
@@ -74,6 +83,20 @@ def end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def run_here(
+    cells: Iterable[CellFiles],
+    on_round: Callable[[CellFiles, int], None],
+    on_end: Callable[[CellFiles, Outcome], None],
+) -> None:
+    """Run cells in this process, one after the other, as `run_all` does in others."""
+    gc.freeze()  # what is imported is not searched for garbage after each cell
+    try:
+        for files in cells:
+            on_end(files, run_cell(files, partial(on_round, files)))
+    finally:
+        gc.unfreeze()
 
 
 def run_all(
@@ -88,10 +111,13 @@ def run_all(
 
     Args:
         cells: to be run.
-        processes: how many at once.
+        processes: how many at once; 0: one after the other in this process.
         on_round: is called with a cell and its number of complete rounds.
         on_end: is called with a cell and its outcome.
     """
+    if not processes:
+        run_here(cells, on_round, on_end)
+        return
     waiting, alone = deque(cells), deque[CellFiles]()
     workers: list[Worker] = []
     try:

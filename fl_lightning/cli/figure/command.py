@@ -53,7 +53,7 @@ def run(argv: list[str]) -> None:
         KeyboardInterrupt: naming how to go on.
     """
     given = command_parser().parse_args(argv)
-    check_at_least(1, processes=given.processes)
+    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
     if not given.names:
         print(listed())
         return
@@ -81,7 +81,7 @@ def command_parser() -> CommandParser:
     add("--seeds", nargs="+", type=int | None, default=None, help="in place of the figure's")
     add("--output", type=Path, default=Path("figures"), help="folder of the runs and the pictures")
     add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
-    add("--processes", type=int, default=1, help="runs at once; what memory or the cores allow")
+    add("--processes", type=int, default=1, help="runs at once; 0: in this process")
     return parser
 
 

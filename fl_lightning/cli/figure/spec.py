@@ -19,9 +19,6 @@ from fl_lightning.figures import Drawing
 FOLDER = "figure"
 """Folder of the figures' files within the configurations: one below it for each paper."""
 
-NO_PICTURES = json.dumps({"plots": {"format": None}})
-"""Configuration that saves a small run a quarter of its time."""
-
 
 @dataclass
 class Runs:
@@ -138,9 +135,9 @@ def read(path: Path) -> FigureFile:
 
 
 def composer_of(figure: FigureFile, more: Sequence[str] = ()) -> Composer:
-    """Compose the figure's configurations: its base, what it sets, and the user's; no run draws pictures of its own."""
+    """Compose the figure's configurations: its base, what it sets, and the user's."""
     own = [json.dumps(figure.config)] if figure.config else []
-    return Composer([NO_PICTURES, *figure.base, *own, *more])
+    return Composer([*figure.base, *own, *more])
 
 
 def places_of(
