@@ -17,6 +17,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONGEST = tuple(
+    f"tests/{name}" for name in ("processes/", "cli/", "test_contributing", "test_contract", "test_notebooks")
+)
+"""Files that take longest: they come first, so that two workers of `make test` end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def plugins_of_lightning_are_looked_up_once() -> Iterator[None]:
     """Every Trainer reads the files of all installed packages for callbacks: a fifth of a toy fit's time."""

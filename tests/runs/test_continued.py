@@ -72,7 +72,7 @@ def change_alone(change: str):
     return pytest.param(change, CHANGES[change], marks=marks)
 
 
-@pytest.mark.parametrize(("change", "name"), map(change_alone, CHANGES))
+@pytest.mark.parametrize(("change", "name"), [*map(change_alone, CHANGES)])
 def test_a_change_of_what_the_rounds_mean_is_refused_by_name(begun, monkeypatch, change, name):
     monkeypatch.chdir(begun)
     before = content(begun)
