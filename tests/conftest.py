@@ -17,9 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONGEST = tuple(
-    f"tests/{name}" for name in ("processes/", "cli/", "test_contributing", "test_contract", "test_notebooks")
-)
+LONGEST = ("tests/processes/", "tests/cli/", "tests/test_contributing", "tests/test_contract", "tests/test_notebooks")
 """Files that take longest: they come first, so that two workers of `make test` end together."""
 
 
