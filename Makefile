@@ -69,15 +69,15 @@ demo: env  ## the main job: FedNTD on real handwritten digits, under a minute
 	@echo "The run folder: $$(ls -td runs/$(basename $(notdir $(CONFIG)))/*/ | head -n 1) (pictures, metrics.csv, TensorBoard events, checkpoints)"
 
 test: env  ## the tests, without the slow ones and those that need a GPU
-	@'$(RUN)' -m pytest -n auto --dist loadfile -m 'not slow and not gpu'
+	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu'
 
 test-all: env  ## the slow tests too
-	@'$(RUN)' -m pytest -n auto --dist loadfile -m 'not gpu'
+	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not gpu'
 
 test-oldest: env  ## the tests with the oldest supported versions of what we depend on, in an environment of their own
 	@'$(BIN)/uv' venv --quiet --clear --python '$(RUN)' '$(VENV)/oldest'
 	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev,tensorboard]'
-	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile -m 'not slow and not gpu'
+	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu'
 
 lint: env  ## ruff, mypy --strict, import directions
 	@'$(RUN)' -m ruff check .

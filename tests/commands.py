@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+from matplotlib.figure import Figure
+
 from fl_lightning.__main__ import main
+from fl_lightning.callbacks import plots
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EXPERIMENT = f"-c {CONFIGS}/experiment/digits_fedntd.yaml"
@@ -27,6 +31,16 @@ def working_in(folder: Path, own: str) -> Iterator[Path]:
             yield folder
     finally:
         sys.modules.pop("own", None)
+
+
+@contextlib.contextmanager
+def empty_pictures() -> Iterator[None]:
+    """Draw nothing within the block, which is most of a short run's time: files and loggers get empty pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("accuracy", "classwise", "partition", "sizes", "values"):
+            patch.setattr(plots, f"plot_{name}", lambda *_, **__: Figure(figsize=(1, 1)))
+        patch.setattr(Figure, "draw", lambda figure, renderer: None)
+        yield
 
 
 class Said(NamedTuple):

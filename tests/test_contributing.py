@@ -68,9 +68,31 @@ def checkout(tmp_path_factory):
     return there
 
 
-def test_tests_and_doctest_of_the_walk_through_pass(checkout):
+WALK = """
+import sys
+import pytest
+from fl_lightning.__main__ import main
+files, commands = {files}, {commands}
+failed = pytest.main(["-vv", "-p", "no:cacheprovider", *files])
+for command in commands:
+    print("COMMAND")
+    main(command)
+sys.exit(failed)
+"""
+"""Tests and commands of the walk-through in one process: what it imports is slow."""
+
+
+@pytest.fixture(scope="module")
+def walked(checkout):
+    """What the tests of the walk-through's files print, and what its commands do."""
     files = ["tests/methods/test_feddecorr.py", "fl_lightning/methods/feddecorr.py"]
-    out = run("-m", "pytest", "-vv", *files, cwd=checkout)
+    arguments = [words for _, *words in commands("CONTRIBUTING.md")]
+    assert arguments
+    return files, run("-c", WALK.format(files=files, commands=arguments), cwd=checkout).split("COMMAND\n")
+
+
+def test_tests_and_doctest_of_the_walk_through_pass(walked):
+    files, (out, *_) = walked
     assert "6 passed" in out
     passed = [len(re.findall(rf"^{file}::.* PASSED", out, re.MULTILINE)) for file in files]
     assert passed == [5, 1]
@@ -82,11 +104,10 @@ def test_walk_through_is_clean(checkout):
     run("-m", "ruff", "format", "--check", *files, cwd=checkout)
 
 
-def test_commands_of_the_walk_through(checkout):
-    assert commands("CONTRIBUTING.md")
-    for _, *arguments in commands("CONTRIBUTING.md"):
-        out = run("-m", "fl_lightning", *arguments, cwd=checkout)
-        assert "after 2 rounds" in out
+def test_commands_of_the_walk_through(checkout, walked):
+    _, (_, *outs) = walked
+    assert outs
+    assert all("after 2 rounds" in out for out in outs)
     header = next(checkout.glob("runs/*/0*/metrics.csv")).read_text().splitlines()[0]
     assert "train/decorr" in header
 
@@ -116,7 +137,7 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
         assert yaml.safe_load(text) == yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_pictures", "cells_here")
 def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
     """Each with two steps a client: that a run learns is shown elsewhere."""
     from fl_lightning.__main__ import main

@@ -2,12 +2,22 @@
 
 import copy
 import pickle
+from datetime import timedelta
 from functools import partial
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+)
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
@@ -120,6 +130,19 @@ def test_what_does_not_fit_together_is_refused(make, error, sentence):
         make()
 
 
+CALLBACKS = [
+    (ModelCheckpoint(every_n_train_steps=1), "counts batches.*use every_n_epochs"),
+    (ModelCheckpoint(train_time_interval=timedelta(seconds=10)), "never writes in a federation; use every_n_epochs"),
+    (StochasticWeightAveraging(0.1), "adds an epoch for BatchNorm, which would be a round; leave it out"),
+    (LearningRateFinder(), "leave it out, and compare short runs with several model.client.opti"),
+    (BatchSizeFinder(), "the Trainer's batch, which is a round; leave it out, and set data.batch_size"),
+    (GradientAccumulationScheduler({0: 2}), "of which a round has one; leave it out, and set model.accumulate_grad_b"),
+    (BackboneFinetuning(), "which is the server's; freeze and unfreeze loop.client by requires_grad_ in "),
+    (ModelPruning("l1_unstructured"), "not those that the clients share; prune the trained client.ckpt"),
+    (SpikeDetection(), "a step of the Trainer is a round; leave it out, and set model.max_update_"),
+]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -134,7 +157,8 @@ def test_what_does_not_fit_together_is_refused(make, error, sentence):
             {"strategy": "ddp", "devices": 2},
             "trainer.strategy must be client_parallel, got DDPStrategy with 2 devices; set that strategy or",
         ),
-        ({"callbacks": [ModelCheckpoint(every_n_train_steps=1)]}, "counts batches.*use every_n_epochs"),
+        ({"val_check_interval": "00:00:01:00"}, "val_check_interval must be 1.0, got a time; use trainer."),
+        *(({"callbacks": [callback]}, sentence) for callback, sentence in CALLBACKS),
     ],
 )
 def test_a_trainer_setting_without_a_meaning_is_refused(settings, sentence):

@@ -120,11 +120,18 @@ def assert_same(loop, other):
         assert torch.equal(state["momentum_buffer"], optimizer2["state"][key]["momentum_buffer"])
 
 
-@pytest.mark.parametrize("round_idx", [0, 2])
-@pytest.mark.parametrize("hook", HOOKS)
+def hook_and_round(hook, round_idx):
+    """Slow: the first round, but for the ends of a client, a round and its evaluation; a later one shows the same."""
+    ends = ("on_client_end", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+    repeats = hook not in HOOKS[:2] and hook not in ends and round_idx == 0
+    return pytest.param(hook, round_idx, marks=[pytest.mark.slow] * repeats)
+
+
+@pytest.mark.parametrize(
+    ("hook", "round_idx"),
+    [hook_and_round(hook, k) for hook in HOOKS for k in (0, 2) if hook not in HOOKS[:2] or k == 0],  # called once
+)
 def test_checkpoint_from_any_hook_continues_exactly(uninterrupted, tmp_path, hook, round_idx):
-    if hook in ("on_fit_start", "on_train_start") and round_idx:
-        pytest.skip("called once, before round 0")
     path = tmp_path / "at.ckpt"
     saver = SaveIn(hook, round_idx, path)
     trainer(ROUNDS, callbacks=[saver]).fit(make_loop(), datamodule=make_data())
@@ -191,9 +198,15 @@ class Break(pl.Callback):
         trainer.save_checkpoint(self.path)
 
 
+def broken_off(hook, error):
+    """Slow: Ctrl-C where a round, a batch or an evaluation begins; where it ends is tried by default."""
+    begins = hook.endswith("_start") and hook != "on_client_start"
+    return pytest.param(hook, error, marks=[pytest.mark.slow] * (error is KeyboardInterrupt and begins))
+
+
 @pytest.mark.parametrize(
     ("hook", "error"),
-    [*((hook, KeyboardInterrupt) for hook in HOOKS[2:]), *((hook, ZeroDivisionError) for hook in HOOKS[6:11:2])],
+    [broken_off(h, KeyboardInterrupt) for h in HOOKS[2:]] + [broken_off(h, ZeroDivisionError) for h in HOOKS[6:11:2]],
 )
 def test_a_run_broken_off_in_any_hook_continues_exactly(uninterrupted, tmp_path, hook, error):
     run = trainer(ROUNDS, callbacks=[Break(hook, 2, error, tmp_path / "broken.ckpt")])

@@ -158,6 +158,7 @@ def test_what_cannot_do_it_is_refused(wrong):
         FederatedDataModule.from_datamodule(wrong, num_clients=2)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_command_line_takes_both(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")

@@ -347,6 +347,7 @@ def test_client_ckpt_is_a_checkpoint_of_the_module(tmp_path):
     assert Lazy.load_from_checkpoint(tmp_path / "client.ckpt").net.weight.shape == (3, 4)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_by_class_path_in_yaml(tmp_path, monkeypatch, capsys):
     from fl_lightning.__main__ import main
 

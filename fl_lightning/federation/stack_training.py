@@ -215,6 +215,7 @@ class StackTrainer:
 
     def _end_epoch(self, stretch: "_Stretch", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
         """Show the clients that had the epoch, each with its steps so far."""
+        states = stretch.stack.states()
         for block in stretch.blocks:
             if not now[block.rows.start].steps:
                 continue
@@ -223,7 +224,7 @@ class StackTrainer:
                 member.last_size, progress = block.last_size, replace(member.context.progress)
                 if stretch.phase.counts:
                     progress.move(done.num_steps, progress.exposure + done.exposure)
-                on_epoch_end(member, stretch.stack.state(row), progress, epoch)
+                on_epoch_end(member, states[row], progress, epoch)
 
     def _step(self, stretch: "_Stretch", part: slice, batches: Stacked, index: int, num_samples: int) -> None:
         """Take one step of the clients of some rows."""

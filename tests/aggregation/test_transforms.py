@@ -170,6 +170,7 @@ def test_a_bound_of_zero_is_refused():
         NormClip(max_norm=0)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_transforms_in_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clip = "{class_path: fl_lightning.aggregation.NormClip, init_args: {max_norm: 0.0001}}"

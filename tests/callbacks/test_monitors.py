@@ -280,6 +280,7 @@ def test_a_monitor_of_ones_own_is_three_methods():
     assert loop.round_metrics["local/growth"] == pytest.approx(float(sum(growth) / 5), abs=1e-6)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_command_line_puts_their_files_into_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callbacks = "--trainer.callbacks+=ForgettingMonitor --trainer.callbacks+=ClientTable --trainer.callbacks.every 2"

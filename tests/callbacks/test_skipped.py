@@ -53,6 +53,7 @@ def test_a_table_that_is_none_is_refused(tmp_path):
         assert (tmp_path / "skipped.csv").read_bytes() == content
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_command_line_writes_it_into_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = f"fit {TINY} --trainer.max_epochs 3 --trainer.enable_progress_bar false --model.max_update_norm 1e-9"

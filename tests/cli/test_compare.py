@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -163,6 +164,18 @@ def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, pr
     assert rounds_on_disk(base / "grid") == 12
 
 
+def test_a_cell_is_run_by_a_process_of_its_own(base, monkeypatch):
+    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+    settings = "--methods FedAvg --seeds 0 --set trainer.max_epochs=1"
+    said = say(f"compare -c base.yaml {settings} --output out")
+    assert said.code == 0, said
+    assert "[1/1] FedAvg-max_epochs=1-seed0: done" in said.out
+    assert len(rows("out/cells.csv")) > 0
+    assert not multiprocessing.active_children()
+    (log,) = Path("out").rglob("*.log")
+    assert "max_epochs=1` reached" in log.read_text(encoding="utf-8")
+
+
 def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
     said = say(f"compare -c base.yaml {GRID} --output out")
     assert said.code == 0, said
@@ -224,7 +237,7 @@ def test_a_cell_is_an_ordinary_run(base, here):
     assert cell.read_bytes() == fitted.read_bytes()
 
 
-def test_the_report_has_the_tables_and_the_figures(base, drawn):
+def test_the_report_has_the_tables_and_the_figures(base, drawn, without_pictures):
     assert say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out").code == 0
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert "<h1>FedAvg, FedNTD</h1>" in page

@@ -176,9 +176,12 @@ VALUES = [
     ("--ckpt_path last", "--ckpt_path last needs a run in runs/digits_fedntd "),
     ("--ckpt_path no.ckpt", "--ckpt_path must be last, best or a checkpoint file, got no.ckpt"),
     ("--trainer.limit_train_batches 3", "trainer.limit_train_batches must stay unset, got 3; use "),
+    ("--trainer.sync_batchnorm true", "trainer.sync_batchnorm must be false, got true; leave it unset"),
+]
+
+NO_MEANING = [
     ("--trainer.overfit_batches 1", "trainer.overfit_batches=1 has no meaning in a federation; use "),
     ("--trainer.val_check_interval 0.5", "trainer.val_check_interval must be 1.0, got 0.5; use "),
-    ("--trainer.sync_batchnorm true", "trainer.sync_batchnorm must be false, got true; leave it unset"),
     ("--trainer.strategy ddp --trainer.devices 2", "trainer.strategy must be client_parallel, got DDPStrategy with 2 "),
     ("--trainer.gradient_clip_val 1.5", "trainer.gradient_clip_val=1.5; set model.clip_norm"),
     ("--trainer.accumulate_grad_batches 2", "trainer.accumulate_grad_batches=2; set the model's"),
@@ -210,6 +213,7 @@ VALUES = [
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
     (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
 ]
+"""What a Trainer may have that a round has not; tests/test_loop.py tries each without the command line."""
 
 
 @pytest.mark.parametrize(("options", "says"), OPTIONS)
@@ -222,7 +226,11 @@ def test_an_option_is_suggested_by_what_it_means_before_how_it_is_spelt(given, m
     assert f"; the nearest is {means!r}; " in refusal(f"{FIT} --{given} 3", 2)
 
 
-@pytest.mark.parametrize(("options", "says"), VALUES)
+def slow(row):
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("options", "says"), [*VALUES, *map(slow, NO_MEANING)])
 def test_what_a_run_cannot_do(here, options, says, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert says in refusal(f"{FIT} {options} --trainer.enable_progress_bar false", 1)

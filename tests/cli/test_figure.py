@@ -182,7 +182,7 @@ def test_the_list_has_every_figure_with_its_minutes():
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch, cells_here):
+def begun(tmp_path, monkeypatch, cells_here, without_pictures):
     """A folder with a tiny figure's file, where runs are made in this process; their names, as they are begun."""
     monkeypatch.chdir(tmp_path)
     Path("own").mkdir()

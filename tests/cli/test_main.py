@@ -1,5 +1,6 @@
 """The command line as a user sees it: what is printed, and what a run leaves behind."""
 
+import contextlib
 import csv
 import os
 import shlex
@@ -18,7 +19,7 @@ from fl_lightning.callbacks import plot_accuracy
 from fl_lightning.data import Digits
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
-from tests.commands import CONFIGS, EXPERIMENT, TINY, run_in, say, working_in
+from tests.commands import CONFIGS, EXPERIMENT, TINY, empty_pictures, run_in, say, working_in
 
 LAST = "checkpoints/last.ckpt"
 NAME = "0-local_epochs=1-max_local_steps=1-num_clients=4-min_samples=1"
@@ -123,6 +124,7 @@ def test_the_table_has_a_row_a_round(in_finished):
         assert all(row[key] for row in rows), key
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<?xml"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)])
 def test_pictures_for_a_paper(here, form, begins):
     """A run may go on with another form."""
@@ -272,12 +274,9 @@ def test_check_tells_whole_checkpoints_from_damaged_ones(in_finished, tmp_path):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The run folder of three rounds without a break."""
-    folder, before = tmp_path_factory.mktemp("unbroken"), Path.cwd()
-    os.chdir(folder)
-    try:
+    folder = tmp_path_factory.mktemp("unbroken")
+    with contextlib.chdir(folder), empty_pictures():
         assert say(f"fit {TINY} --trainer.max_epochs 3").code == 0
-    finally:
-        os.chdir(before)
     return run_in(folder)
 
 

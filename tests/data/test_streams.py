@@ -234,6 +234,7 @@ LINE = (
 )
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_from_the_command_line(tmp_path):
     with working_in(tmp_path, OWN):
         said = say(f"{LINE} --model.max_local_steps 3")

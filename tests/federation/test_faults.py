@@ -1,6 +1,7 @@
 """Faults of clients and rules: under `error` one sentence and an untouched model, under `skip` the others go on."""
 
 import re
+from functools import cache
 
 import pytest
 import pytorch_lightning as pl
@@ -48,6 +49,13 @@ class Keeps(pl.Callback):
         self.rows.append(dict(loop.round_metrics))
 
 
+@cache
+def faultless(rounds, *schedule):
+    """Weights after rounds in which nothing fails, with all clients or with those of a schedule."""
+    settings = {"schedule": [list(cohort) for cohort in schedule]} if schedule else {}
+    return weights_of(fit(None, rounds, toy_data(**settings), loop=faulty("", "error")))
+
+
 @pytest.mark.parametrize("how", KINDS)
 def test_an_error_is_one_sentence_and_leaves_the_model_as_it_was(how):
     loop = faulty(how, "error")
@@ -55,7 +63,7 @@ def test_an_error_is_one_sentence_and_leaves_the_model_as_it_was(how):
         fit(None, 3, loop=loop)
     assert re.search(SAYS[how], str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
-    assert equal(weights_of(loop), weights_of(fit(None, 1, loop=faulty("", "error"))))
+    assert equal(weights_of(loop), faultless(1))
     assert loop.client.net.head.weight.requires_grad
 
 
@@ -66,9 +74,8 @@ def test_a_client_that_is_skipped_is_named_and_the_others_are_as_without_it(how)
     lost = how in WEIGHT  # the rule is at fault, so the round is lost
     assert watch.skipped == [[], EVERYONE if lost else [CLIENT], []]
     assert [row["train/skipped"] for row in watch.rows] == [0, len(SIZES) if lost else 1, 0]
-    schedule = [EVERYONE, OTHERS, EVERYONE]
     if not lost:
-        assert equal(weights_of(loop), weights_of(fit(None, 3, toy_data(schedule=schedule), loop=faulty("", "error"))))
+        assert equal(weights_of(loop), faultless(3, tuple(EVERYONE), tuple(OTHERS), tuple(EVERYONE)))
     else:
         assert all(value.isfinite().all() for value in weights_of(loop).values())
 

@@ -99,6 +99,7 @@ def test_what_cannot_stand_in_a_row_is_refused():
         run({"matrix": MulticlassConfusionMatrix(3)})
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_command_line_takes_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "metrics.yaml").write_text(

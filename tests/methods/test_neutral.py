@@ -1,7 +1,7 @@
 """A method whose coefficients are 0 is FedAvg, bit for bit; each class says so itself in `neutral`."""
 
 import inspect
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -39,20 +39,20 @@ def test_every_neutral_coefficient_is_an_argument():
         assert kind.neutral.keys() <= inspect.signature(kind).parameters.keys()
 
 
+def trained(kind, personal):
+    settings = {"server_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9), "lr_decay": 0.9}
+    client = kind(net=BatchNormNet, optimizer=sgd(weight_decay=1e-3))
+    return fit(client, 3, data(participation=0.6), local_epochs=2, personal=personal, **settings)
+
+
+fedavg = cache(partial(trained, FedAvg))
+
+
 @pytest.mark.parametrize("personal", [None, "net.head.*"])
 @pytest.mark.parametrize("kind", NEUTRAL, ids=name)
 def test_a_neutral_coefficient_is_fedavg_bit_for_bit(kind, personal):
     """With shuffling, dropout, BatchNorm, momentum, partial participation: weights, values and bytes of every round."""
-    settings = {
-        "server_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9),
-        "local_epochs": 2,
-        "lr_decay": 0.9,
-        "personal": personal,
-    }
-    plain, neutral = (
-        fit(client(net=BatchNormNet, optimizer=sgd(weight_decay=1e-3)), 3, data(participation=0.6), **settings)
-        for client in (FedAvg, kind)
-    )
+    plain, neutral = fedavg(personal), trained(kind, personal)
     assert equal(weights_of(plain), weights_of(neutral))
     assert plain.recorder.history.names == [n for n in neutral.recorder.history.names if n != "comm/bytes_sets"]
     for column in plain.recorder.history.names:

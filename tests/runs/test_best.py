@@ -28,7 +28,7 @@ LINE = "fit -c mine.yaml"
 
 
 @pytest.fixture
-def here(tmp_path):
+def here(tmp_path, without_pictures):
     with working_in(tmp_path, OWN):
         (tmp_path / "mine.yaml").write_text(CONFIG)
         yield tmp_path

@@ -1,5 +1,6 @@
 """A run is continued with the settings that it was begun with; damaged checkpoints load nowhere."""
 
+import contextlib
 import shutil
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from fl_lightning.data import Digits, DirichletPartition, IIDPartition
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from fl_lightning.utils.files import save_with_digest
-from tests.commands import TINY, refusal, run_in, say
+from tests.commands import TINY, empty_pictures, refusal, run_in, say
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 
 FIT = f"fit {TINY} --trainer.max_epochs"
@@ -45,8 +46,7 @@ CHANGES = {
 def begun(tmp_path_factory):
     """A working directory with one round. Only to be read."""
     folder = tmp_path_factory.mktemp("begun")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with contextlib.chdir(folder), empty_pictures():
         assert say(f"{FIT} 1").code == 0
     return folder
 
@@ -62,7 +62,17 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("change", "name"), CHANGES.items())
+APART = ("--model.client FedAvg", "--data.partition.alpha 0.7")
+"""Changes whose place others take."""
+
+
+def change_alone(change: str):
+    """A row for a change, slow but for two: below nearly all are one command."""
+    marks = [] if change in APART else [pytest.mark.slow]
+    return pytest.param(change, CHANGES[change], marks=marks)
+
+
+@pytest.mark.parametrize(("change", "name"), [*map(change_alone, CHANGES)])
 def test_a_change_of_what_the_rounds_mean_is_refused_by_name(begun, monkeypatch, change, name):
     monkeypatch.chdir(begun)
     before = content(begun)
@@ -74,7 +84,9 @@ def test_a_change_of_what_the_rounds_mean_is_refused_by_name(begun, monkeypatch,
 
 def test_every_difference_is_named(begun, monkeypatch):
     monkeypatch.chdir(begun)
-    said = refusal(f"{FIT} 2 --ckpt_path last --model.client.beta 0.5 --model.lr_decay 0.9 --data.num_clients 5", 1)
+    together = {change: name for change, name in CHANGES.items() if change not in APART}
+    said = refusal(f"{FIT} 2 --ckpt_path last {' '.join(together)}", 1)
+    assert all(f"{name} was " in said for name in together.values()), said
     for words in (
         "model.client.beta was 1.0, is 0.5",
         "model.lr_decay was 1.0, is 0.9",
@@ -102,7 +114,7 @@ def test_an_allowed_change_is_recorded(here):
     assert config["allow_changes"] == ["model.client.optimizer.lr"]
 
 
-@pytest.mark.parametrize("lr", [1.0, 0.25])
+@pytest.mark.parametrize("lr", [1.0, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_a_server_optimizer_that_is_allowed_to_change_begins_anew(here, lr):
     """Neither torch's words about the groups of another optimizer, nor the old one's learning rate."""
     server = f"--model.server_optimizer SGD --model.server_optimizer.lr {lr}"

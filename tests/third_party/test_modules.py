@@ -125,6 +125,7 @@ def data() -> LightningDataModule:
 """
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_line_gives_the_same(name, tmp_path):
     settings = {

@@ -15,6 +15,7 @@ from fl_lightning.cli.figure.spec import (
     FOLDER,
     Place,
     composer_of,
+    minutes_of,
     name_of,
     names,
     paths_of,
@@ -87,7 +88,7 @@ def command_parser() -> CommandParser:
 
 def listed() -> str:
     """List all figures: name, minutes, what each shows."""
-    found = [(name, read(shipped_path(name)).minutes, title(f"{FOLDER}/{name}")) for name in names()]
+    found = [(name, minutes_of(shipped_path(name)), title(f"{FOLDER}/{name}")) for name in names()]
     width = max(len(name) for name, _, _ in found)
     return "\n".join(f"{name:{width}}  {minutes:4.1f} min  {said}" for name, minutes, said in found)
 
