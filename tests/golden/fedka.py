@@ -16,7 +16,13 @@ from .end_to_end import Run, rounds, run
 
 
 class Stub:
-    """What a client draws with."""
+    """A client with one sample of each class, as every split has them, which it draws from."""
+
+    def __init__(self, classes: torch.Tensor) -> None:
+        self.classes = classes
+
+    def labels(self, split: str = "train") -> torch.Tensor:
+        return self.classes
 
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(0)
@@ -27,7 +33,7 @@ def plan_anchors(inputs: Inputs) -> dict[str, Any]:
     plan = anchor_plan(split)
     classes = torch.arange(len(inputs["counts"]))
     samples = {source: (classes.double(), classes) for source in ("shared", "local")}
-    drawn = FedKA(max_anchors=inputs["mu"]).draw_anchors(plan, samples, Stub())
+    drawn = FedKA(max_anchors=inputs["mu"]).draw_anchors(plan, samples, Stub(classes))
     assert [anchor.index for anchor in drawn] == [anchor.label for anchor in drawn]
     return {
         "plan": [list(entry) for entry in plan.items()],
