@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from torch import nn
 from torchmetrics import Metric
 
-from fl_lightning.client.services import world_size
-
 
 @contextmanager
 def local_metrics(client: nn.Module) -> Iterator[None]:
@@ -16,7 +14,7 @@ def local_metrics(client: nn.Module) -> Iterator[None]:
     Args:
         client: the module that has them.
     """
-    found = [part for part in client.modules() if isinstance(part, Metric)] if world_size() > 1 else []
+    found = [part for part in client.modules() if isinstance(part, Metric)]
     before = [metric.distributed_available_fn for metric in found]
     for metric in found:
         metric.distributed_available_fn = alone

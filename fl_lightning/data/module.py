@@ -14,16 +14,16 @@ from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import ClientView, Parts
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, DatasetSplit
-from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, draw_holdout, holdout_sizes, one_per_class
+from fl_lightning.data.division import Division
+from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
-from fl_lightning.data.partitions import ColumnPartition, Dealt, IIDPartition, Partition, PartitionInput
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
-from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.renamed import refuses_renamed
 from fl_lightning.utils.settings import agreed, check_at_least
 
@@ -118,7 +118,7 @@ class FederatedDataModule(LightningDataModule):
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, Sequence[Tensor]] = {}
         self.samples: ClientSamples | ClientStreams = ClientSamples(Parts(()), self, seed)
-        self._pool = np.arange(0)
+        self._division = Division({}, self, self.partition, num_clients, seed)
 
     @classmethod
     def from_datamodule(cls, datamodule: DataModule, **settings: Any) -> Self:
@@ -195,6 +195,7 @@ class FederatedDataModule(LightningDataModule):
         """
         if not self._splits:
             self._splits = self._load()
+            self._division = Division(self._splits, self, self.partition, self.num_clients, self.seed)
         if stage in ("fit", None):
             self.client_indices("train", 0)
 
@@ -277,7 +278,7 @@ class FederatedDataModule(LightningDataModule):
         if name not in self._splits:
             self.client_indices("train", 0)  # takes out the holdout, then deals the training samples
             if name == "shared" and self.shared_per_class:
-                self._splits["shared"] = self._draw_shared()
+                self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
         if name not in self._splits:
             raise ValueError(
                 f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set "
@@ -297,11 +298,12 @@ class FederatedDataModule(LightningDataModule):
                 if isinstance(train, StreamSplit):
                     self.samples = ClientStreams(train, self)
                 else:
-                    self.samples = ClientSamples(self._divide(), self, self.seed)
+                    self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
+                    self.samples = ClientSamples(self._division.deal_train(), self, self.seed)
                 self._clients["train"] = self.samples.current
             elif split == "test":
                 self.client_indices("train", 0)
-                self._clients["test"] = self._divide_test()
+                self._clients["test"] = self._division.deal_test(self.samples.dealt, self.client_test_size)
             elif split in SERVER_ONLY:
                 raise ValueError(
                     f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})"
@@ -309,51 +311,6 @@ class FederatedDataModule(LightningDataModule):
             else:
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
         return self._clients[split][client_id]
-
-    def _divide(self) -> Parts:
-        """Take out the holdout, then deal the remaining training samples to the clients."""
-        train = self._splits["train"]
-        held = draw_holdout(len(train), self.holdout_sizes, self.proxy_overlap, self.seed)
-        pool = held.pop("clients")
-        self._splits |= {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
-        self._pool = pool
-        unread = self.partition.column is None and not self.partition.needs_labels
-        samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
-        parts = self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition"))
-        return Parts(parts, pool)
-
-    def _draw_shared(self) -> Split:
-        """Draw the one-per-class set from the clients' samples."""
-        train, num_classes = self._splits["train"], self.num_classes
-        labels = train.labels
-        if labels is None or num_classes is None:
-            raise ValueError(
-                "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
-            )
-        drawn = one_per_class(labels.numpy(), self._pool, self.shared_per_class, num_classes, self.seed)
-        return train.subset(torch.from_numpy(drawn))
-
-    def _input(self, split: str, pool: np.ndarray[Any, Any]) -> PartitionInput:
-        """Samples `pool` of a split with what the partition divides by: the labels, or the column that it names."""
-        samples, column = self._splits[split], self.partition.column
-        num_classes = self.num_classes if column is None else None  # before the labels: some are no classes
-        try:
-            values: Any = samples.labels if column is None else samples.column(column)
-        except ValueError:
-            if split == "train":
-                raise
-            values = None
-        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], num_classes)
-
-    def _divide_test(self) -> Sequence[Tensor]:
-        """Deal each client's own test set by the partition; without test samples they have none."""
-        if "test" not in self._splits:
-            return [torch.arange(0)] * self.num_clients
-        train = [part.numpy() for part in self.samples.dealt]
-        samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
-        generator = keyed_numpy(self.seed, "partition")
-        parts = self.partition.partition_test(Dealt(train, samples, generator), test, self.client_test_size)
-        return Parts(parts)
 
     @cached_property
     def label_counts(self) -> Tensor:

@@ -120,12 +120,12 @@ class TensorSplit(Split):
         self.x, self.y = self.x.to(device), self.y.to(device)
 
     def placed(self, indices: Tensor) -> Tensor:
-        return to_device(indices, self.x.device)
+        return indices if indices.device == self.x.device else to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
         for index in indices:
-            there = self.placed(index)
+            there = index if index.device == x.device else to_device(index, x.device)
             batch = x.index_select(0, there)
             yield (batch if transform is None else transform(batch, generator)), y.index_select(0, there)
 

@@ -13,7 +13,13 @@ from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.local_metrics import local_metrics
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import BatchTransfer, ClientServices, MetricAccumulator, attach_services
+from fl_lightning.client.services import (
+    BatchTransfer,
+    ClientServices,
+    MetricAccumulator,
+    attach_services,
+    world_size,
+)
 from fl_lightning.client.training import LocalSettings, LocalTrainer
 from fl_lightning.federation.buffers import KEPT
 from fl_lightning.federation.faults import client_error
@@ -65,6 +71,7 @@ class SequentialEngine:
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._structure = Structure(client, self.weights.entries, self.weights.tied)
         self._noted = False
+        self._without_others = local_metrics if world_size() > 1 else nullcontext
         self._last_start: object = None
         self._weights_token = object()
         """One object for all clients that start from the same weights."""
@@ -77,7 +84,7 @@ class SequentialEngine:
         """
         self._structure.begin()
         try:
-            with attach_services(self.modules, self.services.methods), local_metrics(self.client):
+            with attach_services(self.modules, self.services.methods), self._without_others(self.client):
                 yield from self._results(exchange, jobs)
         except GeneratorExit:  # the caller takes no more results
             self.services.logged.clear()

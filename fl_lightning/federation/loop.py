@@ -154,22 +154,21 @@ class FederatedLoop(Forwarding):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        self.automatic_optimization, self._seed, self.client = False, seed, as_client(client)
+        self.automatic_optimization, self._seed, self.client, self.recorder = False, seed, as_client(client), Recorder()
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
         checks.check_parts(self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
         self.aggregator.weigh_by(weighting)
         check_at_least(1, alma_every=alma_every)
         settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
-        self.settings = LocalSettings(*settings)
+        self.settings, self._evaluation_services = LocalSettings(*settings), ClientServices(False)
         self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
         self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
         self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
         self.store, self.personal, self.keep = store or ClientStore(), tuple(as_list(personal)), tuple(as_list(keep))
         self.identity, self.plateau, self.metrics = RunIdentity(), Plateau(plateau), as_collection(metrics)
-        self.execution, self.recorder = Execution(threads, chunk, memory_format, compile), Recorder()
+        self.execution, self._services = Execution(threads, chunk, memory_format, compile), ClientServices()
         self.alma_every, self.initial_weights, self.initial_personal = alma_every, initial_weights, State()
-        self._services, self._evaluation_services = ClientServices(), ClientServices(False)
         self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------

@@ -1,0 +1,97 @@
+"""Division of the samples: what the server holds back, what everyone has, and each client's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.clients import Parts
+from fl_lightning.data.holdout import draw_holdout, one_per_class
+from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
+from fl_lightning.data.reduction import Labelled
+from fl_lightning.data.splits import Split
+from fl_lightning.utils.keyed import keyed_numpy
+
+
+class Division:
+    """Divides the samples of a source; the same seed gives the same division.
+
+    Args:
+        splits: the source's, by name; not changed.
+        data: tells the number of classes, which may have to be counted.
+        partition: divides among the clients.
+        num_clients: N.
+        seed: of every draw.
+    """
+
+    def __init__(
+        self, splits: Mapping[str, Split], data: Labelled, partition: Partition, num_clients: int, seed: int
+    ) -> None:
+        self._splits, self._data = dict(splits), data
+        self.partition, self.num_clients, self.seed = partition, num_clients, seed
+        self._pool = np.arange(0)
+
+    def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
+        """Take what the server holds, and what everyone has, out of the training samples.
+
+        Args:
+            sizes: of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
+            proxy_overlap: whether the clients keep the proxy's samples too.
+
+        Returns:
+            The new splits, by name; the samples that are left are the clients'.
+        """
+        train = self._splits["train"]
+        held = draw_holdout(len(train), sizes, proxy_overlap, self.seed)
+        self._pool = held.pop("clients")
+        return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+
+    def deal_train(self) -> Parts:
+        """Deal the training samples that are left to the clients."""
+        pool = self._pool
+        unread = self.partition.column is None and not self.partition.needs_labels
+        samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
+        return Parts(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), pool)
+
+    def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
+        """Deal each client's own test set by the partition; without test samples they have none.
+
+        Args:
+            dealt: training samples of each client.
+            size: samples of a client's test set; None: as the partition says.
+        """
+        if "test" not in self._splits:
+            return [torch.arange(0)] * self.num_clients
+        train = [part.numpy() for part in dealt]
+        samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
+        generator = keyed_numpy(self.seed, "partition")
+        return Parts(self.partition.partition_test(Dealt(train, samples, generator), test, size))
+
+    def draw_shared(self, per_class: int) -> Split:
+        """Draw samples of each class, which everyone has, from the clients' own.
+
+        Raises:
+            ValueError: if the samples have no classes.
+        """
+        train, num_classes = self._splits["train"], self._data.num_classes
+        labels = train.labels
+        if labels is None or num_classes is None:
+            raise ValueError(
+                "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
+            )
+        drawn = one_per_class(labels.numpy(), self._pool, per_class, num_classes, self.seed)
+        return train.subset(torch.from_numpy(drawn))
+
+    def _input(self, split: str, pool: np.ndarray[Any, Any]) -> PartitionInput:
+        """Samples `pool` of a split with what the partition divides by: the labels, or the column that it names."""
+        samples, column = self._splits[split], self.partition.column
+        num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes
+        try:
+            values: Any = samples.labels if column is None else samples.column(column)
+        except ValueError:
+            if split == "train":
+                raise
+            values = None
+        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], num_classes)
