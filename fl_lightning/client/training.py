@@ -225,7 +225,7 @@ class LocalTrainer:
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None
         if epochs > 1 and client.distils:
-            changes = phase.with_index or self.transfer.hooked or data.augments(phase.split)
+            changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
             cache = None if changes else LogitCache(size)  # of samples that are the same in every epoch
         if cache is not client.context.logit_cache:
             client.context.keep_logits(cache)

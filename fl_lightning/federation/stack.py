@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
 from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.federation.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 
@@ -21,6 +23,10 @@ Step = Callable[[Batch, int], Tensor]
 
 
 Result = TypeVar("Result")
+
+
+Row = tuple[Tensor, list[Tensor], dict[tuple[str, str], Tensor]]
+"""Loss and logged values, and by kind and name further tensors: `buffer`s that were assigned, teachers' `logits`."""
 
 
 class Logged(NamedTuple):
@@ -37,6 +43,20 @@ class Logged(NamedTuple):
     values: Tensor | float
     weight: float
     reduction: str
+
+
+class StepResult(NamedTuple):
+    """Result of a step of some rows.
+
+    Args:
+        losses: (k,).
+        logged: what they logged.
+        logits: teachers' logits that were computed, by teacher (k, B, ...).
+    """
+
+    losses: Tensor
+    logged: list[Logged]
+    logits: State
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,7 @@ class ClientStack:
         self._constants, self._dims = stack_nest(own)
         self._step = _Step(client, places, set(self.buffers), tied)
         self._views: dict[tuple[int, int], Rows] = {}
+        self._nobody = ClientContext()
         self.proven = False
 
     def states(self) -> list[State]:
@@ -130,9 +151,15 @@ class ClientStack:
         return self._views[key]
 
     def losses(
-        self, rows: Rows, step: Step, batches: Stacked, index: int, services: ClientServices
-    ) -> tuple[Tensor, list[Logged]]:
-        """Losses (k,) of the rows and what they logged; the rows' buffers are updated.
+        self,
+        rows: Rows,
+        step: Step,
+        batches: Stacked,
+        index: int,
+        services: ClientServices,
+        known: State | None = None,
+    ) -> StepResult:
+        """Compute the losses of the rows; their buffers are updated.
 
         Args:
             rows: of this stack.
@@ -140,58 +167,80 @@ class ClientStack:
             batches: of the rows.
             index: of the batch in its epoch.
             services: attached to the client.
+            known: teachers' logits of the batches, (k, B, ...) by teacher; None: they are computed and not kept.
 
         Raises:
             StackingError: if the step cannot be stacked, with the reason.
         """
         said: list[tuple[str, str, float, float | None]] = []
-        nobody = ClientContext()
-
-        def one(params: State, buffers: State, constants: Any, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
-            received, round_ = constants
-            start = received if self._start is None else self._start
-            absent: Any = _Absent()
-            self._client.begin(ClientContext(absent, start, self._trainable, absent, round=round_, progress=absent))
-            logged = services.begin_client()
-            services.begin_samples(batch_length(batch))
-            loss, after = self._step.call(params, buffers, (step, batch, index))
-            if not isinstance(loss, Tensor) or loss.ndim:
-                raise StackingError("its training_step returns no single loss")
-            if logged.metrics:
-                raise StackingError(f"it logs the metric object {next(iter(logged.metrics))!r}")
-            values: list[Tensor] = []
-            said.clear()
-            for name, (kind, pairs) in logged.rows.items():
-                for value, weight in pairs:
-                    values += [value] if isinstance(value, Tensor) else []
-                    said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
-            services.begin_client()  # what belongs to no row must not outlive the step
-            self._client.begin(nobody)
-            return loss, values, {name: value for name, value in after.items() if value is not buffers[name]}
-
+        one = partial(self._row, step, index, services, said)
         services.begin_batch(None)
+        dims = None if known is None else dict.fromkeys(known, 0)
+        given = (batches[0], known), (batches[1], dims)
         if rows.number == 1:  # vmap would cost more than it saves
-            batch = rows_of(*batches, 0)
-            losses, values, assigned = _without_draws(lambda: one(*rows.single(), batch))
+            single = rows.single()
+            losses, values, after = _without_draws(lambda: one(*single, rows_of(*given, 0)))
             losses, values = losses.unsqueeze(0), [value.unsqueeze(0) for value in values]
+            after = {name: value.unsqueeze(0) for name, value in after.items()}
         else:
-            losses, values, assigned = self._vmapped(one, rows, batches)
+            losses, values, after = self._vmapped(one, rows, given)
             self.proven = True
+        logits = {}
         with torch.no_grad():
-            for name, value in assigned.items():
-                rows.buffers[name].copy_(value)
+            for (kind, name), value in after.items():
+                if kind == "buffer":
+                    rows.buffers[name].copy_(value)
+                else:
+                    logits[name] = value
         tensors = iter(values)
-        return losses, [
+        logged = [
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
             for name, kind, weight, number in said
         ]
+        return StepResult(losses, logged, logits)
 
-    def _vmapped(
-        self, one: Callable[..., tuple[Tensor, list[Tensor], State]], rows: Rows, batches: Stacked
-    ) -> tuple[Tensor, list[Tensor], State]:
+    def _row(
+        self,
+        step: Step,
+        index: int,
+        services: ClientServices,
+        said: list[tuple[str, str, float, float | None]],
+        params: State,
+        buffers: State,
+        constants: Any,
+        given: tuple[Batch, State | None],
+    ) -> Row:
+        """Compute the loss of one row, within `vmap` or without; `said` becomes what it has logged."""
+        (received, round_), (batch, known) = constants, given
+        start = received if self._start is None else self._start
+        absent: Any = _Absent()
+        cache = None if known is None else RowLogits(batch[0], known)
+        context = ClientContext(absent, start, self._trainable, absent, None, round_, absent, cache)
+        self._client.begin(context)
+        logged = services.begin_client()
+        services.begin_samples(batch_length(batch))
+        loss, after = self._step.call(params, buffers, (step, batch, index))
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise StackingError("its training_step returns no single loss")
+        if logged.metrics:
+            raise StackingError(f"it logs the metric object {next(iter(logged.metrics))!r}")
+        values: list[Tensor] = []
+        said.clear()
+        for name, (kind, pairs) in logged.rows.items():
+            for value, weight in pairs:
+                values += [value] if isinstance(value, Tensor) else []
+                said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
+        services.begin_client()  # what belongs to no row must not outlive the step
+        self._client.begin(self._nobody)
+        found = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
+        if cache is not None:
+            found |= {("logits", name): value for name, value in cache.computed.items()}
+        return loss, values, found
+
+    def _vmapped(self, one: Callable[..., Row], rows: Rows, given: Stacked) -> Row:
         """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
-        dims = (rows.dims, batches[1])
-        constants, assigned = (rows.constants, batches[0]), list[str]()
+        dims = (rows.dims, given[1])
+        constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             leaves = iter(tensors)

@@ -38,6 +38,10 @@ class StackBatches:
         device: torch.device,
     ) -> None:
         self._batch_sizes, self._with_index, self._transfer, self._device = batch_sizes, with_index, transfer, device
+        self._source: TensorSplit | None = None
+        self._indices: Sequence[Tensor] = ()
+        self._positions: Sequence[Tensor] = ()
+        self._draws: Sequence[torch.Generator | None] = ()
         plain = [view for view in views if isinstance(view, ClientView)]
         source = plain[0].source(split) if len(plain) == len(views) else None
         if isinstance(source, TensorSplit) and not transfer.hooked:
@@ -48,8 +52,6 @@ class StackBatches:
             view.batches(split, epoch, size, with_index=with_index)
             for view, epoch, size in zip(views, epochs, batch_sizes, strict=True)
         ]
-
-    _source: TensorSplit | None = None
 
     def _order(self, source: TensorSplit, views: Sequence[ClientView], split: str, epochs: Sequence[int]) -> None:
         """Put the order of all clients' samples on the device, in one copy."""

@@ -22,6 +22,7 @@ from fl_lightning.federation.lockstep import Passes, lockstep, runs
 from fl_lightning.federation.nests import Stacked, StackingError
 from fl_lightning.federation.stack import ClientStack, Step
 from fl_lightning.federation.stack_batches import StackBatches
+from fl_lightning.federation.stack_logits import StackLogits
 from fl_lightning.federation.stacking import why_not_optimizers
 from fl_lightning.types import ClientJob, Phase, State
 
@@ -192,6 +193,7 @@ class StackTrainer:
         rows, passes, phase, limit = stretch.rows, stretch.passes, stretch.phase, self.local.settings.max_local_steps
         left = [None if limit is None or not phase.counts else limit - m.context.progress.num_steps for m in rows]
         before = [member.passed[phase.split] if phase.counts else 0 for member in rows]
+        logits = self._cache(stretch)
         for epoch in range(max((block.passes.epochs for block in stretch.blocks), default=0)):
             now = [own.of_epoch(epoch, most) for own, most in zip(passes, left, strict=True)]
             batches = StackBatches(
@@ -199,14 +201,21 @@ class StackTrainer:
                 phase.split,
                 [earlier + epoch for earlier in before],
                 [own.batch_size for own in passes],
-                phase.with_index,
+                phase.with_index or logits is not None,
                 self.local.transfer,
                 self.local.device,
             )
             for part, index in lockstep(now):
                 own = now[part.start]
                 num_samples = own.batch_size if index < own.full else own.tail
-                self._step(stretch, part, batches.take(part, index, num_samples), index, num_samples)
+                taken = batches.take(part, index, num_samples)
+                if logits is None:
+                    self._step(stretch, part, taken, index, num_samples)
+                else:
+                    (batch, positions), (dims, _) = taken
+                    known = logits.of(part, positions) if epoch else {}
+                    found = self._step(stretch, part, (batch, dims), index, num_samples, known)
+                    logits.keep(part, positions, found)
             for block in stretch.blocks:
                 if block.optimizers.schedulers and now[block.rows.start].steps:
                     self.local.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
@@ -226,10 +235,28 @@ class StackTrainer:
                     progress.move(done.num_steps, progress.exposure + done.exposure)
                 on_epoch_end(member, states[row], progress, epoch)
 
-    def _step(self, stretch: "_Stretch", part: slice, batches: Stacked, index: int, num_samples: int) -> None:
-        """Take one step of the clients of some rows."""
+    def _cache(self, stretch: "_Stretch") -> StackLogits | None:
+        """Make a cache of teachers' logits where every sample comes back unchanged in each epoch."""
+        split, passes, views = stretch.phase.split, stretch.passes, [member.job.data for member in stretch.rows]
+        if not self.client.distils or stretch.phase.with_index or self.local.transfer.hooked:
+            return None
+        sizes = [view.size(split) for view in views]
+        whole = all(own.full * own.batch_size + own.tail == size for own, size in zip(passes, sizes, strict=True))
+        again = any(own.epochs > 1 for own in passes)
+        return StackLogits(sizes) if whole and again and not any(view.augments(split) for view in views) else None
+
+    def _step(
+        self,
+        stretch: "_Stretch",
+        part: slice,
+        batches: Stacked,
+        index: int,
+        num_samples: int,
+        known: State | None = None,
+    ) -> State:
+        """Take one step of the clients of some rows; returns teachers' logits that were computed (`ClientStack`)."""
         rows, members = stretch.stack.rows(part), stretch.rows[part]
-        losses, logged = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services)
+        losses, logged, logits = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services, known)
         params = [rows.params[name] for name in stretch.trained]
         found = torch.autograd.grad(losses.sum(), params, allow_unused=True)
         gradients: dict[str, Tensor | None] = dict(zip(stretch.trained, found, strict=True))
@@ -250,6 +277,7 @@ class StackTrainer:
             )
             for member, value in zip(members, values, strict=True):
                 member.logged.log(one.name, value, one.weight, one.reduction)
+        return logits
 
 
 @dataclass(frozen=True)

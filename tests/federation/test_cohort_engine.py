@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
+from fl_lightning.client.teacher import Teacher
 from fl_lightning.client.training import LocalSettings
 from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
@@ -147,6 +149,45 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
 def test_compiling_takes_a_stack():
     with pytest.raises(ValueError, match=r"got model\.chunk=1; set it to auto or K"):
         FederatedLoop(fedavg(), compile=True)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (9, 4, 7)], ids=["even", "ragged"])
+def test_a_teachers_logits_are_computed_in_the_first_epoch_only(sizes, monkeypatch):
+    calls = Counter()
+
+    def counted(self, x):
+        calls[chunk] += 1
+        return compute(self, x)
+
+    compute, chunk = Teacher._logits, 1
+    monkeypatch.setattr(Teacher, "_logits", counted)
+    make = looped(partial(FedNTD, net=partial(Perceptron, hidden=(4,)), optimizer=sgd()), local_epochs=3)
+    found = []
+    for chunk in (1, 3):
+        found.append(fit(None, 2, toy_data(sizes), loop=make(chunk=chunk, seed=3), precision="64-true"))
+    torch.testing.assert_close(found[1].state_dict(), found[0].state_dict(), **CLOSE)
+    assert found[1].round_metrics == pytest.approx(found[0].round_metrics, rel=1e-9, abs=1e-9)
+    batches = sum(-(-size // 5) for size in sizes)
+    assert calls[1] == 2 * batches  # in each of two rounds once
+    assert calls[3] == 2 * (2 if len(set(sizes)) == 1 else 4)  # full batches together, then the tails by size
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_with_last_batches_left_out_the_teacher_sees_every_sample_anew(chunk):
+    """Another epoch leaves other samples out: their logits were never computed."""
+    weights = []
+    for cached in (True, False):
+        client = FedNTD(net=partial(Perceptron, hidden=(4,)), optimizer=sgd(), **SHAPE)
+        torch.manual_seed(0)
+        for parameter in client.parameters():
+            torch.nn.init.normal_(parameter)
+        engine = CohortEngine(client, LocalSettings(local_epochs=4), chunk=chunk)
+        jobs = list(jobs_of(engine, toy_data((7, 8, 9))))
+        for job in jobs:
+            job.data.drop_last = True
+            job.data.augments = lambda split="train", own=cached: not own
+        weights.append([clone(one.update.weights) for one in engine.run("train", jobs)])
+    torch.testing.assert_close(*weights)
 
 
 def test_afterwards_the_module_is_as_any_other():
