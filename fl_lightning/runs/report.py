@@ -63,8 +63,14 @@ def write_report(
     for form in forms:
         for picture in pictures:
             save(picture.figure, folder / "figures" / f"{picture.name}.{form}", form)
-    write_page(path, ", ".join(group.label for group in groups), sections)
+    write_page(path, title_of(groups), sections)
     return path
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Name the groups; those with several settings have commas of their own."""
+    labels = [group.label for group in groups]
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
 def save(figure: "Figure", path: Path, form: str) -> None:

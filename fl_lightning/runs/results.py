@@ -85,9 +85,22 @@ def is_lower_better(key: str) -> bool:
     return is_loss(name) or name.lower().endswith(LOWER)
 
 
+SHARES = ("forgetting", "acc_in_local", "acc_out_local", "local/train")
+"""Ends of keys whose values are shares, besides those of accuracies."""
+
+KINDS = ("/std", "/weighted", "/received")
+"""Ends of keys that monitors log beside a value, in its unit."""
+
+
 def in_percent(key: str) -> bool:
-    """True for a key whose values are shares that are printed in percent."""
-    return is_accuracy(key) or key.endswith("forgetting")
+    """True for a key whose values are shares that are printed in percent.
+
+    >>> in_percent("local/acc_in_local/received/std"), in_percent("local/drift/std")
+    (True, False)
+    """
+    while key.endswith(KINDS):
+        key = key.rpartition("/")[0]
+    return is_accuracy(key) or key.endswith(SHARES)
 
 
 def known_metrics(groups: Sequence[Group]) -> list[str]:

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from fl_lightning.runs.report import write_report
-from fl_lightning.runs.saved import find_runs, grouped, read_run
+from fl_lightning.runs.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
 from tests.runs.saved_runs import settings, write_run, write_table
 
@@ -88,6 +88,12 @@ def test_runs_with_different_data_get_no_common_table(tmp_path):
     text = report(tmp_path)
     assert "data.num_clients (2, 9)" in text
     assert "mean of last five" not in text
+
+
+def test_the_title_keeps_groups_with_several_settings_apart(tmp_path):
+    run = read_run(write_run(tmp_path / "0", [0.1]))
+    text = write_report([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])], tmp_path / "out").read_text("utf-8")
+    assert "<h1>FedAvg, a=1; FedNTD</h1>" in text
 
 
 def test_names_are_escaped(tmp_path):
