@@ -55,8 +55,7 @@ class ClientModule(CheckedLoading):
         net: factory `(num_classes, input_shape) -> net`; None: a small perceptron.
         module: a LightningModule to train in place of a net.
         optimizer: factory of the local optimizer, for a net; None: SGD(lr=0.01, momentum=0.9). It is built anew for
-            every client and round. SGD, Adam and AdamW of torch step all parameters in one kernel unless they are
-            given `foreach` or `fused`.
+            every client and round.
         num_classes: classes C; None: taken from the data.
         input_shape: shape of one sample; None: taken from the data.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from fl_lightning.client.schedulers import parse_optimizers
 
@@ -98,7 +98,6 @@ class LocalOptimizers:
         slope: the method's `exposure_slope`, or None.
         scaler: gradient scaler, or None.
         backward: computes gradients of a loss.
-        fuses: whether each optimizer may move all of its parameters in one kernel.
     """
 
     def __init__(
@@ -108,11 +107,8 @@ class LocalOptimizers:
         slope: Callable[[float], float] | None = None,
         scaler: Any | None = None,
         backward: Callable[..., None] = Tensor.backward,
-        fuses: bool = False,
     ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
-        for optimizer in self.raw if fuses else ():
-            fuse(optimizer)
         self.exposure = Exposure(self.raw, slope)
         self.backward = backward
         self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
@@ -164,21 +160,6 @@ class LocalOptimizers:
         for wrapped in self.wrapped:
             for hook in wrapped.hooks:
                 hook.remove()
-
-
-def fuse(optimizer: Optimizer) -> None:
-    """Let an SGD, Adam or AdamW of torch move its parameters in one kernel, where it was not told how to.
-
-    On a CPU such a step takes half to a quarter of the time. With weight decay, and with Adam, its result differs in
-    the last bits.
-    """
-    told = any(optimizer.defaults.get(name) for name in ("differentiable", "capturable"))
-    told |= any(optimizer.defaults.get(name) is not None for name in ("foreach", "fused"))
-    params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    able = all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in params)
-    if type(optimizer) in (SGD, Adam, AdamW) and able and not told:
-        for group in optimizer.param_groups:
-            group["fused"] = True
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -382,10 +382,7 @@ class LocalTrainer:
         configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
         if factory is not None and hasattr(configured, "attach_module"):  # as in `ClientModule.configure_optimizers`
             configured.attach_module(client)
-        # a user's module is trained as its author says, a net as fast as it can be; no kernel takes sparse gradients
-        fuses = client.module is None and not scaled and not any(getattr(m, "sparse", False) for m in client.modules())
-        compute = scaled_backward if scaled else backward
-        found = LocalOptimizers(configured, owner, self._slope, scaler, compute, fuses)
+        found = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
         if not client.automatic_optimization:
             return found
         if len(found.raw) > 1:

@@ -87,6 +87,8 @@ def step_rows(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> Non
     optimizer.state.clear()
     for group in optimizer.param_groups:
         group["params"] = [leaf for parameter in group["params"] for leaf in rows[id(parameter)]]
+        if group.get("fused"):  # one kernel for all takes neither rows that rest nor gradients of another layout
+            group["fused"] = None
     for parameter, state in states:  # of Adagrad, which has one from the start
         for leaf in rows[id(parameter)]:
             optimizer.state[leaf] = {

@@ -259,6 +259,7 @@ OPTIMIZERS = {
     "SGD": sgd(),
     "nesterov": sgd(nesterov=True, weight_decay=0.1),
     "Adam": partial(torch.optim.Adam, lr=0.01),
+    "fused": sgd(fused=True),  # one by one; a stack is stepped without
     "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
     "RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.01, initial_accumulator_value=0.1, lr_decay=0.01),
