@@ -116,7 +116,7 @@ class TensorSplit(Split):
         self.x, self.y = self.x.to(device), self.y.to(device)
 
     def placed(self, indices: Tensor) -> Tensor:
-        return to_device(indices, self.x.device)
+        return indices if indices.device == self.x.device else to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
