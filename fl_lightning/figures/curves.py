@@ -63,7 +63,7 @@ class Curves(Drawing):
                 if line := self.line_of(one, key):
                     found[place[self.row], place[self.column], place[self.line]] = line
         rows, columns, lines = (unique(key[i] for key in found) for i in range(3))
-        left = [", ".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
+        left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
         figure, axes = panels(left, columns, self.width, self.height)
         for (row, column, name), (rounds, mean, std) in found.items():
             place = axes[rows.index(row), columns.index(column)]

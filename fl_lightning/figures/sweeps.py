@@ -46,7 +46,7 @@ class Sweep(Drawing):
         swept = unique(one.case for one in series if one.method not in self.levels)
         groups = self.groups or {"": {case: case for case in swept}}
         methods = unique(one.method for one in series)
-        left = [", ".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
+        left = ["\n".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
         figure, axes = panels(left, list(groups), width=3.2)
         found: dict[str, dict[str, float]] = {}
         for row, (key_name, key) in zip(axes, self.keys.items(), strict=True):
