@@ -47,7 +47,7 @@ class Sweep(Drawing):
         groups = self.groups or {"": {case: case for case in swept}}
         methods = unique(one.method for one in series)
         left = ["\n".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
-        figure, axes = panels(left, list(groups), width=3.2)
+        figure, axes = panels(left, list(groups), width=3.2, sharex=False)  # each group has its own names
         found: dict[str, dict[str, float]] = {}
         for row, (key_name, key) in zip(axes, self.keys.items(), strict=True):
             for place, (group, cases) in zip(row, groups.items(), strict=True):

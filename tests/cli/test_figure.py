@@ -123,6 +123,16 @@ def test_a_level_of_a_sweep_is_said_once(made_up):
     assert caption == f"Accuracy (%) at the end. FedAvg: {value:.3g}; FedNTD: 0.1 {value:.3g}, 1 {value:.3g}."
 
 
+def test_each_panel_of_a_sweep_has_the_names_of_its_own_cases(made_up):
+    series = [
+        Series("FedAvg", case, Group("", [read_run(made_up)])) for case in ("R = 0.5", "R = 1", "N = 10", "N = 20")
+    ]
+    groups = {"R": {"R = 0.5": "0.5", "R = 1": "1"}, "N": {"N = 10": "10", "N = 20": "20"}}
+    figure, _ = Sweep({"": "global/acc"}, "value", groups=groups).draw(series)
+    found = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
+    assert found == [["0.5", "1"], ["10", "20"]]
+
+
 def test_settings_that_json_cannot_write_reach_the_runs():
     figure = spec.read(spec.shipped_path("fedcl/1"))
     (runs, *_) = figure.runs
