@@ -179,29 +179,19 @@ class LocalTrainer:
             if size := own.size(phase.split):
                 epochs = local_epochs if phase.epochs is None else phase.epochs
                 before = passed.get(phase.split, 0) if phase.counts else 0
-                if phase.trains is None:
-                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
-                else:
-                    done = self._part(phase, own, size, epochs, before, on_epoch_end)
+                run = partial(self._phase, phase, own, size, epochs, before, on_epoch_end)
+                done = run() if phase.trains is None else self._part(phase.trains, run)
                 if phase.counts:
                     passed[phase.split] = before + done
         if self._deadline is not None:
             self._check_time(self._deadline)
 
-    def _part(
-        self,
-        phase: Phase,
-        data: ClientData,
-        size: int,
-        epochs: int,
-        before: int,
-        on_epoch_end: Sequence[Callable[[int], None]],
-    ) -> int:
-        """Run a phase as `_phase` does, in which only the parameters that `Phase.trains` names are trained."""
-        progress, patterns = self.client.context.progress, phase.trains or ()
+    def _part(self, patterns: tuple[str, ...], run: Callable[[], int]) -> int:
+        """Run a phase in which only the parameters that match the patterns are trained; returns its passes."""
+        progress = self.client.context.progress
         since = replace(progress)
         with frozen(self._left_out(patterns)):
-            done = self._phase(phase, data, size, epochs, before, on_epoch_end)
+            done = run()
         if not matching(self.client.params(), patterns):
             progress.was_idle(since)
         return done

@@ -122,7 +122,7 @@ class SequentialEngine:
         return self._reply(exchange, job, context, logged)
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
-        """What is called at the end of each of a client's epochs, with its number."""
+        """Callables for the end of each of a client's epochs, which take its number."""
         found = self.hooks.get("on_client_epoch_end", ())
         return [partial(hook, client_id) for hook in found] if found else ()
 

@@ -98,9 +98,9 @@ class FederatedLoop(Forwarding):
             faster); a line in the log says where and why they are trained one after the other. The order of
             floating-point sums differs, so that results differ in the last bits.
         memory_format: of the weights of two-dimensional convolutions: `channels_last`, `contiguous`, or `auto`, the
-            faster one where that is known (see `choose_memory_format`). Results differ in the last bits.
-        compile: whether `torch.compile` compiles the step of clients trained at once (`chunk`): it takes half a minute
-            or more for each shape of a step, and pays in runs of many thousand steps only.
+            faster one where that is known (see `Execution.lay_out`). Results differ in the last bits.
+        compile: whether `torch.compile` compiles the step of clients trained at once (`chunk`), anew for each of its
+            shapes; it seldom pays (see docs/performance.md).
 
     Attributes:
         recorder: of the logged values.
