@@ -18,8 +18,8 @@ from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.decay import decay_of
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
-from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation import checks
