@@ -16,8 +16,8 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
-from fl_lightning.client.training import LocalSettings
 from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep

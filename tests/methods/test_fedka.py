@@ -32,7 +32,7 @@ class Watch(pl.Callback):
         self.losses.append({})
 
     def on_client_start(self, trainer, loop, client_id):
-        inner, steps = loop._services.log, self.losses[-1].setdefault(client_id, [])
+        inner, steps = loop.parts.services.log, self.losses[-1].setdefault(client_id, [])
 
         def log(name, value, *args, **kwargs):
             if name == "train/ka":
