@@ -16,6 +16,9 @@ from typing import Any
 
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
 PACKAGE = ROOT / "fl_lightning"
+BASES = [("client/module.py", "ClientModule")]
+BASES += [("aggregation/server_parts.py", name) for name in ("ServerPart", "Aggregator", "ServerModule")]
+"""File and name of the classes that a method derives from."""
 sys.path.insert(0, str(ROOT))
 
 
@@ -40,6 +43,27 @@ def functions(path: Path) -> dict[str, int]:
     lines = code_lines(path)
     found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return {f"{n.name}:{n.lineno}": len(lines & set(range(n.lineno, (n.end_lineno or 0) + 1))) for n in found}
+
+
+def class_lines(file: str, name: str) -> int:
+    """Code lines of a class; 0 where there is none."""
+    path, lines = PACKAGE / file, set[int]()
+    for node in ast.parse(path.read_text()).body if path.is_file() else ():
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            lines = code_lines(path) & set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def entered(file: str, calls: list[tuple[str, str]]) -> int:
+    """Code lines of the functions of a file that were called."""
+    begun = {int(name.rpartition(":")[2]) for where, name in calls if where == file}
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first in begun:
+                lines |= set(range(first, (node.end_lineno or 0) + 1))
+    return len(lines & code_lines(PACKAGE / file))
 
 
 class Calls:
@@ -168,6 +192,9 @@ def main() -> None:
         print(f"  {file:32} {sizes[file]:4} code lines, {sum(call[0] == file for call in calls):3} calls")
     core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
+    print(f"functions of these files that are entered: {sum(entered(file, calls) for file in core)} code lines")
+    found, whole = [class_lines(*base) for base in BASES], sum(sizes.get(file, 0) for file in {f for f, _ in BASES})
+    print(f"client base, rule and server module: {sum(found)} code lines, their files {whole}")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
     papers = [f"{path.stem} {len(code_lines(path))}" for path in everything if path.parent.name == "methods"]
