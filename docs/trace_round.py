@@ -9,6 +9,7 @@ import ast
 import io
 import sys
 import tokenize
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,7 @@ PACKAGE = ROOT / "fl_lightning"
 sys.path.insert(0, str(ROOT))
 
 
+@cache
 def code_lines(path: Path) -> set[int]:
     """Numbers of the lines of a file that hold code."""
     source = path.read_text(encoding="utf-8")
