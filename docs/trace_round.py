@@ -158,7 +158,7 @@ def attributes() -> tuple[list[str], list[str]]:
                 if owner == "self" and attribute not in declared(name) | {"automatic_optimization"}:
                     late.add(place)
     for path in PACKAGE.rglob("*.py"):
-        for owner, attribute in assigned(ast.parse(path.read_text())):
+        for owner, attribute in assigned(parsed(path)):
             if owner != "self":
                 foreign.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
     return sorted(late), sorted(foreign)

@@ -54,6 +54,14 @@ def parsers_are_made_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """The tests' runs write thousands of files; tests/utils/test_files.py sees that each is forced to the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl_lightning.utils.files.os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def without_pictures() -> Iterator[None]:
     """Pictures are empty."""
