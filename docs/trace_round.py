@@ -9,6 +9,7 @@ import ast
 import io
 import sys
 import tokenize
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,13 @@ BASES += [("aggregation/server_parts.py", name) for name in ("ServerPart", "Aggr
 sys.path.insert(0, str(ROOT))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def code_lines(path: Path) -> set[int]:
     """Numbers of the lines of a file that hold code."""
     source = path.read_text(encoding="utf-8")
@@ -30,7 +38,7 @@ def code_lines(path: Path) -> set[int]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in skipped:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(path)):
         texts = [node.value] if isinstance(node, ast.Expr) else []
         for text in texts:
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
@@ -41,7 +49,7 @@ def code_lines(path: Path) -> set[int]:
 def functions(path: Path) -> dict[str, int]:
     """Code lines of each function of a file, by name and line."""
     lines = code_lines(path)
-    found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return {f"{n.name}:{n.lineno}": len(lines & set(range(n.lineno, (n.end_lineno or 0) + 1))) for n in found}
 
 
@@ -112,7 +120,7 @@ def trace() -> list[tuple[str, str]]:
 def imports(path: Path, root: str) -> set[str]:
     """Modules of the package that a file imports at module level, `TYPE_CHECKING` ones counted."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in inside:
@@ -152,9 +160,10 @@ def attributes() -> tuple[list[str], list[str]]:
     """Attributes that neither the class nor `__init__` declares, and those of other objects that are assigned."""
     classes: dict[str, tuple[Path, ast.ClassDef]] = {}
     for path in PACKAGE.rglob("*.py"):
-        found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef))
+        found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.ClassDef))
         classes |= {node.name: (path, node) for node in found}
 
+    @cache
     def declared(name: str) -> set[str]:
         if name not in classes:
             return set()
@@ -173,7 +182,7 @@ def attributes() -> tuple[list[str], list[str]]:
                 if owner == "self" and attribute not in declared(name) | {"automatic_optimization"}:
                     late.add(place)
     for path in PACKAGE.rglob("*.py"):
-        for owner, attribute in assigned(ast.parse(path.read_text())):
+        for owner, attribute in assigned(parsed(path)):
             if owner != "self":
                 foreign.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
     return sorted(late), sorted(foreign)
@@ -201,7 +210,7 @@ def main() -> None:
     print("code lines of the files of methods:", ", ".join(papers))
     longest = max((n, f"{path.relative_to(PACKAGE)} {f}") for path in everything for f, n in functions(path).items())
     print(f"longest function: {longest[1]}, {longest[0]} code lines")
-    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(ast.parse(path.read_text())))
+    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(parsed(path)))
     print(f"assert statements: {asserts}")
     found = circles()
     print(f"import circles: {len(found)}", *found)

@@ -28,7 +28,7 @@ def probes(folder, layer=None):
     ]
 
 
-@pytest.mark.parametrize("name", ["FedNTD", "KnFu", "module"])
+@pytest.mark.parametrize("name", ["FedNTD", "module", pytest.param("KnFu", marks=pytest.mark.slow)])
 def test_a_run_with_every_probe_has_the_weights_of_one_without(name, tmp_path):
     from pytorch_lightning import seed_everything
 
