@@ -49,8 +49,8 @@ def attacked(client: LightningModule, attack: type[Attack], attackers: Iterable[
     if not ids or min(ids) < 0:
         raise ValueError(f"attackers must be the ids of one or more clients, got {sorted(ids)}")
     whole.__class__ = malicious(attack, type(whole))
-    whole.may_be_neutral = False  # at neutral coefficients only the plain loss is called, and the attack left out
-    for name, value in {"attackers": ids, **settings}.items():
+    # at neutral coefficients only the plain loss would be called, and the attack left out
+    for name, value in {"may_be_neutral": False, "attackers": ids, **settings}.items():
         setattr(whole, name, value)
     return whole
 

@@ -245,7 +245,7 @@ class ClientServices:
     def begin_batch(self, batch: Any) -> None:
         """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
         self._batch = batch
-        LIFE.count += 1
+        LIFE.beat()
 
     def begin_samples(self, num_samples: int) -> None:
         """Let logged values weigh `num_samples` from now on."""

@@ -82,17 +82,17 @@ class Parts(Sequence[Tensor]):
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
-        self.ends = torch.from_numpy(self._ends[1:])
+        self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)
         self._replaced: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        return int(self._ends.shape[0]) - 1
+        return self._size
 
     def __getitem__(self, client_id: Any) -> Any:
         if client_id in self._replaced:
             return self._replaced[client_id]
-        if not 0 <= client_id < len(self):
-            raise IndexError(f"client_id must lie in [0, {len(self)}), got {client_id}")
+        if not 0 <= client_id < self._size:
+            raise IndexError(f"client_id must lie in [0, {self._size}), got {client_id}")
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
 
     def __copy__(self) -> "Parts":

@@ -25,13 +25,14 @@ class Watched(Protocol):
 
     Attributes:
         watch: while the processes run.
-        mail: folder for an error, where another process has started this one.
         starts_all: whether the first process starts all others and only waits; else it runs rank 0.
     """
 
     starts_all: bool
     watch: Watch | None
-    mail: Path | None
+
+    def report_to(self, mail: Path | None) -> None:
+        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
 
 
 class RemoteTracebackError(Exception):
@@ -93,7 +94,7 @@ def run_rank(
         BaseException: the run's first error.
         SystemExit: instead of it, in a process that was started for the fit.
     """
-    strategy.mail = mail
+    strategy.report_to(mail)
     try:
         return function(*args, **kwargs)
     except BaseException as error:

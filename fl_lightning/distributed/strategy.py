@@ -36,9 +36,13 @@ class ClientParallelStrategy(DDPStrategy):
         super().__init__(timeout=timeout, **kwargs)
         self.process_timeout = process_timeout
         self.watch: Watch | None = None
-        self.mail: Path | None = None
+        self._mail: Path | None = None
         self.starts_all = kwargs.get("start_method", "popen") != "popen"
         self._children: list[Any] = []  # that this process has started
+
+    def report_to(self, mail: Path | None) -> None:
+        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
+        self._mail = mail
 
     @property
     def launcher(self) -> Any:
@@ -49,9 +53,9 @@ class ClientParallelStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.world_size > 1:
-            starter = None if self.mail is None else os.getppid()
+            starter = None if self._mail is None else os.getppid()
             self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
-            if self.mail is None and self.launcher is not None:
+            if self._mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
                 self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
 
@@ -59,8 +63,8 @@ class ClientParallelStrategy(DDPStrategy):
         """Say why the run ends, in place of the main thread, which is stuck."""
         if self.watch is None:
             return
-        if self.mail is not None:
-            leave(self.mail, self.watch.rank, error)
+        if self._mail is not None:
+            leave(self._mail, self.watch.rank, error)
         elif self.watch.reports:
             sys.stderr.write(f"fl-lightning: error: {error}\n")
             sys.stderr.flush()
@@ -106,15 +110,15 @@ class ClientParallelStrategy(DDPStrategy):
             return super().all_gather(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.count += 1
+        LIFE.beat()
         return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.count += 1
+        LIFE.beat()
         return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.count += 1
+        LIFE.beat()
         return super().predict_step(*args, **kwargs)
 
 

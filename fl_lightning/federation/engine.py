@@ -174,7 +174,7 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
-        LIFE.client_id, LIFE.round_idx, LIFE.count = job.client_id, job.broadcast.round_idx, LIFE.count + 1
+        LIFE.begin_client(job.client_id, job.broadcast.round_idx)
         context = self._context(job)
         start, idle = context.start, self.weights.frozen.idle
         self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)

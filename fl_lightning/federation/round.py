@@ -43,7 +43,7 @@ Record = tuple[dict[str, Any], State | None]
 
 @dataclass
 class RoundResult:
-    """Outcome of a round, before anything of it is kept.
+    """Outcome of a round as it comes to be, before anything of it is kept.
 
     Args:
         cohort: ids of the clients that were asked.
@@ -65,6 +65,28 @@ class RoundResult:
     failed: dict[int, str] = field(default_factory=dict)
     lost: str = ""
     skipped: list[Fault] = field(default_factory=list)
+
+    def take(self, weights: State | None, personal: State | None) -> None:
+        """Take the weights after an exchange and the mean of the personal entries; None: they stay as they are."""
+        self.weights = self.weights if weights is None else weights
+        self.personal = self.personal if personal is None else personal
+
+    def leave_out(self, failed: Mapping[int, str]) -> None:
+        """Note clients that are left out, and why: nothing of them is kept."""
+        self.failed = dict(sorted({**self.failed, **failed}.items()))
+        for client_id in self.records.keys() & self.failed:
+            del self.records[client_id]
+
+    def lose(self, reason: str) -> None:
+        """Leave the federation as it was, for the first such reason."""
+        self.lost = self.lost or reason
+
+    def give_up(self, round_idx: int, lost: str) -> None:
+        """Note which clients are skipped, of which nothing is kept: all of the cohort where the round is lost."""
+        self.lost, self.skipped = lost, skipped_of(round_idx, self.failed, self.cohort, lost)
+        self.metrics["train/skipped"] = float(len(self.skipped))
+        if lost:
+            self.weights, self.personal, self.records = None, None, {}
 
 
 @dataclass(frozen=True)
@@ -123,7 +145,7 @@ class Round:
         server, result = self.server, RoundResult(cohort)
         server.begin_round(round_idx, self.weights.snapshot(self.weights.shared) if weights is None else weights)
         if len(cohort) < self.min_clients:
-            result.lost = too_few(len(cohort), self.min_clients)
+            result.lose(too_few(len(cohort), self.min_clients))
             return self._close(result)
         self.server_module.begin_round(cohort)
         self.aggregator.begin_round(cohort)
@@ -154,10 +176,7 @@ class Round:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
             aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
-            if new is not None:
-                result.weights = self.server.advance(new)
-            if personal.sums:
-                result.personal = personal.mean("entries")
+            result.take(None if new is None else self.server.advance(new), personal.mean("entries"))
         rule.end_exchange()
         server_module.end_exchange()
         for hook in self.hooks["on_exchange_end"] if not result.lost else ():
@@ -262,10 +281,10 @@ class Round:
         if any(wrongs):
             self._judge([one for part in wrongs for one in part], result)
             found = tuple(map(finite_rows, found))
-        result.metrics = logged.reduce(found, paths, self.client)
+        result.metrics.update(logged.reduce(found, paths, self.client))
         if self.counts_skipped or result.failed or result.lost:
-            self.give_up(result, result.lost)
-        result.metrics |= per_exchange(moved, self.client.exchanges)
+            result.give_up(self.server.round_idx, result.lost)
+        result.metrics.update(per_exchange(moved, self.client.exchanges))
         return result
 
     def _judge(self, wrong: Sequence[Wrong], result: RoundResult) -> None:
@@ -284,20 +303,11 @@ class Round:
                     f"{broken[client_id]}; {self.client.nonfinite_hint()}"
                 )
             raise NonFiniteUpdateError(faults[0])
-        result.failed |= dict(sorted(broken.items()))
-        left, reason = len(result.cohort) - len(result.failed), "".join(list(result.failed.values())[-1:])
-        result.lost = result.lost or "".join(faults[:1])
+        result.leave_out(broken)
+        left = len(result.cohort) - len(result.failed)
         if left < self.min_clients:
-            result.lost = too_few(left, self.min_clients, reason)
-
-    def give_up(self, result: RoundResult, lost: str) -> None:
-        """Note which clients are skipped, of which nothing is kept: all of the cohort where the round is lost."""
-        result.lost, result.skipped = lost, skipped_of(self.server.round_idx, result.failed, result.cohort, lost)
-        result.metrics["train/skipped"] = float(len(result.skipped))
-        for client_id in result.records.keys() & result.failed:
-            del result.records[client_id]
-        if lost:
-            result.weights, result.personal, result.records = None, None, {}
+            result.lose(too_few(left, self.min_clients, "".join(list(result.failed.values())[-1:])))
+        result.lose("".join(faults[:1]))
 
     def abandon(self) -> None:
         """Drop everything that a failed round has collected."""

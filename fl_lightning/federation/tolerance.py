@@ -23,13 +23,12 @@ class TolerantRound(Round):
         """
         waiting = iter([client_id for client_id in clients if client_id not in result.failed])
         while isinstance(error := super()._train(exchange, waiting, partials, result), ClientError):
-            result.failed[error.client_id] = error.reason
-            result.records.pop(error.client_id, None)
+            result.leave_out({error.client_id: error.reason})
         for failed in self.communicator.all_gather_or_raise(result.failed, error):
-            result.failed = dict(sorted((result.failed | failed).items()))
+            result.leave_out(failed)
         left = len(result.cohort) - len(result.failed)
         if left < self.min_clients:
-            result.lost = too_few(left, self.min_clients, list(result.failed.values())[-1])
+            result.lose(too_few(left, self.min_clients, list(result.failed.values())[-1]))
         return None
 
     def _take(

@@ -95,7 +95,7 @@ class Transactions:
                 begun.restore()
             stepped = self._server_step.step(start, result.weights, step, scaler)
             if stepped is None:
-                self.round.give_up(result, self._overflow(round_idx))
+                result.give_up(round_idx, self._overflow(round_idx))
                 begun.restore()
             self.skipped, everyone = result.skipped, len(result.skipped) >= len(cohort)
             self._fruitless = self._fruitless + 1 if everyone else 0

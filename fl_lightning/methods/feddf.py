@@ -113,7 +113,7 @@ class FedDFServer(ServerModule):
         optimizer = torch.optim.Adam(trained.values(), lr=self.distill_lr)
         best, gained, order = self.accuracy(student), 0, self.order(len(proxy))
         for step in range(self.distill_steps):
-            LIFE.count += 1
+            LIFE.beat()
             optimizer.param_groups[0]["lr"] = self.lr_at(step)
             rows = next(order)
             ((x, _),) = map(self.client.transferred, proxy.batches([rows], None))

@@ -29,7 +29,7 @@ class Life:
     """Notes the signs of life of a process.
 
     Attributes:
-        count: of the signs; whatever gets on adds one, which costs nothing else.
+        count: of the signs.
         waits: depth of the blocks of `waiting`.
         client_id: of the client at work; -1: none yet.
         round_idx: of that client.
@@ -37,6 +37,15 @@ class Life:
 
     def __init__(self) -> None:
         self.count, self.waits, self.client_id, self.round_idx = 0, 0, -1, -1
+
+    def beat(self) -> None:
+        """Give a sign of life: whatever gets on calls it."""
+        self.count += 1
+
+    def begin_client(self, client_id: int, round_idx: int) -> None:
+        """Note the client that is at work from now on."""
+        self.client_id, self.round_idx = client_id, round_idx
+        self.count += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -70,4 +70,4 @@ class Mishap(Callback):
 
         for _ in range(100):
             time.sleep(0.2)
-            LIFE.count += 1
+            LIFE.beat()
