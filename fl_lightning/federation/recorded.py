@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ PARTS = ("local_loss", "forward")
 UNKNOWN = object()
 """Stands for an attribute that may be anything."""
 
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = frozenset((bool, int, float, str, type(None)))
 ATEN = torch.ops.aten
 RESHAPES = (ATEN.alias.default, ATEN.expand.default, ATEN.view.default, ATEN._unsafe_view.default)
 
@@ -170,22 +170,23 @@ def kind_of(client: ClientModule, step: Callable[..., Tensor]) -> Hashable:
     return None if UNKNOWN in found else tuple(found)
 
 
-def attributes(module: nn.Module) -> Iterator[Hashable]:
+def attributes(module: nn.Module) -> list[Hashable]:
     """Class and attributes of a module but for the values of tensors; `UNKNOWN` for what may change what it computes.
 
     >>> UNKNOWN in attributes(nn.Linear(2, 3)), 3 in attributes(nn.Linear(2, 3))
     (False, True)
     """
-    yield type(module) if type(module).__module__.startswith(LAYERS) else UNKNOWN
+    found: list[Hashable] = [type(module) if type(module).__module__.startswith(LAYERS) else UNKNOWN]
     for value in vars(module).values():
-        if isinstance(value, PLAIN):
-            yield value
-        elif isinstance(value, dict):
-            yield tuple(value) if all(isinstance(one, ENTRIES) for one in value.values()) else UNKNOWN  # hooks, or none
+        if type(value) in PLAIN:
+            found.append(value)
+        elif isinstance(value, dict):  # of hooks, or entries
+            found.append(tuple(value) if all(isinstance(one, ENTRIES) for one in value.values()) else UNKNOWN)
         elif isinstance(value, list | tuple | set):
-            yield tuple(value) if all(isinstance(one, PLAIN) for one in value) else UNKNOWN
+            found.append(tuple(value) if all(type(one) in PLAIN for one in value) else UNKNOWN)
         else:
-            yield UNKNOWN
+            found.append(UNKNOWN)
+    return found
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:
