@@ -54,6 +54,22 @@ def test_tensorboard_shows_them_with_the_final_metric(kind, tmp_path):
     assert session(logger.log_dir)["model.client.mu"] == 0.3
 
 
+def test_the_events_of_a_run_hold_what_lightnings_own_do(tmp_path):
+    found = []
+    for kind in (TensorBoardLogger, RunTensorBoard):
+        logger = kind(tmp_path / kind.__name__)
+        for step in range(3):
+            logger.log_metrics({"a": 0.1 * step, "b/c": step}, step)
+            logger.log_metrics({"t": torch.tensor(step)}, step)
+        logger.experiment.close()
+        logger.log_metrics({"a": float("nan")}, 3)  # opens the writer again
+        logger.save()
+        read = events(logger.log_dir)
+        found.append({tag: [(one.step, str(one.value)) for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]})
+    assert found[0] == found[1]
+    assert len(found[0]["a"]) == 4
+
+
 class GAN(pl.LightningModule):
     """Lightning's own example (examples/pytorch/domain_templates/generative_adversarial_net.py), on points."""
 

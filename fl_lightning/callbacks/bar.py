@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from fl_lightning.federation.cohort_engine import looks_away
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
 
@@ -69,6 +70,7 @@ class RoundProgressBar(ProgressBar):
                 self.progress = self._open(min((limit for limit in limits if limit >= 0), default=None))
             self._enter("client", trainer.current_epoch, pl_module)
 
+    @looks_away
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
         """Count a client that has trained."""
         self.clients += 1

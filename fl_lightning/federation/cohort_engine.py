@@ -5,23 +5,35 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalProgress
-from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.nests import StackingError
+from fl_lightning.federation.recorded import StackStep, kind_of
 from fl_lightning.federation.stack import ClientStack
 from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
 from fl_lightning.federation.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
 from fl_lightning.functional.state import FlatState
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, State
 from fl_lightning.utils.settings import check_at_least
+
+LOOKS_AWAY = "looks_away_from_client"
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def looks_away(hook: Hook) -> Hook:
+    """Mark a callback's `on_client_end` that does not look at the client module, only at the update.
+
+    Clients trained at once are then not put into the module one by one.
+    """
+    hook.__dict__[LOOKS_AWAY] = True
+    return hook
 
 
 class CohortEngine(SequentialEngine):
@@ -42,7 +54,7 @@ class CohortEngine(SequentialEngine):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self.tolerant, self._vmapped = chunk, tolerant, Vmapped(compiles)
+        self.chunk, self.tolerant, self._steps = chunk, tolerant, StackStep(compiles)
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
@@ -131,13 +143,14 @@ class CohortEngine(SequentialEngine):
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
-        stack = ClientStack(self.client, states, contexts, self.weights.entries, self.weights.tied, self._vmapped)
         step = self.client.local_loss if self.client.is_neutral else self.client.training_step
+        places, kind = (self.weights.entries, self.weights.tied), kind_of(self.client, step)
+        stack = ClientStack(self.client, states, contexts, *places, self._steps, kind)
         self._stacks.train(stack, rows, step, self._end_epoch if self.hooks.get("on_client_epoch_end") else None)
         if stack.proven:
             self._proven.add(exchange)
-        looks = self._replies or self.hooks.get("on_client_end") or self.weights.personal or self.weights.freezes
-        found: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
+        looks = self._replies or self._looked_at() or self.weights.personal or self.weights.freezes
+        found: Sequence[State] = stack.states() if looks else stack.flat_states()
         return ((rows[row], found[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _join(self, exchange: str, job: ClientJob) -> Member:
@@ -154,6 +167,11 @@ class CohortEngine(SequentialEngine):
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
         return Member(job, context, logged, entries, phases)
+
+    def _looked_at(self) -> bool:
+        """True where a callback looks at the module when a client ends."""
+        hooks = (getattr(hook, "func", hook) for hook in self.hooks.get("on_client_end", ()))
+        return not all(getattr(hook, LOOKS_AWAY, False) for hook in hooks)
 
     def _end_epoch(self, member: Member, state: State, progress: LocalProgress, epoch: int) -> None:
         """Put a client of the stack into the module, for the callbacks that look at it after an epoch."""
@@ -205,7 +223,7 @@ class CohortEngine(SequentialEngine):
         self.weights.load(state)
         self.client.begin(member.context)
         self.services.resume_client(member.logged, member.last_size)
-        if self._replies or self.hooks.get("on_client_end"):
+        if self._replies or self._looked_at():
             self.local.seed(f"train/{exchange}", member.job.data)  # what they draw does not depend on other clients
         return self._reply(exchange, member.job, member.context, member.logged, checks)
 

@@ -12,7 +12,7 @@ from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
-from fl_lightning.functional.forgetting import forgetting
+from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.types import CONDITIONS, Broadcast, ClientUpdate, State
 
@@ -96,7 +96,7 @@ class Recorder:
         if now is None:
             return None
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
-        return float(forgetting(torch.stack([self.peak, now])))
+        return float(forgetting_since(self.peak, now))
 
     def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
         """True where these rows are those of the complete rounds before, as they were logged."""

@@ -1,6 +1,6 @@
 """The stack: parameters, buffers and constants of several clients, and their losses in one call of their step."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -12,10 +12,10 @@ from torch.func import functional_call
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
-from fl_lightning.federation.compiled import Vmapped
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.federation.recorded import StackStep
 from fl_lightning.federation.stack_logits import RowLogits
-from fl_lightning.functional.state import FlatState, flat_rows
+from fl_lightning.functional.state import FlatState, flat_rows, flatten, unflatten
 from fl_lightning.types import Batch, State
 
 Step = Callable[[Batch, int], Tensor]
@@ -27,6 +27,10 @@ Result = TypeVar("Result")
 
 Row = tuple[Tensor, list[Tensor], dict[tuple[str, str], Tensor]]
 """Loss and logged values, and by kind and name further tensors: `buffer`s that were assigned, teachers' `logits`."""
+
+
+Said = tuple[str, str, float, float | None]
+"""Name, reduction, weight and, if it is a plain number, value of what a step has logged."""
 
 
 class Logged(NamedTuple):
@@ -49,12 +53,12 @@ class StepResult(NamedTuple):
     """Result of a step of some rows.
 
     Args:
-        losses: (k,).
+        gradients: of the rows' losses by parameter, each (k, ...); None: they do not depend on it.
         logged: what they logged.
         logits: teachers' logits that were computed, by teacher (k, B, ...).
     """
 
-    losses: Tensor
+    gradients: dict[str, Tensor | None]
     logged: list[Logged]
     logits: State
 
@@ -92,7 +96,8 @@ class ClientStack:
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
-        vmapped: calls the step; None: not compiled.
+        steps: differentiates the step of several rows; None: one of its own.
+        kind: all that the step depends on besides its tensors (`recorded.kind_of`); None: that is not known.
 
     Attributes:
         proven: whether a step of several rows has been taken.
@@ -105,19 +110,25 @@ class ClientStack:
         contexts: Sequence[ClientContext],
         places: Mapping[str, tuple[nn.Module, str]],
         tied: Mapping[str, str],
-        vmapped: Vmapped | None = None,
+        steps: StackStep | None = None,
+        kind: Hashable = None,
     ) -> None:
-        self._client, self._trainable, self._vmap = client, contexts[0].trainable, vmapped or Vmapped()
-        first, number = states[0], len(states)
-        if all(state is first for state in states):
-            entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
-        else:
-            entries = {name: torch.stack([state[name] for state in states]) for name in first}
+        self._client, self._trainable, self._steps = client, contexts[0].trainable, steps or StackStep()
+        alike = all(state is states[0] for state in states)
+        flat = [flatten({name: state[name] for name in places}) for state in states[: 1 if alike else None]]
+        self._vectors = {
+            dtype: one.expand(len(states), -1).clone() if alike else torch.stack([own[dtype] for own in flat])
+            for dtype, one in flat[0].items()
+        }
+        first = states[0]
+        self._entries = unflatten(self._vectors, {name: (first[name].shape, first[name].dtype) for name in places})
         parameters = {name for name, place in places.items() if isinstance(getattr(*place), nn.Parameter)}
-        self.params = {name: value for name, value in entries.items() if name in parameters}
-        self.buffers = {name: value for name, value in entries.items() if name not in parameters}
+        self.params = {name: value for name, value in self._entries.items() if name in parameters}
+        # in one piece each: torch's rule for BatchNorm under vmap updates a copy of others
+        self.buffers = {n: value.contiguous() for n, value in self._entries.items() if n not in parameters}
         starts = [context.start for context in contexts]
         alike = all(start is starts[0] for start in starts)
+        self._kind = None if self.buffers else kind
         own = [({} if alike else context.received, context.round) for context in contexts]
         self._start = starts[0] if alike else None
         self._constants, self._dims = stack_nest(own)
@@ -127,15 +138,20 @@ class ClientStack:
         self.proven = False
 
     def states(self) -> list[State]:
-        """The entries of every client, live."""
-        entries = {**self.params, **self.buffers}
+        """The entries of every client, live but for buffers."""
+        entries = self._written()
         columns = zip(*(value.unbind() for value in entries.values()), strict=True)
         return [dict(zip(entries, row, strict=True)) for row in columns]
 
-    def flat_states(self, names: Sequence[str]) -> list[FlatState]:
-        """The named entries of every client, copied, end to end."""
-        entries = {**self.params, **self.buffers}
-        return flat_rows({name: entries[name] for name in names})
+    def flat_states(self) -> list[FlatState]:
+        """The entries of every client, live but for buffers, end to end."""
+        return flat_rows(self._vectors, self._written())
+
+    def _written(self) -> State:
+        """The entries, with the buffers as they are now."""
+        for name, value in self.buffers.items():
+            self._entries[name].copy_(value)
+        return self._entries
 
     def rows(self, rows: slice) -> Rows:
         """Some rows; the same object for the same rows."""
@@ -150,19 +166,21 @@ class ClientStack:
             )
         return self._views[key]
 
-    def losses(
+    def differentiate(
         self,
         rows: Rows,
+        trained: Sequence[str],
         step: Step,
         batches: Stacked,
         index: int,
         services: ClientServices,
         known: State | None = None,
     ) -> StepResult:
-        """Compute the losses of the rows; their buffers are updated.
+        """Compute the gradients of the rows' losses; their buffers are updated.
 
         Args:
             rows: of this stack.
+            trained: names of the parameters to which they are computed.
             step: the client's training step.
             batches: of the rows.
             index: of the batch in its epoch.
@@ -172,18 +190,22 @@ class ClientStack:
         Raises:
             StackingError: if the step cannot be stacked, with the reason.
         """
-        said: list[tuple[str, str, float, float | None]] = []
+        said: list[Said] = []
         one = partial(self._row, step, index, services, said)
         services.begin_batch(None)
         dims = None if known is None else dict.fromkeys(known, 0)
         given = (batches[0], known), (batches[1], dims)
+        params = [rows.params[name] for name in trained]
+        gradients: Sequence[Tensor | None]
         if rows.number == 1:  # vmap would cost more than it saves
             single = rows.single()
-            losses, values, after = _without_draws(lambda: one(*single, rows_of(*given, 0)))
-            losses, values = losses.unsqueeze(0), [value.unsqueeze(0) for value in values]
+            loss, values, after = _without_draws(lambda: one(*single, rows_of(*given, 0)))
+            gradients = torch.autograd.grad(loss, params, allow_unused=True)
+            values = [value.unsqueeze(0) for value in values]
             after = {name: value.unsqueeze(0) for name, value in after.items()}
         else:
-            losses, values, after = self._vmapped(one, rows, given)
+            places = [number for number, name in enumerate(rows.params) if name in trained]
+            gradients, values, after = self._together(one, rows, given, places, said)
             self.proven = True
         logits = {}
         with torch.no_grad():
@@ -197,14 +219,14 @@ class ClientStack:
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
             for name, kind, weight, number in said
         ]
-        return StepResult(losses, logged, logits)
+        return StepResult(dict(zip(trained, gradients, strict=True)), logged, logits)
 
     def _row(
         self,
         step: Step,
         index: int,
         services: ClientServices,
-        said: list[tuple[str, str, float, float | None]],
+        said: list[Said],
         params: State,
         buffers: State,
         constants: Any,
@@ -237,7 +259,9 @@ class ClientStack:
             found |= {("logits", name): value for name, value in cache.computed.items()}
         return loss, values, found
 
-    def _vmapped(self, one: Callable[..., Row], rows: Rows, given: Stacked) -> Row:
+    def _together(
+        self, one: Callable[..., Row], rows: Rows, given: Stacked, trained: Sequence[int], said: list[Said]
+    ) -> tuple[Sequence[Tensor | None], list[Tensor], dict[tuple[str, str], Tensor]]:
         """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
         dims = (rows.dims, given[1])
         constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
@@ -249,10 +273,11 @@ class ClientStack:
             assigned[:] = after
             return loss, *values, *after.values()
 
-        leaves = stacked_leaves(constants, dims)
-        losses, *found = self._vmap(flat, *rows.params.values(), *rows.buffers.values(), *leaves)
-        split = len(found) - len(assigned)
-        return losses, found[:split], dict(zip(assigned, found[split:], strict=True))
+        tensors = [*rows.params.values(), *rows.buffers.values(), *stacked_leaves(constants, dims)]
+        found = self._steps(flat, tensors, trained, lambda: (tuple(said), tuple(assigned)), self._kind)
+        said[:], names = found.said
+        split = len(found.made) - len(names)
+        return found.gradients, [*found.made[:split]], dict(zip(names, found.made[split:], strict=True))
 
 
 def _without_draws(compute: Callable[[], Result]) -> Result:

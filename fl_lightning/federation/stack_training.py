@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.client.batch_norm import BATCH_NORMS
@@ -257,10 +256,9 @@ class StackTrainer:
     ) -> State:
         """Take one step of the clients of some rows; returns teachers' logits that were computed (`ClientStack`)."""
         rows, members = stretch.stack.rows(part), stretch.rows[part]
-        losses, logged, logits = stretch.stack.losses(rows, stretch.step, batches, index, self.local.services, known)
-        params = [rows.params[name] for name in stretch.trained]
-        found = torch.autograd.grad(losses.sum(), params, allow_unused=True)
-        gradients: dict[str, Tensor | None] = dict(zip(stretch.trained, found, strict=True))
+        gradients, logged, logits = stretch.stack.differentiate(
+            rows, stretch.trained, stretch.step, batches, index, self.local.services, known
+        )
         if self.local.settings.clip_norm is not None:
             gradients = clipped(gradients, self.local.settings.clip_norm)
         blocks = [block for block in stretch.blocks if part.start <= block.rows.start < part.stop]

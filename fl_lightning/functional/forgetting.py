@@ -4,6 +4,24 @@ import torch
 from torch import Tensor
 
 
+def peak_accuracy(accuracy: Tensor) -> Tensor:
+    """Best accuracy of each class over the rounds, max_t A_c^(t).
+
+    Args:
+        accuracy: A, (T, C), fractions in [0, 1]; NaN is left out.
+
+    Returns:
+        (C,); NaN where no round is left.
+
+    >>> peak_accuracy(torch.tensor([[0.5, torch.nan], [0.25, torch.nan]]))
+    tensor([0.5000,    nan])
+    """
+    if not len(accuracy):
+        return accuracy.new_full(accuracy.shape[1:], torch.nan)
+    best = accuracy.masked_fill(accuracy.isnan(), -torch.inf).amax(0)
+    return best.masked_fill(best.isinf(), torch.nan)
+
+
 def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     """Peak minus final accuracy of each class: max_t A_c^(t) − A_c^(T).
 
@@ -26,11 +44,7 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
     >>> forgetting_per_class(table, exclude_final=True)
     tensor([ 0.3000, -0.1000])
     """
-    rounds = accuracy[:-1] if exclude_final else accuracy
-    if not len(rounds):
-        return accuracy.new_full(accuracy.shape[1:], torch.nan)
-    peak = rounds.masked_fill(rounds.isnan(), -torch.inf).amax(0)
-    return peak.masked_fill(peak.isinf(), torch.nan) - accuracy[-1]
+    return peak_accuracy(accuracy[:-1] if exclude_final else accuracy) - accuracy[-1]
 
 
 def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
@@ -51,7 +65,24 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     >>> forgetting(torch.tensor([[0.5, 0.2, nan], [0.9, 0.3, nan], [0.6, 0.4, nan]]))
     tensor(0.1500)
     """
-    return forgetting_per_class(accuracy, exclude_final).nanmean()
+    best = peak_accuracy(accuracy[:-1] if exclude_final else accuracy)
+    return forgetting_since(best, accuracy[-1])
+
+
+def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:
+    """`forgetting` where the best accuracies are known: (1/C) Σ_c [peak_c − now_c].
+
+    Args:
+        peak: best accuracy of each class, (C,), fractions in [0, 1].
+        now: final ones, (C,).
+
+    Returns:
+        (), as `forgetting`.
+
+    >>> forgetting_since(torch.tensor([0.5, 0.25, torch.nan]), torch.tensor([0.5, 0.0, torch.nan]))
+    tensor(0.1250)
+    """
+    return (peak - now).nanmean()
 
 
 def forgetting_degree(global_accuracy: Tensor, local_accuracy: Tensor, xi: float = 1e-8) -> Tensor:

@@ -167,5 +167,18 @@ class RunTensorBoard(TensorBoardLogger):
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=first_round)
 
     @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write the numbers as one event: each one wakes the thread that writes."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415 - as Lightning, only where it is used
+        from torch.utils.tensorboard.writer import FileWriter  # noqa: PLC0415
+
+        writer = getattr(self.experiment, "file_writer", None)
+        if not isinstance(writer, FileWriter) or not all(isinstance(value, int | float) for value in metrics.values()):
+            super().log_metrics(metrics, step)
+            return
+        values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
+        writer.add_summary(Summary(value=values), step)
+
+    @rank_zero_only
     def save(self) -> None:
         self.experiment.flush()

@@ -18,9 +18,10 @@ from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
-from fl_lightning.federation.cohort_engine import CohortEngine
+from fl_lightning.federation.cohort_engine import CohortEngine, looks_away
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep
+from fl_lightning.federation.recorded import StackStep, kind_of
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx, FedRep, KnFu
 from fl_lightning.methods.fednova import FedNovaAggregator
@@ -139,11 +140,69 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
+    client = partial(fedavg, Perceptron)
     with caplog.at_level(logging.INFO):
-        compiled = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg, compile=True)(chunk=2, seed=3))
-    plain = fit(None, 2, toy_data((8, 8)), loop=looped(fedavg)(chunk=2, seed=3))
+        compiled = fit(None, 2, toy_data((8, 8)), loop=looped(client, compile=True)(chunk=2, seed=3))
+    plain = fit(None, 2, toy_data((8, 8)), loop=looped(client)(chunk=2, seed=3))
     assert caplog.text.count("not compiled: RuntimeError: no compiler here") == 1
     assert equal(compiled.state_dict(), plain.state_dict())
+
+
+def test_a_step_that_may_depend_on_more_than_tensors_is_not_compiled(caplog):
+    with caplog.at_level(logging.INFO):
+        fit(None, 1, toy_data((8, 8)), loop=looped(fedavg, compile=True)(chunk=2, seed=3))
+    assert caplog.text.count("not compiled: it is not cross-entropy alone of a net of torch's") == 1
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (9, 4, 7, 8)], ids=["even", "ragged"])
+def test_recorded_steps_have_the_same_bits(sizes, precision, monkeypatch):
+    recorded, record, fitted = [], StackStep._record, []
+    monkeypatch.setattr(StackStep, "_record", lambda *given: recorded.append(given) or record(*given))
+    for often in (2, 1000):
+        monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", often)
+        make = looped(partial(fedavg, Perceptron), local_epochs=3)
+        fitted.append(fit(None, 3, toy_data(sizes), loop=make(chunk=4, seed=3), precision=precision))
+    one, other = fitted
+    assert recorded
+    assert equal(one.state_dict(), other.state_dict())
+    assert one.round_metrics == other.round_metrics
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
+    seen = {}
+
+    def on_client_end(self, trainer, loop, update):
+        live = loop.weights.live(loop.weights.shared)
+        seen[update.client_id] = equal(clone(live), clone(update.weights))
+
+    hook = looks_away(on_client_end) if away else on_client_end
+    callback = type("Own", (pl.Callback,), {"on_client_end": hook})()
+    fit(None, 1, toy_data((8, 8)), loop=looped(fedavg)(chunk=2, seed=3), callbacks=[callback])
+    assert seen == dict.fromkeys((0, 1), not away)
+
+
+def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only():
+    class Own(FedAvg):
+        def local_loss(self, batch, batch_idx):
+            return super().local_loss(batch, batch_idx) * batch_idx
+
+    def kind(make=None, changes=lambda net: None):
+        client = make() if make else fedavg(Perceptron)
+        client.build(3, (4,))
+        changes(client.net)
+        return kind_of(client, client.training_step)
+
+    assert kind() == kind()
+    assert kind() is not None
+    assert kind(changes=nn.Module.eval) not in (None, kind())
+    assert kind(fedavg) is None  # the net's class is not known
+    assert kind(partial(Own, net=Perceptron)) is None
+    assert kind(partial(FedProx, net=Perceptron)) is None
+    assert kind(changes=lambda net: net.head.register_forward_hook(print)) is None
+    assert kind(changes=lambda net: net.body.append(nn.Dropout(0.1))) not in (None, kind())
+    assert kind(changes=lambda net: setattr(net, "scale", lambda: 2)) is None
 
 
 def test_compiling_takes_a_stack():
