@@ -44,7 +44,8 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
     >>> forgetting_per_class(table, exclude_final=True)
     tensor([ 0.3000, -0.1000])
     """
-    return peak_accuracy(accuracy[:-1] if exclude_final else accuracy) - accuracy[-1]
+    best = peak_accuracy(accuracy[:-1] if exclude_final else accuracy)
+    return best - accuracy[-1] if len(accuracy) else best
 
 
 def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
@@ -66,7 +67,7 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     tensor(0.1500)
     """
     best = peak_accuracy(accuracy[:-1] if exclude_final else accuracy)
-    return forgetting_since(best, accuracy[-1])
+    return forgetting_since(best, accuracy[-1] if len(accuracy) else best)
 
 
 def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:
