@@ -46,6 +46,7 @@ Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks, without trainer and loop, by name."""
 
 Start = Callable[[GlobalWeights], None]
+"""Puts values to start from in place of those with which the module was built."""
 
 
 def no_hooks() -> Hooks:
