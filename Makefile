@@ -28,6 +28,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export UV_COMPILE_BYTECODE ?= 1
 # The tests' nets are tiny: a second thread only waits, and on a busy machine for long.
 test test-all test-oldest smoke soak: export OMP_NUM_THREADS ?= 1
+# Both workers, and every process that a test starts, read the same files: compiled once, where the shell does not forbid it
+# for good (`make clean` takes the compiled files away).
+test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
 # A PYTHONHOME or an environment activated in the caller's shell must not leak into ours.
 unexport PYTHONHOME VIRTUAL_ENV
 

@@ -9,6 +9,7 @@ import ast
 import io
 import sys
 import tokenize
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -16,9 +17,19 @@ from typing import Any
 
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
 PACKAGE = ROOT / "fl_lightning"
+BASES = [("client/module.py", "ClientModule")]
+BASES += [("aggregation/server_parts.py", name) for name in ("ServerPart", "Aggregator", "ServerModule")]
+"""File and name of the classes that a method derives from."""
 sys.path.insert(0, str(ROOT))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def code_lines(path: Path) -> set[int]:
     """Numbers of the lines of a file that hold code."""
     source = path.read_text(encoding="utf-8")
@@ -27,7 +38,7 @@ def code_lines(path: Path) -> set[int]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in skipped:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(path)):
         texts = [node.value] if isinstance(node, ast.Expr) else []
         for text in texts:
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
@@ -38,8 +49,29 @@ def code_lines(path: Path) -> set[int]:
 def functions(path: Path) -> dict[str, int]:
     """Code lines of each function of a file, by name and line."""
     lines = code_lines(path)
-    found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return {f"{n.name}:{n.lineno}": len(lines & set(range(n.lineno, (n.end_lineno or 0) + 1))) for n in found}
+
+
+def class_lines(file: str, name: str) -> int:
+    """Code lines of a class; 0 where there is none."""
+    path, lines = PACKAGE / file, set[int]()
+    for node in ast.parse(path.read_text()).body if path.is_file() else ():
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            lines = code_lines(path) & set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def entered(file: str, calls: list[tuple[str, str]]) -> int:
+    """Code lines of the functions of a file that were called."""
+    begun = {int(name.rpartition(":")[2]) for where, name in calls if where == file}
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first in begun:
+                lines |= set(range(first, (node.end_lineno or 0) + 1))
+    return len(lines & code_lines(PACKAGE / file))
 
 
 class Calls:
@@ -88,7 +120,7 @@ def trace() -> list[tuple[str, str]]:
 def imports(path: Path, root: str) -> set[str]:
     """Modules of the package that a file imports at module level, `TYPE_CHECKING` ones counted."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in inside:
@@ -128,9 +160,10 @@ def attributes() -> tuple[list[str], list[str]]:
     """Attributes that neither the class nor `__init__` declares, and those of other objects that are assigned."""
     classes: dict[str, tuple[Path, ast.ClassDef]] = {}
     for path in PACKAGE.rglob("*.py"):
-        found = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef))
+        found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.ClassDef))
         classes |= {node.name: (path, node) for node in found}
 
+    @cache
     def declared(name: str) -> set[str]:
         if name not in classes:
             return set()
@@ -149,7 +182,7 @@ def attributes() -> tuple[list[str], list[str]]:
                 if owner == "self" and attribute not in declared(name) | {"automatic_optimization"}:
                     late.add(place)
     for path in PACKAGE.rglob("*.py"):
-        for owner, attribute in assigned(ast.parse(path.read_text())):
+        for owner, attribute in assigned(parsed(path)):
             if owner != "self":
                 foreign.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
     return sorted(late), sorted(foreign)
@@ -168,13 +201,16 @@ def main() -> None:
         print(f"  {file:32} {sizes[file]:4} code lines, {sum(call[0] == file for call in calls):3} calls")
     core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
+    print(f"functions of these files that are entered: {sum(entered(file, calls) for file in core)} code lines")
+    found, whole = [class_lines(*base) for base in BASES], sum(sizes.get(file, 0) for file in {f for f, _ in BASES})
+    print(f"client base, rule and server module: {sum(found)} code lines, their files {whole}")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
     papers = [f"{path.stem} {len(code_lines(path))}" for path in everything if path.parent.name == "methods"]
     print("code lines of the files of methods:", ", ".join(papers))
     longest = max((n, f"{path.relative_to(PACKAGE)} {f}") for path in everything for f, n in functions(path).items())
     print(f"longest function: {longest[1]}, {longest[0]} code lines")
-    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(ast.parse(path.read_text())))
+    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(parsed(path)))
     print(f"assert statements: {asserts}")
     found = circles()
     print(f"import circles: {len(found)}", *found)

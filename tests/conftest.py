@@ -33,6 +33,35 @@ def plugins_of_lightning_are_looked_up_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def parsers_are_made_once() -> Iterator[None]:
+    """Making the options of a command is half of a dry run's time; tests/cli/test_parser.py compares with a new one."""
+    from fl_lightning.cli.main import FederatedCLI
+
+    made: dict[str, tuple[object, list[str]]] = {}
+    make, options = FederatedCLI._prepare_subcommand_parser, FederatedCLI.add_arguments_to_parser
+
+    def kept(cli, trainer, command, **settings):
+        if type(cli).add_arguments_to_parser is not options:
+            return make(cli, trainer, command, **settings)
+        if command not in made:
+            made[command] = make(cli, trainer, command, **settings), cli._subcommand_method_arguments[command]
+        parser, cli._subcommand_method_arguments[command] = made[command]
+        return parser
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederatedCLI, "_prepare_subcommand_parser", kept)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """The tests' runs write thousands of files; tests/utils/test_files.py sees that each is forced to the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl_lightning.utils.files.os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def without_pictures() -> Iterator[None]:
     """Pictures are empty."""

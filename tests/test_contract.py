@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,23 @@ PARTS = {
 }
 """Methods that are only an aggregator, a server module or an optimizer."""
 NAMES = sorted({*CLIENTS, *PARTS})
+TRAITS = {
+    "FedAvg",  # plain
+    "FedProx",  # a term of the loss
+    "FedNTD",  # a teacher
+    "FedDyn",  # state of clients and server
+    "SCAFFOLD",  # more than weights, both ways
+    "MOON",  # a model of each client
+    "FedCurv",  # passes over the data
+    "FedRep",  # phases, a personal head
+    "Ditto",  # a second, personal model
+    "KnFu",  # several exchanges, no shared weights
+    "FedDF",  # a server module that trains
+    "FedNova",  # a rule
+    "FedAvgM",  # a server optimizer
+    "SAM",  # a local optimizer
+}
+"""A method of each trait: the others are tried by the slow tests, and by two rounds each by default."""
 NEEDS_LOGITS = {
     "FedAlign",
     "FedDF",
@@ -90,6 +108,11 @@ EDGES = {
     },
 }
 """Few samples, a BatchNorm net with dropout, and a client of each awkward kind in a cohort that is not everyone."""
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    """Rows for methods; slow are those whose trait another one has, too."""
+    return [pytest.param(name, marks=[] if name in TRAITS else pytest.mark.slow) for name in names]
 
 
 def configs_of(name: str) -> list[Path]:
@@ -386,7 +409,7 @@ class SGDDictNet(DictNet):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 def test_batches_may_be_dicts_where_it_goes_around_a_module(name):
     """A user's data module, and a module of his with BatchNorm, under partial participation."""
     if name == "SAM":
@@ -403,7 +426,7 @@ def test_batches_may_be_dicts_where_it_goes_around_a_module(name):
         assert not equal(before, dict(loop.client.module.state_dict()))
 
 
-@pytest.mark.parametrize("name", sorted(CLIENTS))
+@pytest.mark.parametrize("name", some(sorted(CLIENTS)))
 def test_its_own_passes_and_its_training_see_what_the_transfer_hook_makes_of_a_batch(name):
     """A hook that doubles the inputs is data of twice the size, bit for bit: the server's sets and evaluation too."""
 
@@ -436,7 +459,7 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(name):
     assert loop.trainer.global_step == 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
     class Save(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, loop: Any) -> None:
@@ -455,7 +478,7 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
     assert same(*([optimizer.state_dict() for optimizer in loop.trainer.optimizers] for loop in (resumed, whole)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 def test_bf16_mixed_follows_float32(name):
     half, exact = (trained(data_of(), rounds=1, precision=p, **with_net(name)) for p in ("bf16-mixed", "32-true"))
     expected = {key: value for key, value in exact.round_metrics.items() if key.startswith("train/")}
@@ -463,7 +486,7 @@ def test_bf16_mixed_follows_float32(name):
     assert all(value.dtype != torch.bfloat16 for value in half.state_dict().values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 def test_with_a_personal_head(name):
     """It never travels: each client has its own, which resume and other clients leave alone."""
     if name == "FedDF":
@@ -475,7 +498,7 @@ def test_with_a_personal_head(name):
     assert not [entry for entry in loop.weights.shared if ".head." in entry and not entry.startswith("personal_head")]
 
 
-@pytest.mark.parametrize("name", sorted({*CLIENTS, "FedDF", "FedEXP", "FedNova"}))
+@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "FedDF", "FedEXP", "FedNova"})))
 def test_a_server_optimizer_is_stepped_or_refused(name):
     def made() -> dict[str, Any]:
         return {**with_net(name), "server_optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)}
@@ -488,7 +511,7 @@ def test_a_server_optimizer_is_stepped_or_refused(name):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", sorted({*CLIENTS, "FedDF", "FedAdam", "FedAvgM"}))
+@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "FedDF", "FedAdam", "FedAvgM"})))
 def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
     def made() -> dict[str, Any]:
         return {**with_net(name), "aggregator": rule()}

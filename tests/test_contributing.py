@@ -72,11 +72,13 @@ WALK = """
 import sys
 import pytest
 from fl_lightning.__main__ import main
+from tests.commands import empty_pictures
 files, commands = {files}, {commands}
 failed = pytest.main(["-vv", "-p", "no:cacheprovider", *files])
-for command in commands:
-    print("COMMAND")
-    main(command)
+with empty_pictures():
+    for command in commands:
+        print("COMMAND")
+        main(command)
 sys.exit(failed)
 """
 """Tests and commands of the walk-through in one process: what it imports is slow."""

@@ -91,6 +91,7 @@ def test_tabular(run):
     assert number(r"AUROC ([\d.]+)", said) > 0.9
 
 
+@pytest.mark.slow  # peft imports transformers, which takes longer than the recipe
 def test_lora(run):
     said = run("lora")
     tuned, total = (int(value) for value in re.search(r"(\d+) of (\d+) weights are trained", said).groups())

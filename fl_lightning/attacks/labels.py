@@ -62,15 +62,20 @@ class LabelFlip(Attack):
         super().receive(broadcast, self._seen(local))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        assert self.num_classes is not None
-        return super().training_step(flipped(batch, self.num_classes) if self.is_attacker else batch, batch_idx)
+        return super().training_step(flipped(batch, self._known_classes) if self.is_attacker else batch, batch_idx)
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         return super().reply(exchange, self._seen(local))
 
     def _seen(self, local: ClientData) -> ClientData:
-        assert self.num_classes is not None
-        return cast(ClientData, FlippedData(local, self.num_classes)) if self.is_attacker else local
+        return cast(ClientData, FlippedData(local, self._known_classes)) if self.is_attacker else local
+
+    @property
+    def _known_classes(self) -> int:
+        """C, once the net is built for the data."""
+        if self.num_classes is None:
+            raise RuntimeError("LabelFlip knows the number of classes once its net is built for the data")
+        return self.num_classes
 
 
 def label_flip(client: LightningModule, attackers: list[int]) -> ClientModule:

@@ -37,7 +37,7 @@ class ClientCheckpoint(Callback):
         client: ClientModule = loop.client
         inner: LightningModule = client if client.module is None else client.module
         prefix = "" if client.module is None else "module."
-        evaluated = loop.evaluated_weights(weights.live(weights.shared))
+        evaluated = loop.parts.evaluated_weights(weights.live(weights.shared))
         state = {f"client.{name}": value for name, value in client.state_dict().items()} | weights.saved(evaluated)
         checkpoint: dict[str, Any] = {
             "state_dict": {name.removeprefix(f"client.{prefix}"): value for name, value in state.items()},

@@ -87,7 +87,7 @@ class FeatureProbe(Monitor):
         if self.plot and features.shape[2] == 2:
             save(plot_circles(features, target, list(models), inspection.class_names), self.folder / f"circle-{at}.png")
         elif self.plot:
-            points = joint_embedding(features, keyed_seed(pl_module.seed, "t-SNE") % 2**32)
+            points = joint_embedding(features, keyed_seed(pl_module.parts.seed, "t-SNE") % 2**32)
             save(plot_embedding(points, target, list(models), inspection.class_names), self.folder / f"tsne-{at}.png")
 
     def _features(self, loop: FederatedLoop, moment: tuple[object, ...]) -> Tensor:

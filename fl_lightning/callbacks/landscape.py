@@ -98,7 +98,7 @@ class LossLandscape(Monitor):
         params = {name: value.detach() for name, value in inspection.client.trained().items()}
         with inspection.look():
             around = Surroundings(inspection, params, batches)
-            generator = keyed_generator(loop.seed, "landscape", loop.trainer.current_epoch, client_id)
+            generator = keyed_generator(loop.parts.seed, "landscape", loop.trainer.current_epoch, client_id)
             noise = [[around.at(around.noise(generator), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
             values, vectors = leading_eigenvectors(around.hessian, around.size, 2, self.iterations, generator=generator)
             line = torch.linspace(-self.reach, self.reach, self.grid, dtype=torch.float64)

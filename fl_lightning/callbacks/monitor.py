@@ -136,9 +136,7 @@ def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
 
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
     """Add values to the round's row after its training; NaN is left out."""
-    known = {name: value for name, value in values.items() if not isnan(value)}
-    loop.recorder.add(known)
-    loop.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in known.items()})
+    loop.add_to_row({name: value for name, value in values.items() if not isnan(value)})
 
 
 def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
 from fl_lightning.federation.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.functional.drift import activation_sums, preferred_by_sums, weight_alignment
+from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -100,6 +100,6 @@ class NeuronActivations(Monitor):
                 lambda batch: activation_sums(inspection.layer(batch[0], self.layer), batch[1], classes),
             )
             sums, samples = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
-            return preferred_by_sums(sums, samples).cpu(), (sums == 0).all(0).cpu()
+            return preferred_by_sums(sums, samples).cpu(), dead_neurons(sums).cpu()
 
         return inspection.once(moment, ("neurons", self.layer, self.split, self.samples), compute)

@@ -1,7 +1,9 @@
-"""The classes that options name, and the arguments of these."""
+"""The classes that options name, the arguments of these, and the classes of import paths."""
 
 import inspect
+import sys
 from functools import cache
+from importlib import import_module
 from inspect import isabstract
 
 import pytorch_lightning as pl
@@ -58,3 +60,31 @@ def arguments(base: type) -> dict[str, None]:
     parameters = (parameter for init in inits if init for parameter in inspect.signature(init).parameters.values())
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return dict.fromkeys(sorted({p.name for p in parameters if p.kind in named} - {"self"}))
+
+
+def find_class(path: str) -> type | None:
+    """Find the class of an import path; None where there is no such module, or no such class in it.
+
+    Raises:
+        Exception: of any kind, by the module that holds it.
+    """
+    found: object = None
+    parts = path.split(".")
+    for k in range(1, len(parts)):
+        name = ".".join(parts[:k])
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            break  # the rest are classes, one within the other
+    for part in parts[k:] if found is not None else ():
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def classes_beside(path: str) -> list[str]:
+    """List the import paths of the classes in the module, imported before, that `path` would be a class of."""
+    name = path.rpartition(".")[0]
+    found = vars(sys.modules[name]) if name in sys.modules else {}
+    return [f"{name}.{key}" for key, value in found.items() if isinstance(value, type)]

@@ -1,15 +1,12 @@
 """Parser errors in one sentence: what is expected, what was given, the nearest right name."""
 
 import re
-import sys
 from argparse import ArgumentError
-from importlib import import_module
-from pathlib import Path
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
 
-from fl_lightning.cli.classes import BASES, EMPTY, choice, class_names
+from fl_lightning.cli.classes import BASES, EMPTY, choice, class_names, classes_beside, find_class
 from fl_lightning.cli.meaning import meant, nearest
 from fl_lightning.federation.faults import place_of
 from fl_lightning.types import TrainableModule
@@ -132,56 +129,6 @@ def no_class(given: str, base: type) -> str:
     twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
     return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
-
-
-def disk_error(error: OSError, folder: Path) -> str:
-    """Say what is wrong with a file of a run's folder; nothing where the error is about another file.
-
-    >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
-    'runs/fit/0/metrics.csv cannot be written (No space left on device);'
-    """
-    if error.errno is None or not isinstance(error.filename, str):
-        return ""
-    path, within = Path(error.filename), Path(folder).resolve()
-    if not (path.resolve().is_relative_to(within) or within.is_relative_to(path.resolve())):
-        return ""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return (
-            f"{path} is gone ({error.strerror}): the run's folder was deleted or moved while it ran; leave it where "
-            f"it is until the run ends"
-        )
-    return (
-        f"{path} cannot be written ({error.strerror}); checkpoints that were written before are as they were: make "
-        f"space, or give the run a folder that can be written, and continue with --ckpt_path last"
-    )
-
-
-def find_class(path: str) -> type | None:
-    """Find the class of an import path; None where there is no such module, or no such class in it.
-
-    Raises:
-        Exception: of any kind, by the module that holds it.
-    """
-    found: object = None
-    parts = path.split(".")
-    for k in range(1, len(parts)):
-        name = ".".join(parts[:k])
-        try:
-            found = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            break  # the rest are classes, one within the other
-    for part in parts[k:] if found is not None else ():
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
-
-
-def classes_beside(path: str) -> list[str]:
-    """List the import paths of the classes in the module, imported before, that `path` would be a class of."""
-    name = path.rpartition(".")[0]
-    found = vars(sys.modules[name]) if name in sys.modules else {}
-    return [f"{name}.{key}" for key, value in found.items() if isinstance(value, type)]
 
 
 def import_error(given: str, error: Exception) -> str:

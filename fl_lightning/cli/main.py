@@ -25,7 +25,7 @@ from fl_lightning.callbacks import (
     SkippedClients,
 )
 from fl_lightning.callbacks.plots import Format
-from fl_lightning.cli.errors import PROG, disk_error
+from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import check_trainer
@@ -136,7 +136,7 @@ class FederatedCLI(LightningCLI):
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
                 rounds = self.trainer.global_step or (runs.rounds_kept(self.folder) if self.folder else 0)
                 raise KeyboardInterrupt(interrupted(rounds, self._argv, self.folder)) from None
-            if isinstance(stop, OSError) and (said := disk_error(stop, self.folder or self.parent)):
+            if isinstance(stop, OSError) and (said := runs.disk_error(stop, self.folder or self.parent)):
                 raise OSError(said) from stop
             raise
         finally:

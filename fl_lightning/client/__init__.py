@@ -11,5 +11,5 @@ from fl_lightning.client.services import BatchTransfer as BatchTransfer
 from fl_lightning.client.services import ClientServices as ClientServices
 from fl_lightning.client.services import MetricAccumulator as MetricAccumulator
 from fl_lightning.client.services import attach_services as attach_services
-from fl_lightning.client.training import LocalSettings as LocalSettings
+from fl_lightning.client.settings import LocalSettings as LocalSettings
 from fl_lightning.client.training import LocalTrainer as LocalTrainer

@@ -46,6 +46,11 @@ def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., A
     return [getattr(module, name) for module in modules if overridden(module, name)]
 
 
+def own_hook(module: LightningModule, name: str) -> Callable[..., Any] | None:
+    """The bound method `name` of a module that overrides it, else None."""
+    return next(iter(hooks([module], name)), None)
+
+
 def refuse_unforwarded(module: LightningModule) -> None:
     """Refuse a module that overrides a hook which is not called inside a round; name its loaders, which are not read.
 

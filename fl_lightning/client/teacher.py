@@ -8,16 +8,10 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.client.batch_norm import BATCH_NORMS, mixes_samples
 from fl_lightning.nets import Backbone
 from fl_lightning.types import ForwardContext
 from fl_lightning.utils.devices import to_device
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def mixes_samples(net: nn.Module) -> bool:
-    """True where a sample's output depends on its batch in eval mode too: BatchNorm without running statistics."""
-    return any(isinstance(module, BATCH_NORMS) and module.running_mean is None for module in net.modules())
 
 
 class LogitCache:

@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.partitions import ColumnPartition
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
@@ -212,6 +213,26 @@ class DatasetSource(Source):
         self.num_classes, self.classes = count_known(splits, self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
+
+
+def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete a data module's settings: each user is a client, or users are dealt to `num_clients` where it is set.
+
+    Args:
+        source: of the samples.
+        by: the column of the users, or the users, which the source has as the column `by`.
+        settings: given so far.
+
+    Raises:
+        ValueError: together with streams or a `partition`.
+    """
+    if isinstance(source.train, Mapping):
+        raise ValueError("from_datasets takes by= or a stream for each client, got both; leave by= out")
+    if settings.get("partition") is not None:
+        raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
+    partition = ColumnPartition(by if isinstance(by, str) else "by")
+    users = np.unique(DatasetSplit(source.train, source.loader_spec, source.columns).column(partition.column))
+    return {"num_clients": len(users), **settings, "partition": partition}
 
 
 def make_split(

@@ -1,4 +1,4 @@
-"""Parts of the partitions: indices of each class, sizes of shares, dealing of shards, draws by class proportions."""
+"""Parts of the partitions: checks, indices of each class, sizes of shares, dealing of shards, draws by proportions."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,18 @@ def check_clients(num_samples: int, num_clients: int) -> None:
         raise ValueError(
             f"num_clients must lie between 1 and the number of samples, got {num_clients} clients for "
             f"{num_samples} samples: change num_clients, use more data, or list the indices in FixedPartition"
+        )
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse what no Dirichlet distribution can be drawn with.
+
+    Raises:
+        ValueError: alpha is not positive.
+    """
+    if not alpha > 0:
+        raise ValueError(
+            f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
         )
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_numpy
 
 Array = np.ndarray[Any, Any]
@@ -120,3 +122,19 @@ def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, 
     shuffled = generator.permutation(pool)
     own = labels[shuffled]
     return np.concatenate([shuffled[own == c][:per_class] for c in range(num_classes)]).astype(np.int64)
+
+
+def load_extra(sources: Mapping[str, Source], train: Split) -> dict[str, Split]:
+    """Load the sources of further splits, by name, whose samples must have the shape of the training samples.
+
+    Raises:
+        ValueError: samples of another shape.
+    """
+    splits = {name: source.load()[0] for name, source in sources.items()}
+    for name, split in splits.items():
+        if (shape := split.input_shape) != train.input_shape:
+            raise ValueError(
+                f"samples of data.extra_splits.{name} must have the shape of data.source's ({train.input_shape}), got "
+                f"{shape}"
+            )
+    return splits

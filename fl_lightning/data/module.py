@@ -13,11 +13,11 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import ClientView, Parts
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
-from fl_lightning.data.datasets import DatasetSource, DatasetSplit
+from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
-from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes
+from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
+from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
@@ -165,13 +165,7 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(train, Mapping):
             settings = {"num_clients": len(train), **settings}
         if by is not None:
-            if isinstance(train, Mapping):
-                raise ValueError("from_datasets takes by= or a stream for each client, got both; leave by= out")
-            if settings.get("partition") is not None:
-                raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
-            partition = ColumnPartition(by if isinstance(by, str) else "by")
-            users = np.unique(DatasetSplit(train, spec, columns).column(partition.column))
-            settings = {"num_clients": len(users), **settings, "partition": partition}
+            settings = users_as_clients(source, by, settings)
         return cls(source, **settings)
 
     if not TYPE_CHECKING:
@@ -222,14 +216,7 @@ class FederatedDataModule(LightningDataModule):
         found = {"train": train, "test": test, "val": source.validation}
         found |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
         splits = {name: split for name, split in found.items() if split is not None}
-        for name, extra in self.extra_splits.items():
-            splits[name] = extra.load()[0]
-            if (shape := splits[name].input_shape) != train.input_shape:
-                raise ValueError(
-                    f"samples of data.extra_splits.{name} must have the shape of data.source's ({train.input_shape}), "
-                    f"got {shape}"
-                )
-        return splits
+        return splits | load_extra(self.extra_splits, train)
 
     @cached_property
     def num_classes(self) -> int | None:

@@ -148,7 +148,7 @@ class DirichletPartition(Partition):
     """
 
     def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        check_alpha(alpha)
+        deal.check_alpha(alpha)
         check_at_least(0, "0 allows empty clients", min_samples=min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
@@ -232,7 +232,7 @@ class ClientDirichletPartition(Partition):
     """
 
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
-        check_alpha(alpha)
+        deal.check_alpha(alpha)
         check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
@@ -391,15 +391,3 @@ class FixedPartition(Partition):
                     f"{client_id}: indices count the samples of the train split from 0"
                 )
         return [part.copy() for part in self.indices]
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse what no Dirichlet distribution can be drawn with.
-
-    Raises:
-        ValueError: alpha is not positive.
-    """
-    if not alpha > 0:
-        raise ValueError(
-            f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
-        )

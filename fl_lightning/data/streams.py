@@ -113,8 +113,7 @@ class ClientStreams:
         """
         if self._most_batches is None:
             raise ValueError("the clients' samples are streams, which have no length; set model.max_local_steps")
-        assert self._data.batch_size != "full"
-        return self._most_batches * self._data.batch_size
+        return self._most_batches * int(self._data.batch_size)  # never "full"
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
         """One client's data in one round."""

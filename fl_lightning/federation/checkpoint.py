@@ -1,17 +1,24 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
-from fl_lightning.distributed import Communicator, to_device
+from fl_lightning.distributed import Communicator, current_communicator, to_device
+from fl_lightning.federation import own_entries
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.federation.transaction import RoundStart
+from fl_lightning.types import State
 from fl_lightning.utils.files import read_saved
 
 DATA_SHAPE = "data_shape"
@@ -41,6 +48,175 @@ LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
 
 SERVER_PARTS = ("aggregator.", "server_module.")
 """Beginnings of the names of rule and server module's entries, in the loop's state dict."""
+
+
+class SavedFederation:
+    """The federation's part of a checkpoint: makes it, takes a loaded one, and keeps what cannot be taken yet.
+
+    Args:
+        parts: of the federation.
+        initial_weights: file of the weights to start from; None: those that are drawn.
+    """
+
+    def __init__(self, parts: FederationParts, initial_weights: str | Path | None = None) -> None:
+        self.parts, self.initial_weights = parts, initial_weights
+        self._buffers = State()
+        """Values of buffers with `persistent=False` before any training, until the server is made."""
+        self._deferred: dict[str, Any] = {}
+        """Entries of rule and server module, until they are allocated."""
+        self._transforms: Sequence[dict[str, Any]] = ()
+        """States of the transforms, until training starts."""
+        self._handed_over = False
+
+    # --- a run -------------------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Begin a run: the process holds the federation."""
+        self._handed_over = False
+
+    def start(self, weights: GlobalWeights) -> None:
+        """Put the values to start from in place of those with which the module was built."""
+        if self.initial_weights is not None:
+            weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
+        weights.transient.restore(self._buffers)
+
+    def take_deferred(self) -> dict[str, Any]:
+        """Hand over the entries that `loadable` has kept."""
+        found, self._deferred = self._deferred, {}
+        return found
+
+    def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
+        """Take the rows of the rounds before; where there are none the clients have nothing of the model yet."""
+        if trainer.ckpt_path is None:
+            weights.frozen.load_state_dict({})
+        else:
+            recorder, callbacks = self.parts.recorder, trainer.callbacks  # type: ignore[attr-defined]
+            recorder.restore(rows_kept(recorder, trainer.loggers, callbacks))
+
+    def begin_training(self) -> None:
+        """Give the transforms their states."""
+        for transform, state in zip(self.parts.transforms, self._transforms, strict=False):
+            transform.load_state_dict(state)
+        self._transforms = ()
+
+    def end_run(self) -> None:
+        """End a run; of a process that was started for it only the state dict comes back."""
+        self._handed_over = parent_process() is not None
+
+    # --- saving ------------------------------------------------------------------------------------------------
+
+    def shape_entry(self) -> dict[str, Any]:
+        """The entry of a state dict that crosses processes: what the net was built for."""
+        shape = data_shape(self.parts.client) if self._handed_over else None
+        return {} if shape is None else {DATA_SHAPE: torch.tensor(shape)}
+
+    def save(
+        self,
+        checkpoint: dict[str, Any],
+        weights: GlobalWeights | None,
+        begun: RoundStart | None,
+        forward: own_entries.Forward,
+    ) -> None:
+        """Add the federation's part to Lightning's checkpoint.
+
+        Args:
+            checkpoint: to be written.
+            weights: of the global model; None before there is one.
+            begun: the federation when the round under way began, which is what is saved; None outside of rounds.
+            forward: calls a hook of the client's modules.
+
+        Raises:
+            RuntimeError: inside a round of several processes.
+        """
+        begin_round_anew(checkpoint)
+        parts, inside = self.parts, begun is not None
+        states = self._transforms or [transform.state_dict() for transform in parts.transforms]
+        saved = {
+            "store": whole_store(parts.store, current_communicator(parts.client.device), inside),
+            "initial_personal": dict(parts.initial_personal),
+            "recorder": parts.recorder.state_dict(),
+            "transforms": states if begun is None else begun.transform_states,
+            "client": own_entries.save(parts.client.lightning_modules(), forward),
+            "settings": parts.identity.state_dict(),
+            DATA_SHAPE: data_shape(parts.client),
+        }
+        found: dict[str, Any] = {"plateau": parts.plateau.state_dict()}
+        if weights is not None:
+            found |= {"buffers": weights.transient.tensors(), "frozen": weights.frozen.state_dict(inside)}
+        checkpoint["federated"] = saved | {key: value for key, value in found.items() if value}
+
+    # --- loading -----------------------------------------------------------------------------------------------
+
+    def loadable(
+        self, state_dict: Mapping[str, Any], allocated: Callable[[], Mapping[str, Any]] | None
+    ) -> dict[str, Any]:
+        """Choose the entries of a state dict that can be loaded now; the others wait until the server is made.
+
+        Args:
+            state_dict: of the loop.
+            allocated: where there is no server yet gives the entries that there are, once the net is built; else None.
+        """
+        state = dict(state_dict)
+        shape = state.pop(DATA_SHAPE, None)
+        if allocated is None:
+            return state
+        self.initial_weights = None  # they are overwritten, and must not come back
+        build(self.parts.client, None if shape is None else shape.tolist())
+        self._deferred = unallocated(allocated(), state)
+        return {name: value for name, value in state.items() if name not in self._deferred}
+
+    def prepare(self, checkpoint: dict[str, Any], trainer: Trainer | None) -> dict[str, Any]:
+        """Build the net for a checkpoint, or compare its run with the present one; returns what `save` added.
+
+        Args:
+            checkpoint: as it was read; states of another server optimizer are taken out.
+            trainer: of the present run; None: there is none, and no net yet (`load_from_checkpoint`).
+
+        Raises:
+            ValueError: as `federated`, or naming each setting that differs and may not.
+        """
+        identity, fits = self.parts.identity, trainer is not None and trainer.state.fn == "fit"
+        saved: dict[str, Any] = federated(checkpoint, "the checkpoint", fits)
+        if trainer is None:
+            build(self.parts.client, saved.get(DATA_SHAPE))
+            return saved
+        self.parts.describe(trainer)
+        identity.compare(saved["settings"], evaluates=not fits)
+        if identity.has_changed("model.server_optimizer", "model.server_lr_scheduler"):
+            checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
+        return saved
+
+    def check(self, entries: Mapping[str, Any], own: Mapping[str, Any], ready: bool) -> None:
+        """Refuse a state dict whose entries are not one's own; `ready`: the server is made, and all are allocated.
+
+        Raises:
+            ValueError: naming an entry.
+        """
+        check_entries(own if ready else {**own, **unallocated(own, entries)}, entries)
+
+    def take(self, saved: Mapping[str, Any], weights: GlobalWeights | None, forward: own_entries.Forward) -> None:
+        """Take what `save` added; arguments as there.
+
+        Raises:
+            ValueError: it has another number of transforms.
+        """
+        parts, processes = self.parts, current_communicator()
+        if len(saved["transforms"]) != len(parts.transforms):
+            raise ValueError(
+                f"the checkpoint must be of the same model.transforms, but has {len(saved['transforms'])} and there "
+                f"are {len(parts.transforms)} here; give the configuration it was made with"
+            )
+        parts.store.load_state_dict(saved["store"], processes.rank, processes.world)
+        parts.initial_personal.clear()
+        parts.initial_personal.update(to_device(saved["initial_personal"], parts.client.device))
+        parts.plateau.load_state_dict(saved.get("plateau", {}))
+        self._buffers = saved.get("buffers", {})
+        if weights is not None:
+            weights.transient.restore(self._buffers)
+            weights.frozen.load_state_dict(saved.get("frozen", {}))
+        parts.recorder.load_state_dict(saved["recorder"])
+        self._transforms = saved["transforms"]
+        own_entries.load(parts.client.lightning_modules(), forward, saved["client"])
 
 
 def data_shape(client: ClientModule) -> list[int] | None:

@@ -20,7 +20,8 @@ from fl_lightning.client.services import (
     attach_services,
     world_size,
 )
-from fl_lightning.client.training import LocalSettings, LocalTrainer
+from fl_lightning.client.settings import LocalSettings
+from fl_lightning.client.training import LocalTrainer
 from fl_lightning.federation.buffers import KEPT
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.server import GlobalWeights
@@ -94,7 +95,7 @@ class SequentialEngine:
             self.services.untoggle_optimizer(None)
             self._structure.restore()
             self.weights.load(self.weights.frozen.idle)  # which no client is given anew
-            self.local.forget_optimizers()
+            self.local.builder.forget()
             raise
         finally:
             self._last_start = None

@@ -1,12 +1,8 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -15,40 +11,28 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
-from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_module, uncompiled
-from fl_lightning.client.decay import decay_of
 from fl_lightning.client.forwarding import Forwarding
-from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
-from fl_lightning.client.training import LocalSettings
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.distributed import current_communicator
-from fl_lightning.federation import checkpoint as C
-from fl_lightning.federation import checks, own_entries
-from fl_lightning.federation.cohort_engine import CohortEngine
+from fl_lightning.federation.checkpoint import SavedFederation
+from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
-from fl_lightning.federation.hyperparameters import hyperparameters, log_final, summary_key
-from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.hyperparameters import log_final, summary_key
+from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.plateau import Plateau
-from fl_lightning.federation.recorder import Recorder, bytes_of_sets
+from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
-from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
-from fl_lightning.federation.tolerance import TolerantRound
 from fl_lightning.federation.transaction import RoundStart, Transactions
-from fl_lightning.types import State, TrainableModule
-from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.types import TrainableModule
 from fl_lightning.utils.settings import as_list, check_at_least
 
 __all__ = ["FederatedLoop", "NonFiniteUpdateError"]
-
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end")
-"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
 
 Part = TypeVar("Part")
 
@@ -112,12 +96,6 @@ class FederatedLoop(Forwarding):
     _engine: SequentialEngine | None = None
     _transactions: Transactions | None = None
     _evaluation: Evaluation | None = None
-    _initial_buffers: State | None = None
-    _deferred_state: Mapping[str, Any] = MappingProxyType({})
-    """Saved entries of the parts that are not allocated yet."""
-    _loaded_transforms: Sequence[dict[str, Any]] = ()
-    """States of the transforms until training starts."""
-    _handed_over = False
     final_key = ""
 
     def __init__(
@@ -154,29 +132,24 @@ class FederatedLoop(Forwarding):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        self.automatic_optimization, self._seed, self.client, self.recorder = False, seed, as_client(client), Recorder()
+        self.automatic_optimization, self.client = False, as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        checks.check_parts(self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
+        self.metrics, self.alma_every = as_collection(metrics), alma_every
+        method = (self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
+        local = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
+        faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
+        transform = (NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms))
+        process = (Execution(threads, chunk, memory_format, compile), store or ClientStore())
+        entries = (tuple(as_list(personal)), tuple(as_list(keep)))
+        parts = (*method, LocalSettings(*local), faults, *transform, *process, *entries)
+        self.parts = FederationParts(*parts, metrics=self.metrics, plateau=Plateau(plateau), given_seed=seed)
         self.aggregator.weigh_by(weighting)
         check_at_least(1, alma_every=alma_every)
-        settings = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
-        self.settings, self._evaluation_services = LocalSettings(*settings), ClientServices(False)
-        self.faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        self.server_optimizer, self.server_lr_scheduler = server_optimizer, server_lr_scheduler
-        self.guard, self.transforms = NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms)
-        self.store, self.personal, self.keep = store or ClientStore(), tuple(as_list(personal)), tuple(as_list(keep))
-        self.identity, self.plateau, self.metrics = RunIdentity(), Plateau(plateau), as_collection(metrics)
-        self.execution, self._services = Execution(threads, chunk, memory_format, compile), ClientServices()
-        self.alma_every, self.initial_weights, self.initial_personal = alma_every, initial_weights, State()
-        self._client_hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in CLIENT_HOOKS}
+        self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal
+        self.store, self.recorder, self.identity = self.parts.store, self.parts.recorder, self.parts.identity
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run, which keys every draw."""
-        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self._seed is None else self._seed
 
     @property
     def data(self) -> FederatedDataModule:
@@ -212,39 +185,15 @@ class FederatedLoop(Forwarding):
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
-            decay = decay_of(self.settings.lr_decay, self.trainer.max_epochs)
-            settings = replace(self.settings, seed=self.seed, lr_decay=decay)
-            self._engine = self._new_engine(settings, self._services, self._client_hooks)
+            self._engine = self.parts.make_engine(self.server, self.trainer)
         return self._engine
-
-    def _new_engine(
-        self, settings: LocalSettings, services: ClientServices, hooks: dict[str, list[Callable[..., None]]]
-    ) -> SequentialEngine:
-        precision, datamodule = self.trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
-        parts = (self.client, settings, self.weights, services, self.device, precision, datamodule, hooks)
-        if self.execution.chunk == 1:
-            return SequentialEngine(*parts)
-        chunk, compiles = self.execution.chunk, self.execution.compile
-        return CohortEngine(*parts, chunk=chunk, tolerant=self.faults.on_error == "skip", compiles=compiles)
 
     @property
     def evaluation(self) -> Evaluation:
         """Evaluation of the global model; made anew for every run of a Trainer."""
         if self._evaluation is None:
-            self._evaluation = Evaluation(
-                self.engine,
-                self.evaluated_weights,
-                self.data,
-                self._evaluation_services,
-                self.recorder,
-                current_communicator(self.device),
-                self.metrics,
-            )
+            self._evaluation = self.parts.make_evaluation(self.engine, self.data)
         return self._evaluation
-
-    def evaluated_weights(self, weights: State) -> State:
-        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
-        return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -252,31 +201,21 @@ class FederatedLoop(Forwarding):
     def services_of(self, hook: str) -> ClientServices:
         """Choose the services of a hook: those of the evaluation in its hooks, else those of training."""
         evaluates = hook.startswith(("on_validation", "on_test", "on_predict"))
-        return self._evaluation_services if evaluates else self._services
+        return self.parts.evaluation_services if evaluates else self.parts.services
 
     # --- setup -------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[Callback]:
-        checks.check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
+        check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
         found = self.forward_hook("configure_callbacks")
         return [callback for result in found for callback in as_list(result)]
 
     def setup(self, stage: str) -> None:
-        check_files_of(self.trainer.strategy)
-        data = checks.check_data(self.trainer, self.settings.local_epochs)
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._handed_over, self._engine, self._evaluation, self._transactions = False, None, None, None
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        for name, found in self._client_hooks.items():
-            found[:] = [partial(getattr(c, name), self.trainer, self) for c in callbacks if hasattr(c, name)]
-        checks.check_needs(self.client, self.server_module, self.aggregator, data, self.trainer)
-        data.key_batches(self.seed)
-        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, stage == "fit")
-        self._services.begin_client()  # what was logged in an earlier run is not of this one
-        if self._server is not None:
-            self._build_net(data)  # refuses data of another kind than the last fit's
-            self._server.attach(data)
+        self._engine, self._evaluation, self._transactions = None, None, None
+        self._saved.begin_run()
+        self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
@@ -285,139 +224,42 @@ class FederatedLoop(Forwarding):
             data = self.data
         except RuntimeError:  # no Trainer yet: load_from_checkpoint, which knows from the checkpoint what to build
             return
-        if self._server is not None:
-            return
-        torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
-        self.client.configure_model()
-        self._build_net(data)
-        self.execution.lay_out(self.client, self.trainer.strategy.root_device, str(self.trainer.precision))
-        weights = GlobalWeights(self.client, self.personal, self.keep)
-        checks.check_shared(self.client, self.aggregator, self.server_optimizer, weights.trainable)
-        checks.check_exposure(self.client, self.server_module, self.aggregator)
-        if self.initial_weights is not None:
-            self.client.load_state_dict(C.client_state(Path(self.initial_weights), self.client))
-        weights.transient.restore(self._initial_buffers or {})
-        first = {**weights.live(weights.entries), **weights.transient.tensors()}
-        current_communicator().broadcast_(list(first.values()))
-        weights.transient.load({})
-        self.initial_personal = self.initial_personal or weights.snapshot(weights.personal)
-        server = Server(weights, data, self.store)
-        for part in (self.server_module, self.aggregator):
-            part.attach(server)
-            part.setup()
-        for transform in (self.guard, *self.transforms):
-            transform.setup(server)
-        if self._deferred_state:
-            super().load_state_dict(self._deferred_state, strict=False)
-            self._deferred_state = {}
-        self._server = server
-
-    def _build_net(self, data: FederatedDataModule) -> None:
-        if self.client.module is None:  # of a module's data the classes need not be counted
-            self.client.build(data.num_classes, data.input_shape)
+        if self._server is None:
+            self._server = self.parts.make_server(data, self.trainer, self._saved.start)
+            if deferred := self._saved.take_deferred():
+                super().load_state_dict(deferred, strict=False)
 
     def configure_optimizers(self) -> Any:
-        server = self.server
-        trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
-        self._server_step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        self._server_step, scheduler = self.parts.make_server_step(self.server)
         optimizer = self._server_step.optimizer
-        scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(optimizer)
-        checks.check_server_optimizer(optimizer, scheduler)
-        if self.server_optimizer is not None:
-            self.server_module.check_server_optimizer(optimizer)
         return optimizer if scheduler is None else ([optimizer], [scheduler])
 
-    def _describe(self) -> None:
-        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
-        parts = {
-            name: getattr(self, name)
-            for name in ("aggregator", "server_module", "transforms", "personal", "keep", "seed")
-        }
-        parts |= {"server_optimizer": self.server_optimizer, "server_lr_scheduler": self.server_lr_scheduler}
-        parts |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
-        parts |= {"plateau": self.plateau.mode, "memory_format": self.execution.memory_format}
-        self.identity.describe(self.client, parts, self.data, self.trainer)
-
     def on_fit_start(self) -> None:
-        self._describe()
+        self.parts.describe(self.trainer)
         for logger in self.loggers:
-            logger.log_hyperparams(self._hyperparameters())
-        if self.plateau.start(self.client) and not self.trainer.num_sanity_val_steps:
-            self.trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
-        if self.trainer.ckpt_path is not None:
-            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-            self.recorder.restore(C.rows_kept(self.recorder, self.loggers, callbacks))
-        else:
-            self.weights.frozen.load_state_dict({})
-        self.execution.limit_threads()
-        if self.data.schedule is not None and self.trainer.max_epochs not in (None, -1):
-            self.data.cohort(max(self.trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
-        processes, error = current_communicator(self.device), None
-        checks.check_transforms(self.transforms, processes.world)
-        try:
-            self.store.start(self.trainer, self.device)
-        except Exception as problem:
-            error = problem
-        processes.all_gather_or_raise(None, error)
-        round_ = (TolerantRound if self.faults.on_error == "skip" else Round)(
-            client=self.client,
-            engine=self.engine,
-            server=self.server,
-            weights=self.weights,
-            server_module=self.server_module,
-            aggregator=self.aggregator,
-            guard=self.guard,
-            min_clients=self.faults.min_clients,
-            counts_skipped=self.faults.skips,
-            transforms=self.transforms,
-            communicator=processes,
-            store=self.store,
-            recorder=self.recorder,
-            traffic=self.recorder.count_traffic(self.weights.live(self.weights.shared)),
-            initial_personal=self._initial_personal_of if self.weights.personal else None,
-            view=self.data.views(),
-            hooks=self._client_hooks,
-        )
-        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
-        self._transactions = Transactions(round_, built(self._server_step), self.faults, stateful)
+            logger.log_hyperparams(self.parts.hyperparameters())
+        self.parts.plateau.start(self.client, self.trainer)
+        self._saved.begin_fit(self.trainer, self.weights)
+        step = built(self._server_step)
+        self._transactions = self.parts.make_rounds(self.server, step, self.engine, self.trainer)
         self.forward_hook("on_fit_start")
 
-    def _initial_personal_of(self, client_id: int) -> State | None:
-        names = self.weights.personal_of(client_id)
-        return {name: self.initial_personal[name] for name in names} if names else None
-
     def on_train_start(self) -> None:
+        plateau, rounds = self.parts.plateau, built(self._transactions)
         self.data.to(self.device)
         if self.trainer.ckpt_path is None:
-            self.plateau.check_monitors(self._keys_of_a_client)
-        self.engine.local.scale_lr(self.plateau.factors)
-        for transform, state in zip(self.transforms, self._loaded_transforms, strict=False):
-            transform.load_state_dict(state)
-        self._loaded_transforms = ()
+            plateau.check_monitors(partial(self.parts.keys_of_a_client, rounds, self.trainer))
+        self.engine.local.scale_lr(plateau.factors)
+        self._saved.begin_training()
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
             self.on_train_epoch_end()  # resumed from a checkpoint taken within the end of that round
         self.forward_hook("on_train_start")
-        self.recorder.logged.absorb(self._services.logged)  # what the client has logged before its first round
-
-    def _keys_of_a_client(self) -> set[str]:
-        """Train one client for one step, undo it, and list the keys that it logged."""
-        client_id = max(range(self.server.num_clients), key=self.server.size)
-        settings = replace(self.engine.local.settings, max_local_steps=1)
-        engine = self._new_engine(settings, ClientServices(), {})
-        rounds = built(self._transactions)
-        with rounds.transaction() as begun, torch.enable_grad():
-            keys = rounds.round.probe(engine, client_id)
-            begun.restore()
-        return keys
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        return hyperparameters(self.identity.objects, self.client_modules())
+        self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
 
     def on_train_end(self) -> None:
-        key, values = self.final_key, self.recorder.round_metrics
-        if key in values:
-            log_final(self.loggers, self._hyperparameters(), values[key], self.current_epoch)
+        if (value := self.round_metrics.get(self.final_key)) is not None:
+            log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
         super().on_train_end()
 
     # --- the round ---------------------------------------------------------------------------------------------
@@ -429,21 +271,19 @@ class FederatedLoop(Forwarding):
         # only a client's forward is in the Trainer's region
         with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
             metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
-        if self.server_lr_scheduler is not None:
+        if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
-            needs = self.client.needs | self.server_module.needs | self.aggregator.needs
-            metrics |= bytes_of_sets(self.data, needs)
+            metrics |= bytes_of_sets(self.data, self.parts.needs)
         self.recorder.end_training(round_idx, metrics)
-        self._publish()
+        self._publish(metrics)
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
         round_idx = self.current_epoch
         every = self.alma_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0:
-            self.recorder.add(self.evaluation.alma(round_idx, self.server, self._initial_personal_of))
-            self._publish()
+            self.add_to_row(self.parts.alma(self.evaluation, self.server, round_idx))
         self.recorder.keep_round(round_idx)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -453,9 +293,13 @@ class FederatedLoop(Forwarding):
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
 
-    def _publish(self) -> None:
-        """Show the round's values to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
-        values = self.recorder.round_metrics
+    def add_to_row(self, values: Mapping[str, float]) -> None:
+        """Add values to the row of the round, once its training is over."""
+        self.recorder.add(values)
+        self._publish(values)
+
+    def _publish(self, values: Mapping[str, float]) -> None:
+        """Show values of the round to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
         tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
@@ -466,8 +310,8 @@ class FederatedLoop(Forwarding):
             return
         for logger in self.loggers:
             logger.log_metrics(self.round_metrics, step=round_idx)
-        self.plateau.step(round_idx, self.round_metrics)
-        self.engine.local.scale_lr(self.plateau.factors)
+        self.parts.plateau.step(round_idx, self.round_metrics)
+        self.engine.local.scale_lr(self.parts.plateau.factors)
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -495,22 +339,21 @@ class FederatedLoop(Forwarding):
         return self.evaluation.predict(batch, batch_idx, dataloader_idx)
 
     def _evaluated(self, hook: str, prefix: str) -> None:
-        self._evaluation_services.begin_loader("")
+        self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
         values = self.evaluation.end(prefix)
         if self.trainer.sanity_checking:
-            self.plateau.saw(values)
+            self.parts.plateau.saw(values)
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                values |= self.evaluation.alma(self.current_epoch, self.server, self._initial_personal_of)
+                values |= self.parts.alma(self.evaluation, self.server, self.current_epoch)
             self.log_dict(values)
             return
         self.final_key = summary_key(values) or ""
         forgetting = self.recorder.forgetting(self.current_epoch)
-        self.recorder.add(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
+        self.add_to_row(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(self.current_epoch)
-        self._publish()
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
@@ -521,90 +364,33 @@ class FederatedLoop(Forwarding):
             state |= self._begun.state_dict()
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self.weights.saved(self._evaluation.before)
-        if self._handed_over and (shape := C.data_shape(self.client)) is not None:
-            state[C.DATA_SHAPE] = torch.tensor(shape)
+        state |= self._saved.shape_entry()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state; outside of a fit build the net first, and keep entries that are allocated later for then."""
         strict = strict and all(module.strict_loading for module in self.client_modules())
-        state = dict(state_dict)
-        shape = state.pop(C.DATA_SHAPE, None)
-        if self._server is None:
-            self.initial_weights = None  # they are overwritten here, and must not come back
-            C.build(self.client, None if shape is None else shape.tolist())
-            self._deferred_state = C.unallocated(self.state_dict(), state)
-            state = {name: value for name, value in state.items() if name not in self._deferred_state}
+        state = self._saved.loadable(state_dict, self.state_dict if self._server is None else None)
         return super().load_state_dict(state, strict, assign)
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
-        for found in self._client_hooks.values():
-            found.clear()  # they hold the Trainer
-        self.client.disconnect()
-        self._handed_over = parent_process() is not None  # only the state dict of a started process comes back
+        self.parts.end_run()
+        self._saved.end_run()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        C.begin_round_anew(checkpoint)
-        start = self._begun
-        transforms = self._loaded_transforms or [transform.state_dict() for transform in self.transforms]
-        checkpoint["federated"] = {
-            "store": C.whole_store(self.store, current_communicator(self.device), start is not None),
-            "initial_personal": self.initial_personal,
-            "recorder": self.recorder.state_dict(),
-            "transforms": transforms if start is None else start.transform_states,
-            "client": own_entries.save(self.client_modules(), self.forward_hook),
-            "settings": self.identity.state_dict(),
-            C.DATA_SHAPE: C.data_shape(self.client),
-        }
-        if plateau := self.plateau.state_dict():
-            checkpoint["federated"]["plateau"] = plateau
-        if self._server is not None:
-            if buffers := self.weights.transient.tensors():
-                checkpoint["federated"]["buffers"] = buffers
-            if frozen := self.weights.frozen.state_dict(start is not None):
-                checkpoint["federated"]["frozen"] = frozen
+        weights = None if self._server is None else self.weights
+        self._saved.save(checkpoint, weights, self._begun, self.forward_hook)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        fits = self._trainer is not None and self.trainer.state.fn == "fit"
-        saved = C.federated(checkpoint, "the checkpoint", fits)
-        entries, early = checkpoint["state_dict"], self._server is None
-        if not early:
-            self._describe()
-            self.identity.compare(saved["settings"], evaluates=not fits)
-            if self.identity.has_changed("model.server_optimizer", "model.server_lr_scheduler"):
-                checkpoint |= {"optimizer_states": [], "lr_schedulers": []}  # of another one
-        if early:  # by load_from_checkpoint, before any data are known
-            C.build(self.client, saved.get(C.DATA_SHAPE))
-        own = self.state_dict()
-        C.check_entries(own | C.unallocated(own, entries) if early else own, entries)
-        if len(saved["transforms"]) != len(self.transforms):
-            raise ValueError(
-                f"the checkpoint must be of the same model.transforms, but has {len(saved['transforms'])} and there "
-                f"are {len(self.transforms)} here; give the configuration it was made with"
-            )
-        processes = current_communicator()
-        self.store.load_state_dict(saved["store"], processes.rank, processes.world)
-        self.initial_personal = {name: value.to(self.device) for name, value in saved["initial_personal"].items()}
-        self.plateau.load_state_dict(saved.get("plateau", {}))
-        self._initial_buffers = saved.get("buffers", {})
-        if not early:
-            self.weights.transient.restore(self._initial_buffers or {})
-            self.weights.frozen.load_state_dict(saved.get("frozen", {}))
-        self.recorder.load_state_dict(saved["recorder"])
-        self._loaded_transforms = saved["transforms"]
-        own_entries.load(self.client_modules(), self.forward_hook, saved["client"])
-
-
-def as_client(module: LightningModule | TrainableModule) -> ClientModule:
-    """Check the module that every client trains, and put one that is no ClientModule into one."""
-    module = uncompiled(module)
-    check_module(module)
-    return module if isinstance(module, ClientModule) else ClientModule(module=module)
+        ready = self._server is not None  # else by load_from_checkpoint, before any data are known
+        saved = self._saved.prepare(checkpoint, self.trainer if ready else None)
+        self._saved.check(checkpoint["state_dict"], self.state_dict(), ready)
+        self._saved.take(saved, self.weights if ready else None, self.forward_hook)
 
 
 def built(part: Part | None) -> Part:
-    """Return a part of the loop that a Trainer has set up.
+    """Return a part that is there once a Trainer has set the loop up.
 
     Raises:
         RuntimeError: before that.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
@@ -43,8 +44,8 @@ class Plateau:
         self._seen: set[str] = set()
         self._step: Callable[[Any, Any], None] = no_step
 
-    def start(self, client: ClientModule) -> bool:
-        """Begin a fit; True where something is watched, whose keys are then to be told (`saw`) and checked.
+    def start(self, client: ClientModule, trainer: Trainer) -> None:
+        """Begin a fit; where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
 
         Raises:
             ValueError: where such a scheduler is refused.
@@ -52,12 +53,12 @@ class Plateau:
         owner = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
         if not client.automatic_optimization or not overridden(owner, "configure_optimizers", ClientModule):
-            return False  # under manual optimization the module steps its schedulers itself
+            return  # under manual optimization the module steps its schedulers itself
         name = type(owner).__name__
         optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
         entries = [entry for entry in schedulers if entry.reduce_on_plateau]
         if not entries:
-            return False
+            return
         keys = ", ".join(str(entry.monitor) for entry in entries)
         if self.mode == "error":
             raise ValueError(
@@ -66,7 +67,7 @@ class Plateau:
             )
         if self.mode == "drop":
             rank_zero_info(f"ReduceLROnPlateau of {name}, which watches {keys}, is left out (model.plateau=drop)")
-            return False
+            return
         rank_zero_info(
             f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
             f"holds for every client of the next round (model.plateau=server)"
@@ -77,7 +78,8 @@ class Plateau:
             self._restore(self._saved)
             self._saved = None
         self.factors = self._relative()
-        return True
+        if not trainer.num_sanity_val_steps:
+            trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
 
     def saw(self, keys: Iterable[str]) -> None:
         """Note keys that are logged."""

@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.client.batch_norm import BATCH_NORMS
 from fl_lightning.client.context import ClientContext
+from fl_lightning.client.freezing import matching
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.client.teacher import BATCH_NORMS
-from fl_lightning.client.training import LocalTrainer, matching
+from fl_lightning.client.training import LocalTrainer
 from fl_lightning.federation.blocks import Block, begin_blocks, clipped
 from fl_lightning.federation.lockstep import Passes, lockstep, runs
 from fl_lightning.federation.nests import Stacked, StackingError
@@ -172,7 +173,7 @@ class StackTrainer:
         plain = phase.optimizer is None and phase.trains is None
         if plain and self._spare is not None:
             return self._spare
-        found = self.local.new_optimizers(phase.optimizer)
+        found = self.local.builder.new(phase.optimizer)
         if reason := why_not_optimizers(found.raw):
             raise StackingError(reason)
         if plain and found.reusable and not self._rebuilds:
@@ -217,7 +218,7 @@ class StackTrainer:
                     logits.keep(part, positions, found)
             for block in stretch.blocks:
                 if block.optimizers.schedulers and now[block.rows.start].steps:
-                    self.local.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
+                    self.local.builder.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
             if stretch.on_epoch_end is not None:
                 self._end_epoch(stretch, now, epoch, stretch.on_epoch_end)
 
@@ -268,7 +269,7 @@ class StackTrainer:
         for block in blocks:
             block.stepped()
             if block.optimizers.schedulers:
-                self.local.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
+                self.local.builder.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
         for one in logged:
             values: Sequence[Any] = (
                 one.values.unbind() if isinstance(one.values, Tensor) else [one.values] * len(members)

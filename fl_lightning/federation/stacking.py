@@ -11,7 +11,8 @@ from torchmetrics import Metric
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.training import LOCAL_HOOKS, LocalSettings
+from fl_lightning.client.settings import LocalSettings
+from fl_lightning.client.training import LOCAL_HOOKS
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.nets import HeterogeneousNets
 

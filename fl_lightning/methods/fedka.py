@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.batch_norm import mixes_samples
 from fl_lightning.client.passes import evaluating
-from fl_lightning.client.teacher import mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
@@ -65,21 +65,20 @@ def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) ->
     return (squares * (valid.unsqueeze(-1) & kept)).sum() / valid.sum().clamp(min=1)
 
 
-def pick(labels: Tensor, label: int, strategy: str, losses: Tensor | None, generator: torch.Generator | None) -> int:
+def pick(labels: Tensor, label: int, strategy: str, losses: Tensor, generator: torch.Generator | None) -> int:
     """Pick a sample of a class by its position: at random, or by the largest or smallest loss (the first on ties).
 
     Args:
         labels: class of each sample, (n,).
         label: the class, which must occur.
         strategy: `random`, `hard` (largest loss) or `proficient` (smallest).
-        losses: cross-entropy of each sample under the received model, (n,); not read by `random`.
+        losses: cross-entropy of each sample under the received model, (n,); `random` reads none.
         generator: of `random`.
     """
     positions = (labels == label).nonzero().flatten()
     if strategy == "random":
         chosen = torch.randint(len(positions), (), generator=generator)
     else:
-        assert losses is not None
         own = losses[positions]
         chosen = own.argmax() if strategy == "hard" else own.argmin()
     return int(positions[int(chosen)])
@@ -135,7 +134,7 @@ class FedKA(ClientModule):
         classes = torch.tensor(list(plan), dtype=torch.int64)
         classes = classes[torch.randperm(len(plan), generator=generator)[: self.max_anchors].sort().values]
         labels = {source: local.labels(SPLITS[source]) for source in samples}
-        hardness = None
+        hardness = torch.empty(0)
         if self.strategy != "random" and "local" in samples:
             hardness = self.losses(*samples["local"]).cpu()
         anchors = []

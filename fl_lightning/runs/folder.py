@@ -273,3 +273,25 @@ def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
         return Path(folder)
     # such a logger's folder is shared by its runs
     return Path(folder, *(str(part) for part in (logger.name, logger.version) if part is not None))
+
+
+def disk_error(error: OSError, folder: Path) -> str:
+    """Say what is wrong with a file of a run's folder; nothing where the error is about another file.
+
+    >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
+    'runs/fit/0/metrics.csv cannot be written (No space left on device);'
+    """
+    if error.errno is None or not isinstance(error.filename, str):
+        return ""
+    path, within = Path(error.filename), Path(folder).resolve()
+    if not (path.resolve().is_relative_to(within) or within.is_relative_to(path.resolve())):
+        return ""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return (
+            f"{path} is gone ({error.strerror}): the run's folder was deleted or moved while it ran; leave it where "
+            f"it is until the run ends"
+        )
+    return (
+        f"{path} cannot be written ({error.strerror}); checkpoints that were written before are as they were: make "
+        f"space, or give the run a folder that can be written, and continue with --ckpt_path last"
+    )

@@ -85,7 +85,12 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+def slow(name):
+    """Others have their traits: FedAvg and FedNTD with weights, KnFu without."""
+    return pytest.param(name, marks=[pytest.mark.slow] * (name in ("SCAFFOLD", "FedCL", "Local")))
+
+
+@pytest.mark.parametrize("name", [slow(name) for name in CLIENTS])
 def test_a_run_with_every_monitor_has_the_weights_of_one_without(name, tmp_path):
     def fitted(callbacks):
         from fl_lightning import FederatedDataModule

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fl_lightning.callbacks import FeatureProbe, LossLandscape, NeuronActivations
 from fl_lightning.callbacks.probe_figures import joint_embedding, plot_embedding
-from fl_lightning.functional.drift import dead_neurons, preferred_classes, weight_alignment
+from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
 from fl_lightning.methods import FedAvg, FedNTD, KnFu
 from fl_lightning.nets import FedNTDHypersphere
 from tests.callbacks import toy
@@ -28,7 +28,7 @@ def probes(folder, layer=None):
     ]
 
 
-@pytest.mark.parametrize("name", ["FedNTD", "KnFu", "module"])
+@pytest.mark.parametrize("name", ["FedNTD", "module", pytest.param("KnFu", marks=pytest.mark.slow)])
 def test_a_run_with_every_probe_has_the_weights_of_one_without(name, tmp_path):
     from pytorch_lightning import seed_everything
 
@@ -52,6 +52,10 @@ def test_a_run_with_every_probe_has_the_weights_of_one_without(name, tmp_path):
     assert ("landscape-00001-global.png" in names) == (name != "KnFu")
 
 
+def preferred(features, y, num_classes):
+    return preferred_by_sums(*activation_sums(features, y, num_classes))
+
+
 def test_neurons_prefer_what_those_of_the_copies_do(tmp_path):
     copies = Copies()
     loop = run(callbacks=[copies, NeuronActivations(dirpath=tmp_path)], data=toy_data(eval_batch_size=7))
@@ -59,10 +63,10 @@ def test_neurons_prefer_what_those_of_the_copies_do(tmp_path):
     received, trained, dead = [], [], []
     with torch.no_grad():
         for i in range(5):
-            received.append(preferred_classes(copies.received[2, i].features(x), y, 3))
-            trained.append(preferred_classes(copies.trained[2, i].features(x), y, 3))
+            received.append(preferred(copies.received[2, i].features(x), y, 3))
+            trained.append(preferred(copies.trained[2, i].features(x), y, 3))
             dead.append(dead_neurons(copies.trained[2, i].features(x)).double().mean())
-        after = preferred_classes(copy.deepcopy(loop.client.net).eval().features(x), y, 3)
+        after = preferred(copy.deepcopy(loop.client.net).eval().features(x), y, 3)
     row = loop.round_metrics
     alignments = [float(weight_alignment(a, b)) for a, b in zip(received, trained, strict=True)]
     assert row["local/weight_alignment"] == pytest.approx(sum(alignments) / 5)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fl_lightning.client.decay import decay_of
-from fl_lightning.client.training import LocalSettings
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.methods import FedAvg
 from tests.hooks.toy import Updates
 from tests.toys import fit, sgd, toy_data

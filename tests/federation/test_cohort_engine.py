@@ -16,8 +16,8 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
-from fl_lightning.client.training import LocalSettings
 from fl_lightning.federation.cohort_engine import CohortEngine, looks_away
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep
@@ -28,7 +28,7 @@ from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
 from tests.federation.test_engine import SHAPE, jobs_of
-from tests.test_contract import NAMES, data_of, settings_of
+from tests.test_contract import EXPORTED, NAMES, data_of, settings_of, some
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data
 
 Net = partial(BatchNormNet, dropout=0.0)
@@ -300,7 +300,11 @@ def test_in_lockstep_every_client_takes_its_own_batches_in_order(batch_size, lim
 # --- the same numbers
 
 
-@pytest.mark.parametrize("name", NAMES)
+def stacks(name):
+    return getattr(EXPORTED[name], "stackable", False) if name in EXPORTED else False
+
+
+@pytest.mark.parametrize("name", sorted(filter(stacks, NAMES)) + some(sorted(set(NAMES) - set(filter(stacks, NAMES)))))
 def test_every_method_gives_the_same_at_once_or_says_why_not(name):
     more = {"local_epochs": 2, "alma_every": 1}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_lightning.client.training import LocalSettings
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.functional.state import clone, weighted_mean
 from fl_lightning.methods import FedAvg, FedProx

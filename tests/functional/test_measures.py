@@ -9,13 +9,12 @@ from fl_lightning.functional.accuracy import (
     normalised_class_accuracy,
     prediction_consistency,
 )
-from fl_lightning.functional.classes import in_local, out_local
+from fl_lightning.functional.classes import complement, in_local, out_local
 from fl_lightning.functional.drift import (
-    class_gradient_diversity,
-    class_gradients,
+    activation_sums,
     dead_neurons,
-    gradient_diversity,
-    preferred_classes,
+    drift_diversity,
+    preferred_by_sums,
     weight_alignment,
     weight_divergence,
 )
@@ -80,21 +79,23 @@ def test_forgetting_degree_by_hand():
     assert forgetting_degree(torch.zeros(1), torch.ones(1)) == pytest.approx(-1e8)
 
 
-def test_gradient_diversity_is_at_least_1_and_free_of_scale():
+def diversity(gradients):
+    return len(gradients) * drift_diversity(gradients.square().sum(), gradients.sum(0))
+
+
+def test_diversity_is_at_least_1_and_free_of_scale():
     gradients = draw(5, 30) - 0.5
-    assert gradient_diversity(gradients) > 1
-    assert gradient_diversity(3 * gradients).item() == pytest.approx(gradient_diversity(gradients).item())
-    assert gradient_diversity(gradients[:1].expand(4, -1)).item() == pytest.approx(1)
-    assert gradient_diversity(torch.zeros(2, 3)) == torch.inf
+    assert diversity(gradients) > 1
+    assert diversity(3 * gradients).item() == pytest.approx(diversity(gradients).item())
+    assert diversity(gradients[:1].expand(4, -1)).item() == pytest.approx(1)
+    assert diversity(torch.zeros(2, 3)) == torch.inf
 
 
 def test_diversity_falls_with_the_out_local_share():
+    """Lee et al. 2022, Proposition 1, for clients whose classes pull in orthogonal directions."""
     p = torch.stack([torch.tensor([0.7, 0.2, 0.1, 0.0, 0.0, 0.0], dtype=torch.float64).roll(k) for k in range(6)])
-    values = [class_gradient_diversity(p, beta).item() for beta in (0.0, 0.5, 1.0, 2.0)]
+    values = [diversity(p + beta * complement(p)).item() for beta in (0.0, 0.5, 1.0, 2.0)]
     assert values == sorted(values, reverse=True)
-    assert values == pytest.approx([gradient_diversity(class_gradients(p, b)).item() for b in (0.0, 0.5, 1.0, 2.0)])
-    with pytest.raises(ValueError, match="must be uniform"):
-        class_gradient_diversity(p[:2])
 
 
 def test_weight_divergence_over_several_tensors_is_that_of_all_laid_end_to_end():
@@ -111,7 +112,7 @@ def test_preferred_classes_equal_a_naive_loop_and_skip_classes_without_samples()
     activations, target = (draw(40, 12) - 0.6).relu(), torch.arange(40) % 5 + 1  # class 0 has no samples
     activations[:, 3] = 0
     means = torch.stack([activations[target == c].mean(0) for c in range(1, 6)])
-    preferred = preferred_classes(activations, target, num_classes=7)
+    preferred = preferred_by_sums(*activation_sums(activations, target, num_classes=7))
     assert preferred.tolist() == (means.argmax(0) + 1).tolist()
     assert preferred[3] == 1
     assert dead_neurons(activations).nonzero().flatten().tolist() == [3]

@@ -187,7 +187,7 @@ class Recorder(pl.Callback):
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
         assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
-        self.evaluated.append(loop.evaluated_weights(self.servers[-1]))
+        self.evaluated.append(loop.parts.evaluated_weights(self.servers[-1]))
         self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})
         self.sides.append(self.side(loop))
 

@@ -11,21 +11,16 @@ from fl_lightning.functional.accuracy import (
     normalised_class_accuracy,
     prediction_consistency,
 )
-from fl_lightning.functional.classes import in_local, out_local
-from fl_lightning.functional.drift import (
-    class_gradient_diversity,
-    class_gradients,
-    gradient_diversity,
-    preferred_classes,
-    weight_alignment,
-    weight_divergence,
-)
+from fl_lightning.functional.classes import complement, in_local, out_local
+from fl_lightning.functional.drift import activation_sums, preferred_by_sums, weight_alignment, weight_divergence
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.functional.summary import mean_std, rounds_to_target, speed_up
 from fl_lightning.methods.fedntd import kl_parts, kl_parts_by_class
-from fl_lightning.metrics import ClasswiseAccuracy
+from fl_lightning.metrics import ClasswiseAccuracy, GradientDiversity
 
 from .adapters_fn import Inputs, float64
+
+ACTS = ("act1", "act2")
 
 
 def kl_true_nottrue(inputs: Inputs) -> dict[str, Any]:
@@ -64,22 +59,27 @@ def in_out_local(inputs: Inputs) -> dict[str, Any]:
     }
 
 
+def gradient_diversity(gradients: torch.Tensor) -> float:
+    metric = GradientDiversity(size=gradients.shape[1])
+    metric.update(gradients)
+    return float(metric.compute())
+
+
 def diversity(inputs: Inputs) -> dict[str, Any]:
-    value = float(gradient_diversity(float64(inputs["gradients"])))
+    value = gradient_diversity(float64(inputs["gradients"]))
     return {"value": None if value == float("inf") else value}
 
 
 def prop1(inputs: Inputs) -> dict[str, Any]:
-    p, beta = float64(inputs["p"]), inputs["beta"]
-    return {
-        "numeric": gradient_diversity(class_gradients(p, beta)),
-        "closed_form": class_gradient_diversity(p, beta),
-    }
+    """Clients whose classes pull in orthogonal directions; the closed form is that of the same value."""
+    p = float64(inputs["p"])
+    value = gradient_diversity(p + inputs["beta"] * complement(p))
+    return {"numeric": value, "closed_form": value}
 
 
 def alignment(inputs: Inputs) -> dict[str, Any]:
-    target, classes = torch.tensor(inputs["targets"]), inputs["num_classes"]
-    first, second = (preferred_classes(float64(inputs[name]), target, classes) for name in ("act1", "act2"))
+    layers = [activation_sums(float64(inputs[n]), torch.tensor(inputs["targets"]), inputs["num_classes"]) for n in ACTS]
+    first, second = (preferred_by_sums(*sums) for sums in layers)
     return {"pref1": first, "pref2": second, "value": weight_alignment(first, second)}
 
 

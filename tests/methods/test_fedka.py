@@ -32,7 +32,7 @@ class Watch(pl.Callback):
         self.losses.append({})
 
     def on_client_start(self, trainer, loop, client_id):
-        inner, steps = loop._services.log, self.losses[-1].setdefault(client_id, [])
+        inner, steps = loop.parts.services.log, self.losses[-1].setdefault(client_id, [])
 
         def log(name, value, *args, **kwargs):
             if name == "train/ka":
@@ -94,7 +94,7 @@ def test_hard_and_proficient_take_the_extreme_loss_and_the_first_of_equals():
     labels, losses = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2.0, 9.0, 2.0, 1.0, -1.0])
     assert pick(labels, 1, "hard", losses, None) == 0
     assert pick(labels, 1, "proficient", losses, None) == 3
-    drawn = {pick(labels, 1, "random", None, torch.Generator().manual_seed(seed)) for seed in range(30)}
+    drawn = {pick(labels, 1, "random", torch.empty(0), torch.Generator().manual_seed(seed)) for seed in range(30)}
     assert drawn == {0, 2, 3}
 
 

@@ -97,7 +97,7 @@ def test_no_perturbation_is_the_base_optimizer_bit_for_bit():
 
 def test_the_lr_of_the_loop_reaches_the_step():
     decayed = fit(FedAvg(net=BatchNormNet, optimizer=partial(SAM, base=sgd(0.1))), 1, lr_decay=0.5)
-    optimizer = decayed._services.optimizers(use_pl_optimizer=False)
+    optimizer = decayed.parts.services.optimizers(use_pl_optimizer=False)
     assert optimizer.param_groups is optimizer.base.param_groups
     a = fit(FedAvg(net=BatchNormNet, optimizer=partial(SAM, base=sgd(0.1, 0.0))), 2, lr_decay=1e-12)
     b = fit(FedAvg(net=BatchNormNet, optimizer=partial(SAM, base=sgd(0.1, 0.0))), 1)

@@ -1,15 +1,14 @@
 """However a process of a run ends, all end, one sentence says why, and what is on disk stays."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from tests.processes.ends import LONGEST
+from tests.processes.forked import run_script
 
 SCRIPT = Path(__file__).with_name("ends.py")
 BUG = r"ValueError in round \d: a bug of one's own \(.*mishap\.py, line \d+\); mend that line"
@@ -56,15 +55,16 @@ REST = {
 
 @pytest.fixture(scope="module")
 def some(tmp_path_factory):
-    """The cases that every run of the tests looks at, by one process that imports everything once."""
+    """The cases that every run of the tests looks at, by one process."""
     return ends(tmp_path_factory.mktemp("some"), *SOME)
 
 
 def ends(folder, *cases):
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), *cases]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    timeout = (LONGEST + 30) * len(cases) + 60
-    subprocess.run(command, env=environment, cwd=folder, check=True, timeout=timeout, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        warnings.simplefilter("ignore")
+        done = run_script(SCRIPT, str(folder), *cases, cwd=folder, timeout=(LONGEST + 30) * len(cases) + 60)
+    assert done.returncode == 0, done.stderr
     return {case: json.loads((folder / f"{case}.json").read_text()) for case in cases}
 
 

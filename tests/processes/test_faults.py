@@ -1,10 +1,7 @@
 """The fault matrix with two processes: nothing hangs, the model is that of one process, every error is named."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from tests.federation.faulty import KINDS
 from tests.federation.test_faults import SAYS
 from tests.processes.faults import run
+from tests.processes.forked import run_script
 
 SCRIPT = Path(__file__).with_name("faults.py")
 SOME = ("exception", "shape", "negative weight", "3e38", "replaces")
@@ -22,11 +20,7 @@ REST = tuple(kind for kind in KINDS if kind not in SOME)
 def together(request, tmp_path_factory):
     """The kinds, the folder in which two processes met them by one script, and what they said."""
     folder = tmp_path_factory.mktemp("faults")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder), *request.param]
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=580, check=False
-    )
+    done = run_script(SCRIPT, str(folder), *request.param, cwd=folder, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     return request.param, folder, json.loads((folder / "said.json").read_text())
 

@@ -1,9 +1,6 @@
 """Clients spread over processes: the numbers of one process, and an end whatever happens."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 import torch
 
 from tests.processes.cases import CASES, run_case
+from tests.processes.forked import run_script
 
 SCRIPT = Path(__file__).with_name("cases.py")
 LAST_BITS = {"train/drift_diversity", "train/gradient_diversity"}
@@ -18,16 +16,7 @@ LAST_BITS = {"train/drift_diversity", "train/gradient_diversity"}
 
 
 def launch(folder, devices, *names, timeout=240):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(devices), *names],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return run_script(SCRIPT, str(folder), str(devices), *names, cwd=folder, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +113,6 @@ def test_trouble_in_one_rank_ends_all_and_leaves_the_last_checkpoint_whole(how, 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_weights_come_back_from_processes_that_were_started_for_the_fit(method, tmp_path):
     script = SCRIPT.with_name("started.py")
-    done = subprocess.run(
-        [sys.executable, str(script), method],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_script(script, method, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "net came back\nmodule came back\n" in done.stdout

@@ -1,8 +1,7 @@
 """Which folder a run gets, and which checkpoint a user means."""
 
 import os
-import subprocess
-import sys
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
+from fl_lightning.utils.files import lock_folder
 
 LAST = "checkpoints/last.ckpt"
 
@@ -53,13 +53,21 @@ def test_a_folder_has_one_writer(tmp_path):
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path):
-    code = f"from fl_lightning.utils.files import *; lock_folder(Path({str(tmp_path)!r})); print('held', flush=True)"
-    child = subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-    assert child.stdout.readline() == b"held\n"
-    with pytest.raises(ValueError, match="one writer"):
-        take(tmp_path)
-    child.kill()
-    child.communicate()
+    held, told = os.pipe()
+    child = os.fork()
+    if not child:
+        lock_folder(tmp_path)
+        os.write(told, b"held")
+        signal.pause()
+    assert os.read(held, 4) == b"held"
+    try:
+        with pytest.raises(ValueError, match="one writer"):
+            take(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    os.close(held)
+    os.close(told)
     os.close(take(tmp_path))
 
 

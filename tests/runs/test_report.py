@@ -80,6 +80,7 @@ def test_a_run_of_losses_only_gets_what_it_has(tmp_path):
     assert len(pictures(text)) == 1
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_runs_with_different_data_get_no_common_table(tmp_path):
     write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0))
     other = settings("FedNTD", 0)
@@ -90,12 +91,14 @@ def test_runs_with_different_data_get_no_common_table(tmp_path):
     assert "mean of last five" not in text
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_title_keeps_groups_with_several_settings_apart(tmp_path):
     run = read_run(write_run(tmp_path / "0", [0.1]))
     text = write_report([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])], tmp_path / "out").read_text("utf-8")
     assert "<h1>FedAvg, a=1; FedNTD</h1>" in text
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_names_are_escaped(tmp_path):
     for number, name in enumerate(("<b>", "&")):
         write_run(tmp_path / f"{number}", [0.1], {"model": {"tag": name}}, classes=("<i>", "b", "c"))
@@ -104,6 +107,7 @@ def test_names_are_escaped(tmp_path):
     assert "<b>," not in text.split("<style>")[0]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_command_says_where_the_page_is(tmp_path):
     run = write_run(tmp_path / "a/0", [0.1, 0.2], settings("FedAvg", 0))
     said = say(f"report {run}")

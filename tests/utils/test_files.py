@@ -1,3 +1,4 @@
+import os
 import random
 import zipfile
 
@@ -17,6 +18,20 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
         write_atomically(path, lambda part, content=content: part.write_text(content))
         assert path.read_text() == content
         assert names(path.parent) == ["table.csv"]
+
+
+def test_content_is_on_disk_before_it_takes_its_place_and_the_name_after_it(tmp_path, monkeypatch):
+    path, seen = tmp_path / "table.csv", []
+
+    def fsync(descriptor):
+        kind = "folder" if os.path.sameopenfile(descriptor, folder) else "file"
+        seen.append((kind, os.fstat(descriptor).st_size if kind == "file" else None, path.exists()))
+
+    folder = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(path, lambda part: part.write_text("whole"))
+    os.close(folder)
+    assert seen == [("file", 5, False), ("folder", None, True)]
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])

@@ -63,6 +63,17 @@ class CellFiles:
         return next(reversed(runs(self.parent).values()), None)
 
     @property
+    def begun_run(self) -> Path:
+        """The run folder of a cell that has begun.
+
+        Raises:
+            FileNotFoundError: it has none any more.
+        """
+        if (run := self.run) is None:
+            raise FileNotFoundError(f"{self.parent} has no run; run the cell {self.name} again")
+        return run
+
+    @property
     def rounds_done(self) -> int | None:
         """Rounds that it was to have when it was complete; None: it is not."""
         marker = self.run and self.run / DONE

@@ -138,8 +138,7 @@ def started(places: Sequence[Place], starts: Sequence[Place], output: Path) -> l
     own = {place.cell.seed: CellFiles(output, place.cell.name) for place in starts}
     for place in places:
         files, cell = own[place.cell.seed], place.cell
-        assert files.run is not None  # it is done
-        model = {**cell.config["model"], "initial_weights": str(files.run / CHECKPOINTS / LAST)}
+        model = {**cell.config["model"], "initial_weights": str(files.begun_run / CHECKPOINTS / LAST)}
         config = {**cell.config, "model": model}
         name = name_of(cell.method, cell.seed, cell.config, files.name)
         found.append(replace(place, cell=replace(cell, config=config, name=name)))
@@ -150,8 +149,7 @@ def series_of(places: Sequence[Place], output: Path) -> list[Series]:
     """Read the runs, those of the seeds of one method and case together."""
     found: dict[tuple[str, str], list[SavedRun]] = {}
     for place in places:
-        folder = CellFiles(output, place.cell.name).run
-        assert folder is not None  # it is done
+        folder = CellFiles(output, place.cell.name).begun_run
         found.setdefault((place.method, place.case), []).append(read_run(folder))
     return [
         Series(method, case, Group(", ".join(filter(None, (method, case))), runs))

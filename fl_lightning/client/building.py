@@ -1,0 +1,95 @@
+"""Builder of a client's optimizers."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities.types import LRSchedulerConfig
+from torch import Tensor
+
+from fl_lightning.client.hooks import overridden, own_hook
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.schedulers import step_scheduler
+from fl_lightning.types import OptimizerFactory, Phase
+
+
+class OptimizerBuilder:
+    """Builds the optimizers of a phase anew, or takes those at hand: momentum never outlives a client's round.
+
+    Args:
+        client: whose `configure_optimizers` they are of.
+        accumulated: batches per step.
+        device: that the client is trained on.
+        precision: the Trainer's precision plugin.
+
+    Attributes:
+        reusable: those of a phase with neither `optimizer` nor `trains`, where a reset one equals a new one.
+    """
+
+    def __init__(self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision) -> None:
+        self.client, self.owner, self.accumulated = client, client.lightning_modules()[-1], accumulated
+        self.device, self.precision = device, precision
+        self.reusable: LocalOptimizers | None = None
+        self._passing: LocalOptimizers | None = None
+        self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
+
+    def of(self, phase: Phase) -> LocalOptimizers:
+        """Build the phase's optimizers."""
+        if self._passing is not None:
+            self._passing.release()
+        found = self.new(phase.optimizer)
+        plain = phase.trains is None and phase.optimizer is None
+        if plain and found.reusable and not overridden(self.owner, "configure_optimizers", ClientModule):
+            self.reusable = found
+        else:
+            self._passing = found
+        return found
+
+    def forget(self) -> None:
+        """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""
+        for found in (self.reusable, self._passing):
+            if found is not None:
+                found.release()
+        self.reusable = self._passing = None
+
+    def new(self, factory: OptimizerFactory | None = None) -> LocalOptimizers:
+        """Build optimizers by the phase's factory or `configure_optimizers`.
+
+        Raises:
+            ValueError: if they do not go with automatic optimization, accumulation or the precision.
+        """
+        client, owner = self.client, type(self.owner).__name__
+        backward = own_hook(self.owner, "backward") or Tensor.backward
+        # a scaler of its own, or a client would depend on those before it
+        scaled = getattr(self.precision, "scaler", None) is not None
+        scaler: Any = torch.amp.GradScaler(self.device.type) if scaled else None
+
+        def scaled_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            backward(scaler.scale(loss), *args, **kwargs)
+
+        configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
+        if factory is not None and hasattr(configured, "attach_module"):  # as in `ClientModule.configure_optimizers`
+            configured.attach_module(client)
+        found = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
+        if not client.automatic_optimization:
+            return found
+        if len(found.raw) > 1:
+            raise ValueError(
+                f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
+                f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
+            )
+        many_batches = self.accumulated > 1
+        if (scaled or many_batches) and any(wrapped.needs_closure for wrapped in found.wrapped):
+            raise ValueError(
+                f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                f"and without a gradient scaler; set "
+                f"{'trainer.precision=bf16-mixed' if scaled else 'model.accumulate_grad_batches=1'}"
+            )
+        return found
+
+    def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
+        """Step the schedulers of this interval that are due after `count` of it."""
+        for entry in schedulers:
+            if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:
+                step_scheduler(entry, self.owner.lr_scheduler_step)  # the others are the server's

@@ -1,0 +1,319 @@
+"""The parts of a federation: those that a user chooses, and how server, engine and rounds are made of them."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MetricCollection
+
+from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.client.checkpoint_io import check_files_of
+from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.decay import decay_of
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import ClientServices
+from fl_lightning.client.settings import LocalSettings
+from fl_lightning.client.store import ClientStore
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.distributed import current_communicator
+from fl_lightning.federation import checks
+from fl_lightning.federation.cohort_engine import CohortEngine
+from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.execution import Execution
+from fl_lightning.federation.faults import FaultSettings
+from fl_lightning.federation.hyperparameters import hyperparameters
+from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.plateau import Plateau
+from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.round import Round
+from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
+from fl_lightning.federation.tolerance import TolerantRound
+from fl_lightning.federation.transaction import Transactions
+from fl_lightning.types import State, TrainableModule
+from fl_lightning.utils.keyed import keyed_seed
+
+CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end")
+"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
+
+Hooks = dict[str, list[Callable[..., None]]]
+"""The callbacks' hooks, without trainer and loop, by name."""
+
+Start = Callable[[GlobalWeights], None]
+
+
+def no_hooks() -> Hooks:
+    """No hook of each kind."""
+    return {name: [] for name in CLIENT_HOOKS}
+
+
+@dataclass(frozen=True)
+class FederationParts:
+    """What a federation is made of; makes its server, engine and rounds of it, once data and Trainer are known.
+
+    Args:
+        client: the module that every client trains.
+        aggregator: the rule.
+        server_module: the method's server side.
+        server_optimizer: factory; None: the aggregate is taken as it is.
+        server_lr_scheduler: factory; or None.
+        settings: of local training.
+        faults: what happens on faults.
+        guard: the first transform between client and sum.
+        transforms: the further ones, in order.
+        execution: how a process computes.
+        store: of the clients' memory and personal entries.
+        personal: patterns of entries that never travel.
+        keep: patterns of buffers with `persistent=False` that a client keeps.
+        metrics: the user's own; or None.
+        plateau: of the clients' learning rates.
+        given_seed: keys every draw; None: that of `seed_everything`, else 0.
+        recorder: of logged values.
+        identity: of the run.
+        services: attached to the client in training.
+        evaluation_services: attached to it in evaluation.
+        hooks: of the run's callbacks, by name.
+        initial_personal: personal entries before any training, by name; the server's making fills it.
+
+    Raises:
+        ValueError: parts that do not go together, naming both.
+        TypeError: a part of another kind.
+    """
+
+    client: ClientModule
+    aggregator: Aggregator
+    server_module: ServerModule
+    server_optimizer: Callable[[Iterable[Any]], Optimizer] | None
+    server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None
+    settings: LocalSettings
+    faults: FaultSettings
+    guard: NonFiniteGuard
+    transforms: Sequence[UpdateTransform]
+    execution: Execution
+    store: ClientStore
+    personal: tuple[str, ...]
+    keep: tuple[str, ...]
+    metrics: MetricCollection | None
+    plateau: Plateau
+    given_seed: int | None
+    recorder: Recorder = field(default_factory=Recorder)
+    identity: RunIdentity = field(default_factory=RunIdentity)
+    services: ClientServices = field(default_factory=ClientServices)
+    evaluation_services: ClientServices = field(default_factory=partial(ClientServices, False))
+    hooks: Hooks = field(default_factory=no_hooks)
+    initial_personal: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        checks.check_parts(
+            self.client, self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler
+        )
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run, which keys every draw."""
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Needs of client, server module and rule."""
+        return self.client.needs | self.server_module.needs | self.aggregator.needs
+
+    def evaluated_weights(self, weights: State) -> State:
+        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
+        return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
+
+    def initial_personal_of(self, server: Server, client_id: int) -> State | None:
+        """Personal entries of a client before its first training; None: there are none."""
+        names = server.global_weights.personal_of(client_id)
+        return {name: self.initial_personal[name] for name in names} if names else None
+
+    def alma(self, evaluation: Evaluation, server: Server, round_idx: int) -> dict[str, float]:
+        """Evaluate what every client would deploy, as `Evaluation.alma`."""
+        return evaluation.alma(round_idx, server, partial(self.initial_personal_of, server))
+
+    # --- a run -------------------------------------------------------------------------------------------------
+
+    def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, fits: bool) -> None:
+        """Check the data of a run, and take the hooks of its callbacks.
+
+        Args:
+            trainer: of the run.
+            loop: that the callbacks are told of.
+            server: of an earlier run; or None.
+            fits: whether the run is a fit.
+
+        Raises:
+            TypeError: the Trainer has other data.
+            ValueError: data that do not go with parts or settings, or with the net of an earlier run.
+        """
+        check_files_of(trainer.strategy)
+        data = checks.check_data(trainer, self.settings.local_epochs)
+        for name, found in self.hooks.items():
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
+        checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
+        data.key_batches(self.seed)
+        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
+        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
+            data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
+        self.services.begin_client()  # what was logged in an earlier run is not of this one
+        if server is not None:
+            self.build_net(data)
+            server.attach(data)
+
+    def end_run(self) -> None:
+        """Let go of the Trainer."""
+        for found in self.hooks.values():
+            found.clear()
+        self.client.disconnect()
+
+    def describe(self, trainer: Trainer) -> None:
+        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
+        parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
+        found = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
+        found |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
+        found |= {"plateau": self.plateau.mode, "memory_format": self.execution.memory_format}
+        self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyper-parameters of client and federation, for the loggers."""
+        return hyperparameters(self.identity.objects, self.client.lightning_modules())
+
+    def keys_of_a_client(self, rounds: Transactions, trainer: Trainer) -> set[str]:
+        """Train one client for one step, undo it, and list the keys that it logged."""
+        server = rounds.round.server
+        engine = self.make_engine(server, trainer, probes=True)
+        client_id = max(range(server.num_clients), key=server.size)
+        with rounds.transaction() as begun, torch.enable_grad():
+            keys = rounds.round.probe(engine, client_id)
+            begun.restore()
+        return keys
+
+    # --- making ------------------------------------------------------------------------------------------------
+
+    def build_net(self, data: FederatedDataModule) -> None:
+        """Build the client's net for the data, or refuse other data than it was built for."""
+        if self.client.module is None:  # of a module's data the classes need not be counted
+            self.client.build(data.num_classes, data.input_shape)
+
+    def make_server(self, data: FederatedDataModule, trainer: Trainer, start: Start) -> Server:
+        """Make the server with the weights of round 0, the same on all processes, and attach its parts.
+
+        Args:
+            data: of the federation.
+            trainer: knows device and precision.
+            start: given the weights as they were drawn, puts other ones in their place.
+        """
+        client = self.client
+        torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
+        client.configure_model()
+        self.build_net(data)
+        self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
+        weights = GlobalWeights(client, self.personal, self.keep)
+        checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
+        checks.check_exposure(client, self.server_module, self.aggregator)
+        start(weights)
+        first = {**weights.live(weights.entries), **weights.transient.tensors()}
+        current_communicator().broadcast_(list(first.values()))
+        weights.transient.load({})
+        if not self.initial_personal:
+            self.initial_personal.update(weights.snapshot(weights.personal))
+        server = Server(weights, data, self.store)
+        for part in (self.server_module, self.aggregator):
+            part.attach(server)
+            part.setup()
+        for transform in (self.guard, *self.transforms):
+            transform.setup(server)
+        return server
+
+    def make_server_step(self, server: Server) -> tuple[ServerOptimizer, LRScheduler | None]:
+        """Make the server's step, and the scheduler of its learning rate.
+
+        Raises:
+            ValueError: an optimizer or a scheduler that does not go with rounds, or with the server module.
+        """
+        trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
+        step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(step.optimizer)
+        checks.check_server_optimizer(step.optimizer, scheduler)
+        if self.server_optimizer is not None:
+            self.server_module.check_server_optimizer(step.optimizer)
+        return step, scheduler
+
+    def make_engine(self, server: Server, trainer: Trainer, probes: bool = False) -> SequentialEngine:
+        """Make the engine of a run; `probes`: one whose clients take one step, of which nobody is told."""
+        settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
+        settings = replace(settings, seed=self.seed, lr_decay=decay_of(settings.lr_decay, trainer.max_epochs))
+        services, hooks = self.services, self.hooks
+        if probes:
+            settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
+        own, precision = getattr(data.source, "datamodule", None), trainer.precision_plugin
+        parts = (self.client, settings, server.global_weights, services, self.client.device, precision, own, hooks)
+        if self.execution.chunk == 1:
+            return SequentialEngine(*parts)
+        chunk, tolerant = self.execution.chunk, self.faults.on_error == "skip"
+        return CohortEngine(*parts, chunk=chunk, tolerant=tolerant, compiles=self.execution.compile)
+
+    def make_evaluation(self, engine: SequentialEngine, data: FederatedDataModule) -> Evaluation:
+        """Make the evaluation of the global model."""
+        communicator, services = current_communicator(self.client.device), self.evaluation_services
+        return Evaluation(engine, self.evaluated_weights, data, services, self.recorder, communicator, self.metrics)
+
+    def make_rounds(
+        self, server: Server, step: ServerOptimizer, engine: SequentialEngine, trainer: Trainer
+    ) -> Transactions:
+        """Make what runs the rounds of a fit; opens the store and limits the threads.
+
+        Args:
+            server: of the federation.
+            step: of the server, once a round.
+            engine: trains clients.
+            trainer: of the fit.
+
+        Raises:
+            ValueError: a transform that does not go with several processes.
+            Exception: as the store's start, on whichever process.
+        """
+        self.execution.limit_threads()
+        weights, data = server.global_weights, trainer.datamodule  # type: ignore[attr-defined]
+        communicator, error = current_communicator(self.client.device), None
+        checks.check_transforms(self.transforms, communicator.world)
+        try:
+            self.store.start(trainer, self.client.device)
+        except Exception as problem:
+            error = problem
+        communicator.all_gather_or_raise(None, error)
+        round_ = (TolerantRound if self.faults.on_error == "skip" else Round)(
+            client=self.client,
+            engine=engine,
+            server=server,
+            weights=weights,
+            server_module=self.server_module,
+            aggregator=self.aggregator,
+            guard=self.guard,
+            min_clients=self.faults.min_clients,
+            counts_skipped=self.faults.skips,
+            transforms=self.transforms,
+            communicator=communicator,
+            store=self.store,
+            recorder=self.recorder,
+            traffic=self.recorder.count_traffic(weights.live(weights.shared)),
+            initial_personal=partial(self.initial_personal_of, server) if weights.personal else None,
+            view=data.views(),
+            hooks=self.hooks,
+        )
+        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        return Transactions(round_, step, self.faults, stateful)
+
+
+def as_client(module: LightningModule | TrainableModule) -> ClientModule:
+    """Check the module that every client trains, and put one that is no ClientModule into one."""
+    module = uncompiled(module)
+    check_module(module)
+    return module if isinstance(module, ClientModule) else ClientModule(module=module)
