@@ -150,7 +150,7 @@ class CohortEngine(SequentialEngine):
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self._looked_at() or self.weights.personal or self.weights.freezes
-        found: Sequence[State] = stack.states() if looks else stack.flat_states()
+        found: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
         return ((rows[row], found[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _join(self, exchange: str, job: ClientJob) -> Member:

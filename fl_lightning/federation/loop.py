@@ -84,7 +84,7 @@ class FederatedLoop(Forwarding):
         memory_format: of the weights of two-dimensional convolutions: `channels_last`, `contiguous`, or `auto`, the
             faster one where that is known (see `Execution.lay_out`). Results differ in the last bits.
         compile: whether `torch.compile` compiles the step of clients trained at once (`chunk`), anew for each of its
-            shapes; it seldom pays (see docs/performance.md).
+            shapes: cross-entropy of a net of known layers, in long runs (see docs/performance.md).
 
     Attributes:
         recorder: of the logged values.

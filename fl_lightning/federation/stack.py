@@ -15,7 +15,7 @@ from fl_lightning.client.services import ClientServices, batch_length
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
 from fl_lightning.federation.recorded import StackStep
 from fl_lightning.federation.stack_logits import RowLogits
-from fl_lightning.functional.state import FlatState, flat_rows, flatten, unflatten
+from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 
 Step = Callable[[Batch, int], Tensor]
@@ -114,18 +114,14 @@ class ClientStack:
         kind: Hashable = None,
     ) -> None:
         self._client, self._trainable, self._steps = client, contexts[0].trainable, steps or StackStep()
-        alike = all(state is states[0] for state in states)
-        flat = [flatten({name: state[name] for name in places}) for state in states[: 1 if alike else None]]
-        self._vectors = {
-            dtype: one.expand(len(states), -1).clone() if alike else torch.stack([own[dtype] for own in flat])
-            for dtype, one in flat[0].items()
-        }
-        first = states[0]
-        self._entries = unflatten(self._vectors, {name: (first[name].shape, first[name].dtype) for name in places})
+        first, number = states[0], len(states)
+        if all(state is first for state in states):
+            entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
+        else:
+            entries = {name: torch.stack([state[name] for state in states]) for name in first}
         parameters = {name for name, place in places.items() if isinstance(getattr(*place), nn.Parameter)}
-        self.params = {name: value for name, value in self._entries.items() if name in parameters}
-        # in one piece each: torch's rule for BatchNorm under vmap updates a copy of others
-        self.buffers = {n: value.contiguous() for n, value in self._entries.items() if n not in parameters}
+        self.params = {name: value for name, value in entries.items() if name in parameters}
+        self.buffers = {name: value for name, value in entries.items() if name not in parameters}
         starts = [context.start for context in contexts]
         alike = all(start is starts[0] for start in starts)
         self._kind = None if self.buffers else kind
@@ -138,20 +134,15 @@ class ClientStack:
         self.proven = False
 
     def states(self) -> list[State]:
-        """The entries of every client, live but for buffers."""
-        entries = self._written()
+        """The entries of every client, live."""
+        entries = {**self.params, **self.buffers}
         columns = zip(*(value.unbind() for value in entries.values()), strict=True)
         return [dict(zip(entries, row, strict=True)) for row in columns]
 
-    def flat_states(self) -> list[FlatState]:
-        """The entries of every client, live but for buffers, end to end."""
-        return flat_rows(self._vectors, self._written())
-
-    def _written(self) -> State:
-        """The entries, with the buffers as they are now."""
-        for name, value in self.buffers.items():
-            self._entries[name].copy_(value)
-        return self._entries
+    def flat_states(self, names: Sequence[str]) -> list[FlatState]:
+        """The named entries of every client, copied, end to end."""
+        entries = {**self.params, **self.buffers}
+        return flat_rows({name: entries[name] for name in names})
 
     def rows(self, rows: slice) -> Rows:
         """Some rows; the same object for the same rows."""

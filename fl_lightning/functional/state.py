@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.utils.devices import to_device
-
 State = dict[str, Tensor]
 StateLike = Mapping[str, Tensor]
 PIECE = 2**16
@@ -101,7 +99,6 @@ class FlatState(dict[str, Tensor]):
         vectors: result of `flatten`, where it is known.
         room: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
         greatest: greatest magnitude of the floating entries of each type, 0-d float64, where they are known.
-        stack: the vectors of all rows of a stack, (K, n) by type, and which row this is; None: it is in none.
     """
 
     def __init__(
@@ -110,10 +107,9 @@ class FlatState(dict[str, Tensor]):
         vectors: dict[torch.dtype, Tensor] | None = None,
         room: dict[torch.dtype, Tensor] | None = None,
         greatest: list[Tensor] | None = None,
-        stack: tuple[dict[torch.dtype, Tensor], int] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors, self.room, self.greatest, self.stack = vectors, room, greatest, stack
+        self.vectors, self.room, self.greatest = vectors, room, greatest
         self.laid = [*self.values()]
 
     @property
@@ -123,7 +119,7 @@ class FlatState(dict[str, Tensor]):
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
         """Note what `flatten` gives for the entries as they are."""
-        self.vectors, self.laid, self.greatest, self.stack = vectors, [*self.values()], None, None
+        self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.room is not None:
             self.room |= vectors
 
@@ -152,18 +148,9 @@ class StateSum:
         room: Mapping[torch.dtype, Tensor] | None = None,
     ) -> None:
         self.layout: Layout = dict(layout or {})
-        self._flat: dict[torch.dtype, Tensor] = dict(flat or {})
+        self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
         self._room, self._seen = room or {}, False
-        self._stack: dict[torch.dtype, Tensor] = {}
-        self._waiting: list[tuple[int, float]] = []
-        """Rows of the stack that are still to be added, all at once, and their weights."""
-
-    @property
-    def flat(self) -> dict[torch.dtype, Tensor]:
-        """The sum, one vector for each type."""
-        self._add_waiting()
-        return self._flat
 
     @property
     def room(self) -> Mapping[torch.dtype, Tensor]:
@@ -187,31 +174,6 @@ class StateSum:
             ValueError: if the entries' names or shapes differ from those added before.
         """
         self.weight = self.weight + weight
-        if isinstance(state, FlatState) and state.stack is not None and not isinstance(weight, Tensor):
-            vectors, row = state.stack
-            if vectors is not self._stack and torch.float64 not in vectors and is_small(vectors):
-                self._add_waiting()  # in float64 the order of summation shows, which is that of the states
-                self._stack = vectors if self._check(state) is state else {}
-            if vectors is self._stack and state.is_as_laid:
-                self._waiting.append((row, weight))
-                return
-        self._add_waiting()
-        for dtype, vector in flatten(self._check(state)).items():
-            first = self._begin(dtype, vector)
-            for total, part in in_pieces(self._flat[dtype], vector):
-                if first:
-                    total.zero_()
-                if isinstance(weight, Tensor):
-                    total.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
-                elif weight:  # zero times infinity is not zero
-                    total.add_(part, alpha=weight)
-
-    def _check(self, state: StateLike) -> StateLike:
-        """Check the layout of a state; returns it in the order of the sum.
-
-        Raises:
-            ValueError: if the entries' names or shapes differ from those added before.
-        """
         layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         if not self.layout:
             self.layout = layout
@@ -222,32 +184,20 @@ class StateSum:
                 f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
             )
         elif list(layout) != list(self.layout):
-            return {name: state[name] for name in self.layout}
-        return state
-
-    def _begin(self, dtype: torch.dtype, like: Tensor) -> bool:
-        """Make room for the sum of one type; True where there was none, and it is to be set to zero."""
-        if dtype in self._flat:
-            return False
-        total = self._room.get(dtype)
-        if total is None or total.shape != like.shape or total.device != like.device:
-            total = torch.empty_like(like, dtype=torch.float64)
-        self._flat[dtype] = total
-        return True
-
-    def _add_waiting(self) -> None:
-        """Add the rows of a stack that wait."""
-        if not self._waiting:
-            return
-        stack, rows, self._waiting = self._stack, [pair for pair in self._waiting if pair[1]], []
-        for dtype, vectors in stack.items():
-            if self._begin(dtype, vectors[0]):
-                self._flat[dtype].zero_()
-            if rows:  # not by a product of matrices, whose order of summation is not ours
-                places, weights = map(list, zip(*rows, strict=True))
-                chosen = vectors if places == [*range(len(vectors))] else vectors[places]
-                factors = to_device(torch.tensor(weights, dtype=torch.float64), vectors.device)
-                self._flat[dtype] += (chosen.double() * factors.unsqueeze(1)).sum(0)
+            state = {name: state[name] for name in self.layout}
+        for dtype, vector in flatten(state).items():
+            if first := dtype not in self.flat:
+                total = self._room.get(dtype)
+                if total is None or total.shape != vector.shape or total.device != vector.device:
+                    total = torch.empty_like(vector, dtype=torch.float64)
+                self.flat[dtype] = total
+            for total, part in in_pieces(self.flat[dtype], vector):
+                if first:
+                    total.zero_()
+                if isinstance(weight, Tensor):
+                    total.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
+                elif weight:  # zero times infinity is not zero
+                    total.add_(part, alpha=weight)
 
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
@@ -300,46 +250,46 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
 
 
 def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
-    """Split vectors that `flatten` gave (of whatever type they are now) into views by name; or rows of them, (K, n).
+    """Split vectors that `flatten` gave (of whatever type they are now) into views by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
     """
     entries, ends = [], dict.fromkeys(vectors, 0)
     for name, (shape, dtype) in layout.items():
-        whole, start, size = vectors[dtype], ends[dtype], shape.numel()
-        ends[dtype] += size
-        entries.append((name, whole.narrow(-1, start, size).view(whole.shape[:-1] + shape)))
+        start, ends[dtype] = ends[dtype], ends[dtype] + shape.numel()
+        entries.append((name, vectors[dtype][start : ends[dtype]].view(shape)))
     return FlatState(entries, vectors)
 
 
-def is_small(vectors: Mapping[torch.dtype, Tensor]) -> bool:
-    """True where no vector, or row of vectors, is cut into pieces."""
-    return all(rows.shape[-1] <= PIECE for rows in vectors.values())
-
-
-def flat_rows(vectors: dict[torch.dtype, Tensor], entries: StateLike) -> list[FlatState]:
-    """Make a state of every row of a stack, whose entries lie end to end.
+def flat_rows(stack: StateLike) -> list[FlatState]:
+    """Lay the entries of every row of a stack end to end, for all rows at once.
 
     Args:
-        vectors: of all rows, (K, n) by type.
-        entries: views of them by name, (K, ...).
+        stack: by name (K, ...); copied.
 
-    >>> rows = flat_rows({torch.float32: torch.tensor([[1.0], [-2.0]])}, {"a": torch.tensor([1.0, -2.0])})
+    >>> rows = flat_rows({"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([-3.0, 4.0])})
     >>> rows[0], rows[1].vectors, [row.greatest for row in rows]
-    ({'a': tensor(1.)}, {torch.float32: tensor([-2.])}, [[tensor(1., dtype=torch.float64)], \
-[tensor(2., dtype=torch.float64)]])
+    ({'a': tensor([1.]), 'b': tensor(-3.)}, {torch.float32: tensor([2., 4.])}, [[tensor(3., dtype=torch.float64)], \
+[tensor(4., dtype=torch.float64)]])
     """
-    found = [greatest(rows).unbind() for dtype, rows in vectors.items() if dtype.is_floating_point and rows.shape[1]]
-    columns, split = [value.unbind() for value in entries.values()], {d: rows.unbind() for d, rows in vectors.items()}
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for value in stack.values():
+        groups.setdefault(value.dtype, []).append(value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1))
+    flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
+    vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
+    found = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
+    columns, ends = [], dict.fromkeys(flat, 0)
+    for value in stack.values():
+        start, ends[value.dtype] = ends[value.dtype], ends[value.dtype] + value[0].numel()
+        columns.append(flat[value.dtype][:, start : ends[value.dtype]].view(value.shape).unbind())
     return [
         FlatState(
-            zip(entries, row, strict=True),
-            {dtype: rows[index] for dtype, rows in split.items()},
-            greatest=[rows[index] for rows in found],
-            stack=(vectors, index),
+            zip(stack, entries, strict=True),
+            {dtype: rows[row] for dtype, rows in vectors.items()},
+            greatest=[rows[row] for rows in found],
         )
-        for index, row in enumerate(zip(*columns, strict=True))
+        for row, entries in enumerate(zip(*columns, strict=True))
     ]
 
 

@@ -140,39 +140,3 @@ def test_memory_of_another_size_is_not_taken():
     total.add({"w": torch.ones(3)})
     assert total.state()["w"].tolist() == [1.0] * 3
     assert S.mean_of(old)["w"].tolist() == [1.0] * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
-def test_rows_of_a_stack_are_added_at_once_with_the_same_bits(dtype):
-    vectors = {dtype: (torch.randn(4, 5, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)}
-    vectors[torch.float32] = vectors.get(torch.float32, torch.full((4, 1), 0.1))
-    if dtype.is_floating_point:
-        vectors[dtype][2] = torch.inf  # of a client that weighs nothing
-    layout = {"a": (torch.Size((2, 2)), dtype), "b": (torch.Size(()), dtype)}
-    layout |= {"c": (torch.Size((1,)), torch.float32)} if dtype != torch.float32 else {}
-    rows = S.flat_rows(vectors, S.unflatten(vectors, layout))
-    together, alone, room = S.StateSum(), S.StateSum(), {dtype: torch.full((5,), 7.0, dtype=torch.float64)}
-    third = S.StateSum(room=room)
-    for row, weight in zip(rows, (3, 1, 0, 7), strict=True):
-        for total in (together, third):
-            total.add(row, weight)
-        alone.add(dict(row), weight)
-    for total in (together, third):
-        total.add({name: row[name] for name in reversed(layout)}, torch.tensor(2))
-    alone.add(dict(row), torch.tensor(2))
-    assert together.layout == alone.layout
-    assert together.weight == alone.weight
-    for total in (together, third):
-        assert all(torch.equal(value, total.state()[name]) for name, value in alone.state().items())
-
-
-def test_a_row_that_was_changed_is_added_as_it_is():
-    vectors = {torch.float32: torch.tensor([[1.0], [2.0]])}
-    one, other = S.flat_rows(vectors, {"a": vectors[torch.float32].view(2)})
-    other["a"] = torch.tensor(5.0)
-    total = S.StateSum()
-    total.add(one, 2)
-    total.add(other)
-    assert total.state()["a"] == 7.0
-    with pytest.raises(ValueError, match="equal names"):
-        total.add(S.flat_rows(dict(vectors), {"b": vectors[torch.float32].view(2)})[0])
