@@ -62,7 +62,13 @@ def test_the_memory_of_a_stateful_method_is_read_over_its_rounds():
     assert all(mb > 0 and records > 0 for _, mb, records in rows)
 
 
-@pytest.mark.parametrize("name", ["ClasswiseReport", "ForgettingMonitor", "LossLandscape"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ForgettingMonitor",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("ClasswiseReport", "LossLandscape")),
+    ],
+)
 def test_the_cost_of_a_monitor_is_timed(name):
     assert name in MONITORS
     own, rest = seconds(name, "tiny")
@@ -80,7 +86,9 @@ def test_quartiles_of_a_single_value_are_that_value():
     assert quartiles([1.0, 2.0, 3.0]) == (1.5, 2.0, 2.5)
 
 
-@pytest.mark.parametrize("method", scale.METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (k > 0)) for k, name in enumerate(scale.METHODS)]
+)
 def test_rounds_of_many_clients_are_measured(method):
     start, seconds_per_round, mb, checkpoint_mb = scale.run(20, method, rounds=scale.UNMEASURED + 2)
     assert min(start, seconds_per_round, checkpoint_mb) > 0

@@ -73,15 +73,20 @@ def test_an_experiment_sets_what_it_says(parse, path):
 
 
 def compositions():
-    """Each file of each kind at least once, with changing company and in changing orders."""
+    """Each file of each kind at least once, in changing orders, with two others; all kinds are together below."""
     clients = [path for path in KINDS["method"] if client_of(path)]
-    columns = [clients, *(KINDS[kind] for kind in KINDS if kind != "method")]
-    order = random.Random(0)
-    rows = max(map(len, columns))
-    for row in zip(*([next(files) for _ in range(rows)] for files in map(cycle, columns)), strict=True):
-        shuffled = list(row)
+    others, order = [cycle(KINDS[kind]) for kind in KINDS if kind != "method"], random.Random(0)
+    for number, client in enumerate(clients):
+        shuffled = [client, next(others[0]), next(others[1 + number % (len(others) - 1)])]
         order.shuffle(shuffled)
         yield shuffled
+
+
+def test_every_file_of_a_kind_is_composed():
+    composed = {path for paths in compositions() for path in paths}
+    assert {
+        path for path in FILES if path.parent.name in KINDS and (path.parent.name != "method" or client_of(path))
+    } <= (composed)
 
 
 @pytest.mark.parametrize("paths", list(compositions()), ids=lambda paths: "+".join(map(name_of, paths)))

@@ -34,7 +34,7 @@ from fl_lightning.aggregation import (
     ServerModule,
     TrimmedMeanAggregator,
 )
-from fl_lightning.cli.methods import entries
+from fl_lightning.cli.methods import Entry, entries
 from fl_lightning.cli.trials import Federation
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.state import clone
@@ -298,7 +298,13 @@ def around(module: Line, parts: Federation) -> FederatedLoop:
     return fit(None, 5, regression_data(), loop=loop)
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def around_entry(entry: Entry) -> Any:
+    """A row, slow where another method has its trait; what is refused is refused at once."""
+    quick = entry.name in TRAITS | NEEDS_LOGITS
+    return pytest.param(entry, id=entry.name, marks=[] if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("entry", [around_entry(entry) for entry in entries()])
 def test_around_a_regression_it_learns_or_is_refused_at_start(entry):
     """Refused are those whose terms need logits, and only those."""
     torch.manual_seed(0)

@@ -140,11 +140,17 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
 
 
 @pytest.mark.usefixtures("without_pictures", "cells_here")
-def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
-    """Each with two steps a client: that a run learns is shown elsewhere."""
+@pytest.mark.parametrize(
+    "grids", [False, pytest.param(True, marks=pytest.mark.slow)]
+)  # tests/cli/test_compare.py has some
+def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, grids):
+    """Each with two steps a client: that a run learns is shown elsewhere. Of a grid the methods are read by default."""
     from fl_lightning.__main__ import main
+    from fl_lightning.cli.compare.grid import method_file
 
-    monkeypatch.chdir(readers_folder)
+    monkeypatch.chdir(tmp_path)
+    for path in readers_folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     shown = commands("README.md")
     assert len(shown) > 5
     for _, verb, *arguments in shown:  # in the README's order: tests and resumed runs need what came before
@@ -167,19 +173,23 @@ def test_commands_of_the_readme(readers_folder, capsys, monkeypatch):
                 "--model.max_local_steps=2",
             ]
             ending += ["--model.alma_every=1"] if "--model.alma_every" in arguments else []
+        if verb == "compare" and not grids:
+            begin, end = (arguments.index(option) for option in ("--methods", "--seeds"))
+            assert all(map(method_file, arguments[begin + 1 : end]))
+            continue
         if verb == "compare":
             ending += ["--seeds", "0", "--set", "trainer.max_epochs=1", "--set", "model.max_local_steps=2"]
         with suppress(SystemExit) if only_parsed else nullcontext():
             main([verb, *arguments, *ending])
         out = capsys.readouterr().out
         if verb == "predict":
-            assert (run_in(readers_folder) / "predictions.pt").is_file()
+            assert (run_in(tmp_path) / "predictions.pt").is_file()
             continue
         if verb in ("compare", "report"):
             assert "report.html" in out
             continue
         assert "class_path" in out if only_parsed else re.search("Class-wise accuracy|Last values", out)
-    resumed = run_in(readers_folder) / "metrics.csv"
+    resumed = run_in(tmp_path) / "metrics.csv"
     assert [line.partition(",")[0] for line in resumed.read_text().splitlines()] == ["round", "0", "1", "2"]
 
 

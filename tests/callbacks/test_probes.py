@@ -125,7 +125,7 @@ def test_features_of_two_dimensions_are_drawn_on_the_circle(tmp_path):
 
 def test_the_landscape_is_that_of_the_model(tmp_path):
     monitor = LossLandscape(
-        every=1, samples=None, sigmas=[0.0, 0.5], grid=3, reach=0.5, iterations=200, dirpath=tmp_path
+        every=3, samples=None, sigmas=[0.0, 0.5], grid=3, reach=0.5, iterations=200, dirpath=tmp_path
     )
     loop = run(callbacks=[monitor], data=toy_data(eval_batch_size=7))
     net = copy.deepcopy(loop.client.net).eval().double()

@@ -71,7 +71,7 @@ def test_a_cell_that_fails_here_is_an_outcome_and_its_log_has_the_traceback(tmp_
     assert "MemoryError: full" in (tmp_path / "logs/a.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("form", ["none", "svg"])
+@pytest.mark.parametrize("form", ["none", pytest.param("svg", marks=pytest.mark.slow)])
 def test_a_run_without_pictures_has_its_tables(form, base):  # noqa: F811
     words = "--trainer.max_epochs 1 --trainer.default_root_dir runs --trainer.enable_progress_bar false"
     assert say(f"fit -c base.yaml {words} --plots.format {form}").code == 0

@@ -329,8 +329,13 @@ OPTIMIZERS = {
 }
 
 
+def optimizer(name):
+    """Slow: those whose steps another one of its family takes, too."""
+    return pytest.param(name, marks=[pytest.mark.slow] * (name in ("SGD", "Adam", "Adagrad")))
+
+
 @pytest.mark.parametrize("sizes", [pytest.param((10,) * 6, marks=pytest.mark.slow), RAGGED], ids=["even", "ragged"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [optimizer(name) for name in OPTIMIZERS])
 def test_every_optimizer_steps_each_client_as_it_would_alone(name, sizes):
     """Without BatchNorm, before which a bias has a gradient of rounding errors, which Adam would make steps of."""
     client = partial(fedavg, net=partial(Perceptron, hidden=(8,)), optimizer=OPTIMIZERS[name])
@@ -492,7 +497,8 @@ class Epochs(pl.Callback):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [(FedAvg, {}), (FedAvg, {"max_local_steps": 3}), (SCAFFOLD, {}), (FedRep, {})]
+    ("kind", "settings"),
+    [(FedAvg, {}), (FedAvg, {"max_local_steps": 3}), (SCAFFOLD, {}), pytest.param(FedRep, {}, marks=pytest.mark.slow)],
 )
 def test_callbacks_see_every_client_of_a_stack_after_each_of_its_epochs(kind, settings):
     """Without the callback, the stack is the same."""

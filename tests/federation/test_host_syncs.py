@@ -76,8 +76,16 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"chunk": 3}, {"nonfinite": "skip"}], ids=["alone", "stacked", "skip"])
-@pytest.mark.parametrize("method", METHODS)
+def rows():
+    """Every method alone, and two of them in every way; the others so are slow."""
+    ways = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
+    for method in METHODS:
+        for way, settings in ways.items():
+            repeats = way != "alone" and method not in ("fedavg", "fedntd")
+            yield pytest.param(method, settings, id=f"{method}-{way}", marks=[pytest.mark.slow] * repeats)
+
+
+@pytest.mark.parametrize(("method", "settings"), list(rows()))
 def test_no_value_is_read_while_clients_train(method, settings, reads):
     client = METHODS[method](net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
     loop = fit(None, 2, toy_data((7, 9, 0, 12), batch_size=4), loop=FederatedLoop(client, local_epochs=2, **settings))

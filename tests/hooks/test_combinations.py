@@ -139,7 +139,13 @@ def of_pair(kind, rounds=3, optimizer=None, **parts):
     return fit(client, rounds, data, ckpt_path=ckpt_path, callbacks=callbacks, local_epochs=epochs, **made)
 
 
-@pytest.mark.parametrize(("kind", "parts"), PAIRS.values(), ids=PAIRS.keys())
+def pair(name):
+    """Slow: a rule or an optimizer of another kind stands for it by default."""
+    repeats = name in ("FedED + SAM", "FedKA + FedNova", "FedProx + median")
+    return pytest.param(*PAIRS[name], id=name, marks=[pytest.mark.slow] * repeats)
+
+
+@pytest.mark.parametrize(("kind", "parts"), [pair(name) for name in PAIRS])
 def test_two_papers_together_are_neither_alone_and_resume_exactly(kind, parts, tmp_path):
     class Save(pl.Callback):
         def on_train_epoch_end(self, trainer, loop):

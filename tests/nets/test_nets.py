@@ -117,7 +117,7 @@ def test_layers_follow_the_papers():
     assert FedNTDCNN(10, (3, 32, 32)).body[7].in_features == 4096
 
 
-@pytest.mark.parametrize(("net_class", "shape"), NORMED)
+@pytest.mark.parametrize(("net_class", "shape"), [*NORMED[:-1], pytest.param(*NORMED[-1], marks=pytest.mark.slow)])
 def test_normed_nets_stack_under_vmap(net_class, shape):
     nets = [net_class(3, shape).double() for _ in range(2)]
     params, buffers = torch.func.stack_module_state(nets)

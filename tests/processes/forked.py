@@ -54,6 +54,7 @@ def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Pa
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         sys.argv = [str(script), *arguments]
         os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)  # threads of the process that was forked are not here
         torch.cuda._is_in_bad_fork = lambda: False  # no GPU is used here; that another test has counted them is no use
         runpy.run_path(str(script), run_name="__main__")
         code = 0
