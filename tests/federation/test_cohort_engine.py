@@ -216,6 +216,27 @@ def test_what_a_callback_changes_between_two_epochs_counts_at_once(monkeypatch):
     torch.testing.assert_close(together.state_dict(), alone.state_dict(), **CLOSE)
 
 
+class Shares(FedAvg):
+    """All clients of a round have the same samples, one tensor."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.validating or self.trainer.evaluating:
+            return batch
+        if self.trainer.current_epoch not in self.made:
+            generator = torch.Generator().manual_seed(self.trainer.current_epoch)
+            self.made = {self.trainer.current_epoch: torch.randn(batch[0].shape, generator=generator).double()}
+        return self.made[self.trainer.current_epoch], batch[1]
+
+    made = {}
+
+
+def test_samples_that_clients_share_are_those_of_the_step(monkeypatch):
+    monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", 1)
+    one_by_one_and_at_once(
+        looped(partial(Shares, net=Perceptron, optimizer=sgd())), partial(toy_data, (5, 5)), rounds=3
+    )
+
+
 def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only():
     class Own(FedAvg):
         def local_loss(self, batch, batch_idx):
