@@ -219,15 +219,15 @@ def test_what_a_callback_changes_between_two_epochs_counts_at_once(monkeypatch):
 class Shares(FedAvg):
     """All clients of a round have the same samples, one tensor."""
 
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        if self.trainer.validating or self.trainer.evaluating:
-            return batch
-        if self.trainer.current_epoch not in self.made:
-            generator = torch.Generator().manual_seed(self.trainer.current_epoch)
-            self.made = {self.trainer.current_epoch: torch.randn(batch[0].shape, generator=generator).double()}
-        return self.made[self.trainer.current_epoch], batch[1]
+    made = -1, None
 
-    made = {}
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.validating:
+            return batch
+        if self.made[0] != self.trainer.current_epoch:
+            generator = torch.Generator().manual_seed(self.trainer.current_epoch)
+            self.made = self.trainer.current_epoch, torch.randn(batch[0].shape, generator=generator).double()
+        return self.made[1], batch[1]
 
 
 def test_samples_that_clients_share_are_those_of_the_step(monkeypatch):
