@@ -65,7 +65,7 @@ class StackStep:
     def __init__(self, compiles: bool = False) -> None:
         self._compiles, self._told = compiles, False
         self._seen = Counter[Hashable]()
-        self._recorded: dict[Hashable, _Recording] = {}
+        self._recorded: dict[Hashable, _Recording | None] = {}
 
     def __call__(
         self,
@@ -91,12 +91,13 @@ class StackStep:
             )
             return self._differentiate(step, tensors, trained, says)
         kind = kind, tuple(trained), tuple(map(layout, tensors))
-        found = self._recorded.get(kind)
-        if found is None:
+        if kind not in self._recorded:
             self._seen[kind] += 1
             if self._seen[kind] <= (0 if self._compiles else OFTEN):
                 return self._differentiate(step, tensors, trained, says)
-            found = self._recorded[kind] = self._record(step, tensors, trained, says)
+            self._recorded[kind] = self._record(step, tensors, trained, says)
+        if (found := self._recorded[kind]) is None:
+            return self._differentiate(step, tensors, trained, says)
         with torch.no_grad():
             results = iter(found.run(*tensors))
         return Gradients([next(results) if any_ else None for any_ in found.depends], list(results), found.said)
@@ -118,8 +119,8 @@ class StackStep:
         tensors: Sequence[Tensor],
         trained: Sequence[int],
         says: Callable[[], Any],
-    ) -> _Recording:
-        """Record the operations of a step, without those that change nothing."""
+    ) -> _Recording | None:
+        """Record the operations of a step, without those that change nothing; None: that cannot be done."""
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - takes a second
 
         found: list[Gradients] = []
@@ -131,8 +132,12 @@ class StackStep:
             return [*gradients, *(value.detach() for value in found[-1].made)]
 
         given = [each.detach() for each in tensors]
-        graph = make_fx(whole)(*given)
-        shorten(graph, given)
+        try:
+            graph = make_fx(whole)(*given)
+            shorten(graph, given)
+        except Exception as error:  # of an operation that torch does not trace, or of the step, which raises it again
+            self._tell(error)
+            return None
         run: Callable[..., Sequence[Tensor]] = graph.forward
         if self._compiles:
             run = self._compiled(graph, given)
@@ -145,7 +150,7 @@ class StackStep:
             with torch.no_grad():
                 compiled(*given)
         except Exception as error:
-            self._tell(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            self._tell(error)
             self._compiles = False
             return graph.forward
         if not self._told:
@@ -153,9 +158,11 @@ class StackStep:
             rank_zero_info(f"model.compile: the first step took {time.perf_counter() - began:.1f} s to compile")
         return compiled
 
-    def _tell(self, reason: str) -> None:
+    def _tell(self, reason: str | Exception) -> None:
         if self._compiles and not self._told:
             self._told = True
+            if isinstance(reason, Exception):
+                reason = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
             rank_zero_info(f"model.compile: the step of a stack is not compiled: {reason}")
 
 

@@ -169,6 +169,18 @@ def test_recorded_steps_have_the_same_bits(sizes, precision, monkeypatch):
     assert one.round_metrics == other.round_metrics
 
 
+def test_a_step_that_cannot_be_recorded_is_taken_as_before(monkeypatch):
+    def refuses(*given):
+        raise NotImplementedError("no rule")
+
+    fitted = []
+    for often in (2, 1000):
+        monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", often)
+        monkeypatch.setattr("fl_lightning.federation.recorded.shorten", refuses)
+        fitted.append(fit(None, 4, toy_data((5, 5)), loop=looped(partial(fedavg, Perceptron))(chunk=2, seed=3)))
+    assert equal(*(loop.state_dict() for loop in fitted))
+
+
 @pytest.mark.parametrize("away", [False, True])
 def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
     seen = {}
