@@ -65,7 +65,7 @@ class StackStep:
     def __init__(self, compiles: bool = False) -> None:
         self._compiles, self._told = compiles, False
         self._seen = Counter[Hashable]()
-        self._recorded: dict[Hashable, _Recording | None] = {}
+        self._recorded: dict[Hashable, _Recording] = {}
 
     def __call__(
         self,
@@ -91,13 +91,14 @@ class StackStep:
             )
             return self._differentiate(step, tensors, trained, says)
         kind = kind, tuple(trained), tuple(map(layout, tensors))
-        if kind not in self._recorded:
+        found = self._recorded.get(kind)
+        if found is None:
             self._seen[kind] += 1
-            if self._seen[kind] <= (0 if self._compiles else OFTEN):
+            if self._seen[kind] == (1 if self._compiles else OFTEN + 1):
+                found = self._record(step, tensors, trained, says)
+            if found is None:
                 return self._differentiate(step, tensors, trained, says)
-            self._recorded[kind] = self._record(step, tensors, trained, says)
-        if (found := self._recorded[kind]) is None:
-            return self._differentiate(step, tensors, trained, says)
+            self._recorded[kind] = found
         with torch.no_grad():
             results = iter(found.run(*tensors))
         return Gradients([next(results) if any_ else None for any_ in found.depends], list(results), found.said)
