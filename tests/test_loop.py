@@ -175,6 +175,14 @@ def test_the_refusal_comes_before_lightnings_own(setting):
         trainer(1, **setting).fit(FederatedLoop(FedAvg(), seed=0), datamodule=toy_data())
 
 
+@pytest.mark.parametrize("part", ["client", "aggregator", "server_module", "store", "server_optimizer"])
+def test_a_part_that_was_replaced_is_refused(part):
+    loop = FederatedLoop(FedAvg())
+    setattr(loop, part, FedAvg())
+    with pytest.raises(ValueError, match=f"its {part} was replaced"):
+        fit(None, 1, loop=loop)
+
+
 def test_fast_dev_run_is_one_round():
     loop = FederatedLoop(FedAvg(), seed=0)
     run = trainer(5, fast_dev_run=True)

@@ -103,6 +103,15 @@ class MetricAccumulator:
         return self._rows
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Number of the values since they were read, by name."""
+        return {name: len(pairs) for name, (_, pairs) in self._rows.items()}
+
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Drop the values since there were so many, by name; what metric objects have counted stays."""
+        self._rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
+
+    @property
     def names(self) -> set[str]:
         """Names of the values since they were read."""
         return {*self._rows, *self.metrics}

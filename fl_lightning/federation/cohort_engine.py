@@ -144,9 +144,10 @@ class CohortEngine(SequentialEngine):
         rows = [members[place] for place in order]
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         step = self.client.local_loss if self.client.is_neutral else self.client.training_step
-        places, kind = (self.weights.entries, self.weights.tied), kind_of(self.client, step)
+        places, told = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
+        kind = None if told else kind_of(self.client, step)  # a callback may change the module between two epochs
         stack = ClientStack(self.client, states, contexts, *places, self._steps, kind)
-        self._stacks.train(stack, rows, step, self._end_epoch if self.hooks.get("on_client_epoch_end") else None)
+        self._stacks.train(stack, rows, step, self._end_epoch if told else None)
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self._looked_at() or self.weights.personal or self.weights.freezes

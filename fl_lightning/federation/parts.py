@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -151,8 +151,15 @@ class FederationParts:
 
         Raises:
             TypeError: the Trainer has other data.
-            ValueError: data that do not go with parts or settings, or with the net of an earlier run.
+            ValueError: data that do not go with parts or settings, or with the net of an earlier run; a part that was
+                replaced in the loop.
         """
+        for part in fields(self):
+            if getattr(loop, part.name, own := getattr(self, part.name)) is not own:
+                raise ValueError(
+                    f"the parts of a FederatedLoop are given to it when it is made, and its {part.name} was replaced "
+                    f"since; make a new FederatedLoop"
+                )
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
         for name, found in self.hooks.items():

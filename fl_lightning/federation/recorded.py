@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,7 +85,10 @@ class StackStep:
             kind: all that the step depends on besides its tensors; None: that is not known.
         """
         if kind is None:
-            self._tell("it is not cross-entropy alone of a net of torch's and this package's layers without buffers")
+            self._tell(
+                "it is not cross-entropy alone of a net of torch's and this package's layers, without buffers, hooks "
+                "and callbacks between its epochs"
+            )
             return self._differentiate(step, tensors, trained, says)
         kind = kind, tuple(trained), tuple(map(layout, tensors))
         found = self._recorded.get(kind)
@@ -159,9 +162,11 @@ class StackStep:
 def kind_of(client: ClientModule, step: Callable[..., Tensor]) -> Hashable:
     """Describe all that a client's step depends on besides its tensors; None: that is not known.
 
-    It is for the cross-entropy of a net of torch's and this package's layers, without hooks.
+    It is for the cross-entropy of a net of torch's and this package's layers, without hooks of net and client.
     """
     own, kind = ClientModule, type(client)
+    if any(isinstance(value, dict) and has_hooks(value) for value in vars(client).values()):
+        return None
     if client.net is None or getattr(step, "__func__", None) not in (own.local_loss, own.training_step):
         return None
     if any(name in vars(client) or getattr(kind, name) is not getattr(own, name) for name in PARTS):
@@ -181,12 +186,18 @@ def attributes(module: nn.Module) -> list[Hashable]:
         if type(value) in PLAIN:
             found.append(value)
         elif isinstance(value, dict):  # of hooks, or entries
-            found.append(tuple(value) if all(isinstance(one, ENTRIES) for one in value.values()) else UNKNOWN)
+            known = not has_hooks(value) and all(isinstance(one, ENTRIES) for one in value.values())
+            found.append(tuple(value) if known else UNKNOWN)
         elif isinstance(value, list | tuple | set):
             found.append(tuple(value) if all(type(one) in PLAIN for one in value) else UNKNOWN)
         else:
             found.append(UNKNOWN)
     return found
+
+
+def has_hooks(entries: Mapping[Any, Any]) -> bool:
+    """True for a dict of hooks, which has them by number; a module's entries are by name."""
+    return any(isinstance(key, int) for key in entries)
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:

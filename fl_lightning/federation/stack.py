@@ -33,6 +33,10 @@ Said = tuple[str, str, float, float | None]
 """Name, reduction, weight and, if it is a plain number, value of what a step has logged."""
 
 
+PAIRS = ((0, 0), [0, 0])
+"""Dims of a batch of samples and targets, both of which every row has for itself."""
+
+
 class Logged(NamedTuple):
     """A value that a step has logged.
 
@@ -265,7 +269,9 @@ class ClientStack:
             return loss, *values, *after.values()
 
         tensors = [*rows.params.values(), *rows.buffers.values(), *stacked_leaves(constants, dims)]
-        found = self._steps(flat, tensors, trained, lambda: (tuple(said), tuple(assigned)), self._kind)
+        plain = given[1][0] in PAIRS  # what rows share, or is a number, is none of the tensors
+        kind = self._kind if plain else None
+        found = self._steps(flat, tensors, trained, lambda: (tuple(said), tuple(assigned)), kind)
         said[:], names = found.said
         split = len(found.made) - len(names)
         return found.gradients, [*found.made[:split]], dict(zip(names, found.made[split:], strict=True))

@@ -24,6 +24,9 @@ CONVOLUTIONS = (
     *(nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d),
 )
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of modules and parameters with their hooks on gradients; torch has no public way to ask for them."""
+
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop, Adagrad)
 """Optimizers that treat every number by itself, so that a step on a stack is a step of each row."""
 
@@ -114,6 +117,8 @@ def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None)
         kind = type(module).__name__
         if isinstance(module, DROPOUTS) and module.p > 0:
             return f"{kind} would draw other numbers"
+        if has_backward_hooks(module):
+            return f"a backward hook of {kind} would not be called"
         if isinstance(module, Metric):
             return f"{kind} counts one client's batch at a time"
         if isinstance(module, CONVOLUTIONS) and on_cpu and chunk == "auto":
@@ -124,8 +129,23 @@ def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None)
 def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
     if weights.transient.places:
         return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
-    frozen = next((name for name, value in client.named_parameters() if not value.requires_grad), None)
-    return None if frozen is None else f"the parameter {frozen!r} is not trained"
+    for name, value in client.named_parameters():
+        if not value.requires_grad:
+            return f"the parameter {name!r} is not trained"
+        if has_backward_hooks(value):
+            return f"a hook of the parameter {name!r} would not be called"
+    return None
+
+
+def has_backward_hooks(part: nn.Module | nn.Parameter) -> bool:
+    """True where a hook on gradients is registered: rows of a stack stand in for the parameters, which get none.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> handle = layer.weight.register_hook(lambda gradient: 2 * gradient)
+    >>> has_backward_hooks(layer), has_backward_hooks(layer.weight), has_backward_hooks(layer.bias)
+    (False, True, False)
+    """
+    return any(getattr(part, name, None) for name in BACKWARD_HOOKS)
 
 
 def why_not_optimizers(optimizers: Sequence[Optimizer]) -> str | None:

@@ -35,11 +35,13 @@ class TolerantRound(Round):
         self, one: ClientResult, broadcast: Broadcast, partials: dict[str, PartialAggregate], result: RoundResult
     ) -> None:
         before, mark = {name: partial.copied() for name, partial in partials.items()}, self.guard.mark
+        logged = self.recorder.logged.sizes
         try:
             super()._take(one, broadcast, partials, result)
         except Exception:
             for name, partial in before.items():
                 partials[name].become(partial.sums, partial.rows)
             self.guard.forget_since(mark)
+            self.recorder.logged.cut(logged)
             self.aggregator.take_unchecked()
             raise

@@ -183,6 +183,60 @@ def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
     assert seen == dict.fromkeys((0, 1), not away)
 
 
+def hooked_fedavg():
+    client = fedavg(Perceptron)
+    client.register_forward_hook(lambda module, given, logits: 2 * logits)
+    return client
+
+
+def sloped_fedavg():
+    client = FedAvg(net=Perceptron, optimizer=sgd(), **SHAPE)
+    client.net.body[2] = nn.LeakyReLU(0.1)
+    return client
+
+
+def test_what_a_callback_changes_between_two_epochs_counts_at_once(monkeypatch):
+    class Steepens(pl.Callback):
+        def on_client_start(self, trainer, loop, client_id):
+            loop.client.net.body[2].negative_slope = 0.1
+
+        def on_client_epoch_end(self, trainer, loop, client_id, epoch):
+            loop.client.net.body[2].negative_slope = 0.1 * (epoch + 2)
+
+    monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", 1)
+    alone, together = (
+        fit(
+            *(None, 2, toy_data((8, 8))),
+            loop=looped(sloped_fedavg, local_epochs=3)(chunk=chunk, seed=3),
+            callbacks=[Steepens()],
+            precision="64-true",
+        )
+        for chunk in (1, 2)
+    )
+    torch.testing.assert_close(together.state_dict(), alone.state_dict(), **CLOSE)
+
+
+class Shares(FedAvg):
+    """All clients of a round have the same samples, one tensor."""
+
+    made = -1, None
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.validating:
+            return batch
+        if self.made[0] != self.trainer.current_epoch:
+            generator = torch.Generator().manual_seed(self.trainer.current_epoch)
+            self.made = self.trainer.current_epoch, torch.randn(batch[0].shape, generator=generator).double()
+        return self.made[1], batch[1]
+
+
+def test_samples_that_clients_share_are_those_of_the_step(monkeypatch):
+    monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", 1)
+    one_by_one_and_at_once(
+        looped(partial(Shares, net=Perceptron, optimizer=sgd())), partial(toy_data, (5, 5)), rounds=3
+    )
+
+
 def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only():
     class Own(FedAvg):
         def local_loss(self, batch, batch_idx):
@@ -201,6 +255,8 @@ def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only(
     assert kind(partial(Own, net=Perceptron)) is None
     assert kind(partial(FedProx, net=Perceptron)) is None
     assert kind(changes=lambda net: net.head.register_forward_hook(print)) is None
+    assert kind(changes=lambda net: net.head.register_forward_pre_hook(nn.Identity())) is None
+    assert kind(hooked_fedavg) is None
     assert kind(changes=lambda net: net.body.append(nn.Dropout(0.1))) not in (None, kind())
     assert kind(changes=lambda net: setattr(net, "scale", lambda: 2)) is None
 
@@ -622,6 +678,20 @@ def malicious_fedavg(**base):
     return attacked(FedAvg(**base), SignFlip, [1])
 
 
+def with_a_hook_of_a_parameter(**base):
+    torch.manual_seed(0)
+    client = FedAvg(**base, **SHAPE)
+    client.net.head.weight.register_hook(lambda gradient: 0.1 * gradient)
+    return client
+
+
+def with_a_backward_hook(**base):
+    torch.manual_seed(0)
+    client = FedAvg(**base, **SHAPE)
+    client.net.head.register_full_backward_hook(lambda module, given, gradients: (0.1 * given[0],))
+    return client
+
+
 class Draws(Undeclared):
     def training_step(self, batch, batch_idx):
         return self.local_loss(batch, batch_idx) * torch.rand(())
@@ -653,6 +723,8 @@ class Measures(Undeclared):
         ("different phases", {"kind": Uneven}, {}),
         ("SignFlip says stackable = False|Attack says stackable = False", {"kind": malicious_fedavg}, {}),
         ("random", {"kind": Draws}, {}),
+        ("a hook of the parameter 'net.head.weight'", {"kind": with_a_hook_of_a_parameter}, {}),
+        ("a backward hook of Linear", {"kind": with_a_backward_hook}, {}),
         ("MulticlassAccuracy counts", {"kind": Measures}, {}),
         ("NAdam is not known", {"optimizer": torch.optim.NAdam}, {}),
         ("accumulate_grad_batches is 2", {}, {"accumulate_grad_batches": 2}),

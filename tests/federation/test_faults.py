@@ -180,14 +180,17 @@ class FailsAtEnd(pl.Callback):
     """The callback fails when the sums have the client already."""
 
     def on_client_end(self, trainer, loop, update):
+        loop.log("ended", 1.0, reduce_fx="sum")
         if (update.client_id, trainer.current_epoch) == (CLIENT, ROUND):
             raise KeyError("missing")
 
 
 def test_an_update_that_was_taken_in_already_is_taken_out_again():
     loop = fit(None, 2, loop=faulty("", "skip"), callbacks=[FailsAtEnd()])
-    data = toy_data(schedule=[EVERYONE, OTHERS])
-    assert equal(weights_of(loop), weights_of(fit(None, 2, data, loop=faulty("", "error"))))
+    others = fit(None, 2, toy_data(schedule=[EVERYONE, OTHERS]), loop=faulty("", "error"))
+    assert equal(weights_of(loop), weights_of(others))
+    assert loop.round_metrics["train/ce"] == others.round_metrics["train/ce"]
+    assert loop.round_metrics["ended"] == len(OTHERS)
     with pytest.raises(ClientError, match=r"client 2 raised KeyError in round 1: 'missing' \(.*test_faults.py, line"):
         fit(None, 2, loop=faulty("", "error"), callbacks=[FailsAtEnd()])
 
