@@ -127,7 +127,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             "tiny", two_layers, digits, client_samples=15, batch_size=16, local_epochs=1, lr=0.1,
-            weight_decay=0.0, rounds=170, unmeasured=120, repeats=40,  # often steps of a stack are recorded by then
+            weight_decay=0.0, rounds=60, unmeasured=10, repeats=40,
         ),
         Workload(
             "cnn", two_convolutions, noise_images, client_samples=250, batch_size=50, local_epochs=1, lr=0.01,

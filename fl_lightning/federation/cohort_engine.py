@@ -12,10 +12,10 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalProgress
+from fl_lightning.federation.compiled import StackStep, kind_of
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.nests import StackingError
-from fl_lightning.federation.recorded import StackStep, kind_of
 from fl_lightning.federation.stack import ClientStack
 from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
 from fl_lightning.federation.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
@@ -145,7 +145,8 @@ class CohortEngine(SequentialEngine):
         states, contexts = [one.entries for one in rows], [one.context for one in rows]
         step = self.client.local_loss if self.client.is_neutral else self.client.training_step
         places, told = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
-        kind = None if told else kind_of(self.client, step)  # a callback may change the module between two epochs
+        # a callback may change the module between two epochs
+        kind = kind_of(self.client, step) if self._steps.compiles and not told else None
         stack = ClientStack(self.client, states, contexts, *places, self._steps, kind)
         self._stacks.train(stack, rows, step, self._end_epoch if told else None)
         if stack.proven:

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
+from fl_lightning.federation.compiled import StackStep
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
-from fl_lightning.federation.recorded import StackStep
 from fl_lightning.federation.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
@@ -101,7 +101,7 @@ class ClientStack:
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
         steps: differentiates the step of several rows; None: one of its own.
-        kind: all that the step depends on besides its tensors (`recorded.kind_of`); None: that is not known.
+        kind: all that the step depends on besides its tensors (`compiled.kind_of`); None: that is not known.
 
     Attributes:
         proven: whether a step of several rows has been taken.

@@ -19,9 +19,9 @@ from fl_lightning.attacks.weights import SignFlip
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.federation.cohort_engine import CohortEngine, looks_away
+from fl_lightning.federation.compiled import StackStep, kind_of
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.lockstep import Passes, lockstep
-from fl_lightning.federation.recorded import StackStep, kind_of
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx, FedRep, KnFu
 from fl_lightning.methods.fednova import FedNovaAggregator
@@ -132,14 +132,15 @@ def test_a_compiled_step_gives_the_same(caplog):
     assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
 
 
-def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
+@pytest.mark.parametrize("by", ["torch.compile", "torch.fx.experimental.proxy_tensor.make_fx"])
+def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(by, monkeypatch, caplog):
     def broken(function, **settings):
         def call(*tensors):
             raise RuntimeError("no compiler here")
 
         return call
 
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(by, broken)
     client = partial(fedavg, Perceptron)
     with caplog.at_level(logging.INFO):
         compiled = fit(None, 2, toy_data((8, 8)), loop=looped(client, compile=True)(chunk=2, seed=3))
@@ -154,31 +155,24 @@ def test_a_step_that_may_depend_on_more_than_tensors_is_not_compiled(caplog):
     assert caplog.text.count("not compiled: it is not cross-entropy alone of a net of torch's") == 1
 
 
+@pytest.fixture
+def recorded_only(monkeypatch):
+    """Steps that are to be compiled are recorded, which alone decides what they compute."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **settings: graph)
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (9, 4, 7, 8)], ids=["even", "ragged"])
-def test_recorded_steps_have_the_same_bits(sizes, precision, monkeypatch):
+def test_recorded_steps_have_the_same_bits(sizes, precision, recorded_only, monkeypatch):
     recorded, record, fitted = [], StackStep._record, []
     monkeypatch.setattr(StackStep, "_record", lambda *given: recorded.append(given) or record(*given))
-    for often in (2, 1000):
-        monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", often)
-        make = looped(partial(fedavg, Perceptron), local_epochs=3)
+    for compiles in (True, False):
+        make = looped(partial(fedavg, Perceptron), local_epochs=3, compile=compiles)
         fitted.append(fit(None, 3, toy_data(sizes), loop=make(chunk=4, seed=3), precision=precision))
     one, other = fitted
     assert recorded
     assert equal(one.state_dict(), other.state_dict())
     assert one.round_metrics == other.round_metrics
-
-
-def test_a_step_that_cannot_be_recorded_is_taken_as_before(monkeypatch):
-    def refuses(*given):
-        raise NotImplementedError("no rule")
-
-    fitted = []
-    for often in (2, 1000):
-        monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", often)
-        monkeypatch.setattr("fl_lightning.federation.recorded.shorten", refuses)
-        fitted.append(fit(None, 4, toy_data((5, 5)), loop=looped(partial(fedavg, Perceptron))(chunk=2, seed=3)))
-    assert equal(*(loop.state_dict() for loop in fitted))
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -207,7 +201,7 @@ def sloped_fedavg():
     return client
 
 
-def test_what_a_callback_changes_between_two_epochs_counts_at_once(monkeypatch):
+def test_what_a_callback_changes_between_two_epochs_counts_at_once(recorded_only):
     class Steepens(pl.Callback):
         def on_client_start(self, trainer, loop, client_id):
             loop.client.net.body[2].negative_slope = 0.1
@@ -215,11 +209,10 @@ def test_what_a_callback_changes_between_two_epochs_counts_at_once(monkeypatch):
         def on_client_epoch_end(self, trainer, loop, client_id, epoch):
             loop.client.net.body[2].negative_slope = 0.1 * (epoch + 2)
 
-    monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", 1)
     alone, together = (
         fit(
             *(None, 2, toy_data((8, 8))),
-            loop=looped(sloped_fedavg, local_epochs=3)(chunk=chunk, seed=3),
+            loop=looped(sloped_fedavg, local_epochs=3, compile=chunk > 1)(chunk=chunk, seed=3),
             callbacks=[Steepens()],
             precision="64-true",
         )
@@ -242,11 +235,11 @@ class Shares(FedAvg):
         return self.made[1], batch[1]
 
 
-def test_samples_that_clients_share_are_those_of_the_step(monkeypatch):
-    monkeypatch.setattr("fl_lightning.federation.recorded.OFTEN", 1)
-    one_by_one_and_at_once(
-        looped(partial(Shares, net=Perceptron, optimizer=sgd())), partial(toy_data, (5, 5)), rounds=3
-    )
+def test_samples_that_clients_share_are_those_of_the_step(recorded_only):
+    def make(chunk, **settings):
+        return looped(partial(Shares, net=Perceptron, optimizer=sgd()))(chunk=chunk, compile=chunk > 1, **settings)
+
+    one_by_one_and_at_once(make, partial(toy_data, (5, 5)), rounds=3)
 
 
 def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only():

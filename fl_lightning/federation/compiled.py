@@ -1,7 +1,6 @@
-"""Losses and gradients of a stack's step, and the operations of steps that come often, recorded."""
+"""Losses and gradients of a stack's step, and steps that are compiled."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,12 +8,9 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule
 
 from fl_lightning.client.module import ClientModule
-
-OFTEN = 100
-"""Steps of a kind before it is recorded, which takes about as long as is saved by as many."""
 
 LAYERS = ("torch.nn.modules.", "fl_lightning.nets.")
 """Modules of the classes whose outputs depend on nothing but their tensors and plain attributes."""
@@ -25,8 +21,6 @@ UNKNOWN = object()
 """Stands for an attribute that may be anything."""
 
 PLAIN = frozenset((bool, int, float, str, type(None)))
-ATEN = torch.ops.aten
-RESHAPES = (ATEN.alias.default, ATEN.expand.default, ATEN.view.default, ATEN._unsafe_view.default)
 
 
 class Gradients(NamedTuple):
@@ -44,7 +38,7 @@ class Gradients(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """Operations of a step; `depends`: which losses depend on which trained tensor; `said`: as of `Gradients`."""
+    """Compiled operations of a step; `depends`: on which trained tensors its losses do; `said`: as of `Gradients`."""
 
     run: Callable[..., Sequence[Tensor]]
     depends: Sequence[bool]
@@ -54,17 +48,15 @@ class _Recording(NamedTuple):
 class StackStep:
     """Differentiates a step of single rows for all rows of a stack at once.
 
-    By `vmap`, whose cost in a small net is that of finding out what to compute. A step that is known to depend on
-    nothing but its tensors is recorded: from then on its operations, the same as before, are called one by one.
+    By `vmap`, whose cost in a small net is that of finding out what to compute.
 
     Args:
-        compiles: whether recorded steps are compiled by `torch.compile`, from the first one on. Where that fails, a
-            line says so, and nothing is compiled from then on.
+        compiles: whether the operations of a step that is known to depend on nothing but its tensors are recorded and
+            compiled by `torch.compile`. Where that fails, a line says so, and nothing is compiled from then on.
     """
 
     def __init__(self, compiles: bool = False) -> None:
-        self._compiles, self._told = compiles, False
-        self._seen = Counter[Hashable]()
+        self.compiles, self._told = compiles, False
         self._recorded: dict[Hashable, _Recording] = {}
 
     def __call__(
@@ -84,7 +76,7 @@ class StackStep:
             says: gives what the step has left behind besides its tensors.
             kind: all that the step depends on besides its tensors; None: that is not known.
         """
-        if kind is None:
+        if kind is None or not self.compiles:
             self._tell(
                 "it is not cross-entropy alone of a net of torch's and this package's layers, without buffers, hooks "
                 "and callbacks between its epochs"
@@ -93,9 +85,7 @@ class StackStep:
         kind = kind, tuple(trained), tuple(map(layout, tensors))
         found = self._recorded.get(kind)
         if found is None:
-            self._seen[kind] += 1
-            if self._seen[kind] == (1 if self._compiles else OFTEN + 1):
-                found = self._record(step, tensors, trained, says)
+            found = self._record(step, tensors, trained, says)
             if found is None:
                 return self._differentiate(step, tensors, trained, says)
             self._recorded[kind] = found
@@ -121,7 +111,7 @@ class StackStep:
         trained: Sequence[int],
         says: Callable[[], Any],
     ) -> _Recording | None:
-        """Record the operations of a step, without those that change nothing; None: that cannot be done."""
+        """Record the operations of a step, and compile them; None: that cannot be done."""
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - takes a second
 
         found: list[Gradients] = []
@@ -135,14 +125,12 @@ class StackStep:
         given = [each.detach() for each in tensors]
         try:
             graph = make_fx(whole)(*given)
-            shorten(graph, given)
         except Exception as error:  # of an operation that torch does not trace, or of the step, which raises it again
-            self._tell(error)
+            self._give_up(error)
             return None
-        run: Callable[..., Sequence[Tensor]] = graph.forward
-        if self._compiles:
-            run = self._compiled(graph, given)
-        return _Recording(run, [value is not None for value in found[-1].gradients], found[-1].said)
+        return _Recording(
+            self._compiled(graph, given), [value is not None for value in found[-1].gradients], found[-1].said
+        )
 
     def _compiled(self, graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         """Compile a recorded step, if that can be done."""
@@ -151,19 +139,21 @@ class StackStep:
             with torch.no_grad():
                 compiled(*given)
         except Exception as error:
-            self._tell(error)
-            self._compiles = False
+            self._give_up(error)
             return graph.forward
         if not self._told:
             self._told = True
             rank_zero_info(f"model.compile: the first step took {time.perf_counter() - began:.1f} s to compile")
         return compiled
 
-    def _tell(self, reason: str | Exception) -> None:
-        if self._compiles and not self._told:
+    def _give_up(self, error: Exception) -> None:
+        """Compile nothing from now on."""
+        self._tell(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        self.compiles = False
+
+    def _tell(self, reason: str) -> None:
+        if self.compiles and not self._told:
             self._told = True
-            if isinstance(reason, Exception):
-                reason = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
             rank_zero_info(f"model.compile: the step of a stack is not compiled: {reason}")
 
 
@@ -211,24 +201,3 @@ def has_hooks(entries: Mapping[Any, Any]) -> bool:
 def layout(tensor: Tensor) -> tuple[Any, ...]:
     """Shape, strides and type."""
     return tensor.shape, tensor.stride(), tensor.dtype
-
-
-def shorten(graph: GraphModule, given: Sequence[Tensor]) -> None:
-    """Leave out operations whose result is their argument: the same bits, shape and type."""
-    results: dict[Node, Any] = {}
-
-    class Follow(Interpreter):
-        def run_node(self, node: Node) -> Any:
-            results[node] = super().run_node(node)
-            return results[node]
-
-    with torch.no_grad():
-        Follow(graph).run(*given)
-    for node in list(graph.graph.nodes):
-        source = node.args[0] if node.args else None
-        if node.target not in RESHAPES and not (node.target is ATEN.mul.Scalar and node.args[1] == 1):
-            continue
-        if isinstance(source, Node) and layout(results[source]) == layout(results[node]):
-            node.replace_all_uses_with(source)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
