@@ -2,17 +2,18 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalProgress
-from fl_lightning.federation.compiled import StackStep, kind_of
+from fl_lightning.federation.compiled import PLAIN, StackStep, kind_of
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.nests import StackingError
@@ -34,6 +35,33 @@ def looks_away(hook: Hook) -> Hook:
     """
     hook.__dict__[LOOKS_AWAY] = True
     return hook
+
+
+class OwnAttributeError(StackingError):
+    """Raised by clients for whom a hook has set attributes of the module to different values."""
+
+
+def held_by(client: ClientModule) -> dict[str, Any]:
+    """Collect the numbers, strings and tensors that modules hold as attributes; modes are restored by themselves."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in client.named_modules()
+        for name, value in vars(module).items()
+        if name != "training" and (type(value) in PLAIN or isinstance(value, Tensor))
+    }
+
+
+def differing(held: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Name an attribute with another value; None: there is none.
+
+    >>> differing({"mu": 0.1, "beta": 1.0}, {"mu": 0.2, "beta": 1.0}), differing({"mu": 0.1}, {"mu": 0.1})
+    ('mu', None)
+    """
+    for name in (*held, *other):
+        own, its = held.get(name), other.get(name)
+        if own is not its and (isinstance(own, Tensor) or isinstance(its, Tensor) or own != its):
+            return name
+    return None
 
 
 class CohortEngine(SequentialEngine):
@@ -114,7 +142,8 @@ class CohortEngine(SequentialEngine):
         except Exception as error:
             self._stacks.forget_optimizers()
             self._give_up(exchange, jobs, error)
-            yield from super()._results(exchange, again, announces=False)
+            # an attribute that is set where a client starts is set anew
+            yield from super()._results(exchange, again, announces=isinstance(error, OwnAttributeError))
             return
         finally:
             self._epochs_told.clear()
@@ -136,7 +165,7 @@ class CohortEngine(SequentialEngine):
         Raises:
             StackingError: if they cannot be stacked.
         """
-        members = [self._join(exchange, job) for job in jobs]
+        members = self._joined(exchange, jobs)
         self._check_teachers(members)
         phases, order = common_phases(members), list(range(len(members)))
         if phases:
@@ -155,10 +184,25 @@ class CohortEngine(SequentialEngine):
         found: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
         return ((rows[row], found[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
-    def _join(self, exchange: str, job: ClientJob) -> Member:
+    def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[Member]:
+        """Make the module each client in turn, and copy what it is before training.
+
+        Raises:
+            StackingError: if its attributes differ then, of which a stack has one value.
+        """
+        prepares = (self._receives and not self.client.is_neutral) or self._phased or self.hooks.get("on_client_start")
+        members, first = list[Member](), dict[str, Any]()
+        for job in jobs:
+            members.append(self._join(exchange, job, bool(prepares)))
+            held = held_by(self.client) if prepares else {}
+            first = first or held
+            if (name := differing(held, first)) is not None:
+                raise OwnAttributeError(f"its clients have different values of {name}")
+        return members
+
+    def _join(self, exchange: str, job: ClientJob, prepares: bool) -> Member:
         """Make the module the client of a job, and copy what it is before training."""
         start = job.broadcast.weights if job.start is None else job.start
-        prepares = (self._receives and not self.client.is_neutral) or self._phased or self.hooks.get("on_client_start")
         if start is not None and len(start) == len(self.weights.entries) and not prepares:
             context, logged = self._context(job), self.services.begin_client()
             entries = start  # all that it starts from: nobody looks at the module

@@ -664,6 +664,14 @@ class Favours(Undeclared):
         return self.local_loss(batch, batch_idx) * (1 + (self.context.client_id == 2))
 
 
+class Scales(Undeclared):
+    def receive(self, broadcast, local):
+        self.factor = 1 / (1 + local.client_id)
+
+    def training_step(self, batch, batch_idx):
+        return self.local_loss(batch, batch_idx) * self.factor
+
+
 class Between(Undeclared):
     def phases(self, exchange):
         yield Phase()
@@ -723,6 +731,7 @@ class Measures(Undeclared):
         ("reads client_id, memory", {"kind": Remembers}, {}),
         ("reads client_id, memory", {"kind": Counts}, {}),
         ("reads client_id, memory", {"kind": Favours}, {}),
+        ("different values of factor", {"kind": Scales}, {}),
         ("phases run code between", {"kind": Between}, {}),
         ("indices or until", {"kind": Until}, {}),
         ("different phases", {"kind": Uneven}, {}),
@@ -752,6 +761,23 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said_once(reason, clie
     assert re.search(reason, said)
     assert equal(dict(together.state_dict()), dict(alone.state_dict()))
     assert together.round_metrics == alone.round_metrics
+
+
+@pytest.mark.parametrize("chunk", [2, "auto"])
+def test_what_a_callback_sets_for_each_client_counts_for_this_one(chunk):
+    class Coefficients(pl.Callback):
+        def on_client_start(self, trainer, loop, client_id):
+            loop.client.mu = 5.0 * client_id
+
+    alone, together = (
+        fit(
+            *(None, 2, toy_data((8, 8, 8, 8))),
+            loop=looped(partial(FedProx, mu=1.0, net=Perceptron, optimizer=sgd()))(chunk=size, seed=3),
+            callbacks=[Coefficients()],
+        )
+        for size in (1, chunk)
+    )
+    assert equal(alone.state_dict(), together.state_dict())
 
 
 def test_clients_with_different_nets_are_trained_one_by_one():
