@@ -85,7 +85,10 @@ class StackStep:
         kind = kind, tuple(trained), tuple(map(layout, tensors))
         found = self._recorded.get(kind)
         if found is None:
-            found = self._recorded[kind] = self._record(step, tensors, trained, says)
+            found = self._record(step, tensors, trained, says)
+            if found is None:
+                return self._differentiate(step, tensors, trained, says)
+            self._recorded[kind] = found
         with torch.no_grad():
             results = iter(found.run(*tensors))
         return Gradients([next(results) if any_ else None for any_ in found.depends], list(results), found.said)
@@ -107,8 +110,8 @@ class StackStep:
         tensors: Sequence[Tensor],
         trained: Sequence[int],
         says: Callable[[], Any],
-    ) -> _Recording:
-        """Record the operations of a step, and compile them."""
+    ) -> _Recording | None:
+        """Record the operations of a step, and compile them; None: that cannot be done."""
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - takes a second
 
         found: list[Gradients] = []
@@ -120,7 +123,11 @@ class StackStep:
             return [*gradients, *(value.detach() for value in found[-1].made)]
 
         given = [each.detach() for each in tensors]
-        graph = make_fx(whole)(*given)
+        try:
+            graph = make_fx(whole)(*given)
+        except Exception as error:  # of an operation that torch does not trace, or of the step, which raises it again
+            self._give_up(error)
+            return None
         return _Recording(
             self._compiled(graph, given), [value is not None for value in found[-1].gradients], found[-1].said
         )
@@ -132,13 +139,17 @@ class StackStep:
             with torch.no_grad():
                 compiled(*given)
         except Exception as error:
-            self._tell(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
-            self.compiles = False
+            self._give_up(error)
             return graph.forward
         if not self._told:
             self._told = True
             rank_zero_info(f"model.compile: the first step took {time.perf_counter() - began:.1f} s to compile")
         return compiled
+
+    def _give_up(self, error: Exception) -> None:
+        """Compile nothing from now on."""
+        self._tell(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        self.compiles = False
 
     def _tell(self, reason: str) -> None:
         if self.compiles and not self._told:

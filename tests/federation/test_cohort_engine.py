@@ -132,14 +132,15 @@ def test_a_compiled_step_gives_the_same(caplog):
     assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
 
 
-def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch, caplog):
+@pytest.mark.parametrize("by", ["torch.compile", "torch.fx.experimental.proxy_tensor.make_fx"])
+def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(by, monkeypatch, caplog):
     def broken(function, **settings):
         def call(*tensors):
             raise RuntimeError("no compiler here")
 
         return call
 
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(by, broken)
     client = partial(fedavg, Perceptron)
     with caplog.at_level(logging.INFO):
         compiled = fit(None, 2, toy_data((8, 8)), loop=looped(client, compile=True)(chunk=2, seed=3))
