@@ -140,12 +140,12 @@ def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callab
 def interleaved(work: Workload, variants: list[str], threads: int | None) -> dict[str, list[Block]]:
     """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process.
 
-    The first block of each, which warms it up, does not count.
+    Where blocks are short the first one of each, which warms it up, does not count.
     """
     names, begin = ["floor", *variants], time.perf_counter()
     with ExitStack() as stack:
         run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
-        for block in run.values():
+        for block in run.values() if work.short else ():
             block()
         return in_turn(replace(work, seconds=work.seconds - (time.perf_counter() - begin)), run)
 
