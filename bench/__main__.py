@@ -59,7 +59,7 @@ def measure_speed(asked: Namespace, results: Path | None) -> None:
 
 def measure_startup(asked: Namespace, results: Path) -> None:
     """Seconds until the package is there."""
-    table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, seconds=25))
+    table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, asked.seconds or 25))
 
 
 def measure_methods(asked: Namespace, results: Path) -> None:
@@ -67,7 +67,7 @@ def measure_methods(asked: Namespace, results: Path) -> None:
     from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
 
     columns = ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor")
-    table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, seconds=100))
+    table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, asked.seconds or 100))
 
 
 def measure_costs(asked: Namespace, results: Path) -> None:
@@ -95,7 +95,7 @@ def measure_parallel(asked: Namespace, results: Path) -> None:
     from bench import parallel  # noqa: PLC0415
 
     columns = ("processes", "s_per_round", "speedup")
-    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, seconds=75))
+    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, asked.seconds or 75))
 
 
 def measure_scale(asked: Namespace, results: Path) -> None:
@@ -109,7 +109,7 @@ def measure_stays(asked: Namespace, results: Path) -> None:
     """A large module with few steps a client, beside a plain fit."""
     from bench import stays  # noqa: PLC0415
 
-    table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, time=55))
+    table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, asked.seconds or 55))
 
 
 PARTS: dict[str, Callable[[Namespace, Path], None]] = {
@@ -140,6 +140,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")
     parser.add_argument("--repeats", type=int, help="blocks of each variant")
+    parser.add_argument("--seconds", type=float, help="in which turns are begun, at least one; not of costs")
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")
     parser.add_argument("--quick", action="store_true", help="one short block each, in this process: no measurement")
     return parser.parse_args(arguments)
@@ -149,7 +150,8 @@ def asked_size(work: Workload, asked: Namespace) -> Workload:
     rounds = asked.rounds or (work.unmeasured + 2 if asked.quick else work.rounds)
     if rounds <= work.unmeasured:
         raise SystemExit(f"--rounds must be above {work.unmeasured} for {work.name}, got {rounds}")
-    return replace(work, rounds=rounds, repeats=asked.repeats or (1 if asked.quick else work.repeats))
+    repeats = asked.repeats or (1 if asked.quick else work.repeats)
+    return replace(work, rounds=rounds, repeats=repeats, seconds=asked.seconds or work.seconds)
 
 
 def check_accuracy(work: Workload, blocks: dict[str, list[Block]]) -> None:

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -99,6 +99,7 @@ def serve(connection: Connection, work: Workload, variant: str, threads: int | N
     """Run a block for every message, until None comes."""
     if threads is not None:
         torch.set_num_threads(threads)
+    import_module(f"bench.{MODULES[variant]}")  # while the other processes do so, too
     while connection.recv() is not None:
         connection.send(run_block(work, variant, terminal))
 
@@ -112,7 +113,7 @@ def drain(terminal: int) -> None:
 
 @contextmanager
 def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callable[[], Block]]:
-    """A process of its own that runs one block per call; its first block, which warms it up, has passed."""
+    """A process of its own that runs one block per call."""
     spawn = get_context("spawn")
     here, there = spawn.Pipe()
     screen, terminal = pty.openpty()
@@ -128,7 +129,6 @@ def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callab
         return found
 
     try:
-        block()
         yield block
     finally:
         with suppress(OSError):
@@ -138,11 +138,16 @@ def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callab
 
 
 def interleaved(work: Workload, variants: list[str], threads: int | None) -> dict[str, list[Block]]:
-    """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process."""
-    names = ["floor", *variants]
+    """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process.
+
+    Where blocks are short the first one of each, which warms it up, does not count.
+    """
+    names, begin = ["floor", *variants], time.perf_counter()
     with ExitStack() as stack:
         run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
-        return in_turn(work, run)
+        for block in run.values() if work.short else ():
+            block()
+        return in_turn(replace(work, seconds=work.seconds - (time.perf_counter() - begin)), run)
 
 
 def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]]:

@@ -45,6 +45,7 @@ class Workload:
         num_clients: N.
         cohort_size: clients a round.
         eval_batch_size: test samples per batch.
+        short: whether a round takes milliseconds, so that a whole block passes before the first that counts.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Workload:
     num_clients: int = 100
     cohort_size: int = 10
     eval_batch_size: int = 250
+    short: bool = False
 
     def first_net(self) -> nn.Sequential:
         """The net with the first global weights, always the same."""
@@ -127,7 +129,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             "tiny", two_layers, digits, client_samples=15, batch_size=16, local_epochs=1, lr=0.1,
-            weight_decay=0.0, rounds=60, unmeasured=10, repeats=40,
+            weight_decay=0.0, rounds=60, unmeasured=10, repeats=40, short=True,
         ),
         Workload(
             "cnn", two_convolutions, noise_images, client_samples=250, batch_size=50, local_epochs=1, lr=0.01,

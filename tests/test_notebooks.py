@@ -1,4 +1,7 @@
-"""Every notebook runs from top to bottom, and its kept outputs are those of a run: `make notebooks` renews them."""
+"""Every notebook runs from top to bottom, and its kept outputs are those of a run: `make notebooks` renews them.
+
+`make smoke` runs the first one, the slow tests all.
+"""
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
@@ -22,12 +25,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-def params():
-    """The first notebook by default, all with the slow tests."""
-    return [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (k > 0)) for k, path in enumerate(NOTEBOOKS)]
-
-
-@pytest.fixture(scope="module", params=params())
+@pytest.fixture(scope="module", params=[pytest.param(path, id=path.stem, marks=pytest.mark.slow) for path in NOTEBOOKS])
 def both(request, tmp_path_factory):
     """A notebook as it is kept and as it is now, and the folder in which it was run."""
     with pytest.MonkeyPatch.context() as patch:
