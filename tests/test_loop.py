@@ -175,7 +175,7 @@ def test_the_refusal_comes_before_lightnings_own(setting):
         trainer(1, **setting).fit(FederatedLoop(FedAvg(), seed=0), datamodule=toy_data())
 
 
-@pytest.mark.parametrize("part", ["client", "aggregator", "server_module", "store", "server_optimizer"])
+@pytest.mark.parametrize("part", ["client", "aggregator", "server_module", "metrics", "store"])
 def test_a_part_that_was_replaced_is_refused(part):
     loop = FederatedLoop(FedAvg())
     setattr(loop, part, FedAvg())

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,9 @@ from fl_lightning.utils.keyed import keyed_seed
 
 CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
+
+SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
+"""Parts that the loop has under the same names."""
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks, without trainer and loop, by name."""
@@ -154,11 +157,11 @@ class FederationParts:
             ValueError: data that do not go with parts or settings, or with the net of an earlier run; a part that was
                 replaced in the loop.
         """
-        for part in fields(self):
-            if getattr(loop, part.name, own := getattr(self, part.name)) is not own:
+        for name in SHOWN:
+            if getattr(loop, name) is not getattr(self, name):
                 raise ValueError(
-                    f"the parts of a FederatedLoop are given to it when it is made, and its {part.name} was replaced "
-                    f"since; make a new FederatedLoop"
+                    f"the parts of a FederatedLoop are given to it when it is made, and its {name} was replaced since; "
+                    f"make a new FederatedLoop"
                 )
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
