@@ -92,9 +92,10 @@ format: env  ## rewrite the files as ruff wants them
 	@'$(RUN)' -m ruff check --fix .
 	@'$(RUN)' -m ruff format .
 
-smoke: env  ## two rounds of every method's experiment on digits, through the command line, and the first notebook
+smoke: env  ## two rounds of every method's experiment, the table of methods and the first notebook
 	@'$(RUN)' tests/smoke/smoke_configs.py
-	@'$(RUN)' -m pytest -q tests/test_notebooks.py -k 01_
+	@'$(RUN)' -m pytest tests/cli/test_methods.py -k 'not two_rounds'
+	@'$(RUN)' -m pytest tests/test_notebooks.py -k 01_
 
 soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills

@@ -51,6 +51,10 @@ CONTRACT = {  # down, up, client state, server state; a model is 1
 SHARE_NOTHING = {"FedMD", "KnFu", "Local", "SelectiveFD"}
 
 
+measured = pytest.mark.slow
+"""Of tests that need the whole table, which hundreds of trials make: `make smoke` runs them, too."""
+
+
 @pytest.fixture(scope="module")
 def records():
     return table.records()
@@ -61,17 +65,20 @@ def by_name(records):
     return {record["method"]: record for record in records}
 
 
+@measured
 def test_the_readme_has_the_table(records):
     assert table.as_markdown(records) in README, "put the output of `fl-lightning methods` into the README"
     assert f"a net of {W}\nfloats" in README
 
 
+@measured
 def test_the_readme_sorts_every_method_by_its_purpose(by_name):
     listed = README.split("### Which method?\n")[1].split("### ")[0]
     named = [name for line in listed.splitlines() if line.startswith("- ") for name in line.split(": ")[1].split(", ")]
     assert sorted(named) == sorted(by_name)
 
 
+@measured
 def test_every_method_is_there_with_paper_and_file(by_name):
     assert {*map(table.name_of, methods.__all__), *table.CONFIGURED} <= by_name.keys()
     assert {"Median", "TrimmedMean", "Krum", "GeometricMedian", "NormClip"} <= by_name.keys()
@@ -82,6 +89,7 @@ def test_every_method_is_there_with_paper_and_file(by_name):
         assert all(5 < len(name) < 45 for name, _ in record["papers"])
 
 
+@measured
 @pytest.mark.parametrize("name", table.CONFIGURED)
 def test_a_method_that_is_only_a_file_is_that_file(name, by_name):
     source, personal = table.CONFIGURED[name]
@@ -90,12 +98,14 @@ def test_a_method_that_is_only_a_file_is_that_file(name, by_name):
     assert yaml.safe_load(text)["model"]["personal"] in (personal[0], list(personal))
 
 
+@measured
 @pytest.mark.parametrize("name", CONTRACT)
 def test_what_is_sent_and_kept_is_the_papers(name, by_name):
     found = [by_name[name][column] for column in ("down", "up", "client_state", "server_state")]
     assert found == pytest.approx(CONTRACT[name])
 
 
+@measured
 def test_what_it_runs_with(by_name):
     rules, optimizers = by_name["FedAvg"]["rules"], by_name["FedAvg"]["server_optimizers"]
     assert {"Median", "Krum", "FedNova", "FedEXP"} <= set(rules)
@@ -122,6 +132,7 @@ def test_what_it_runs_with_runs_two_rounds(entry, by_name):
             assert trial(replace(own, server_optimizer=optimizers[name])).down > 0
 
 
+@measured
 def test_auxiliary_data_and_contents(by_name):
     asked = {name: record["data"] for name, record in by_name.items() if record["data"]}
     transfer = dict.fromkeys(("FedMD", "KnFu", "SelectiveFD"), ("transfer",))
@@ -130,12 +141,14 @@ def test_auxiliary_data_and_contents(by_name):
     assert by_name["KnFu"]["up_contents"] == ("knowledge",)
 
 
+@measured
 def test_stackable_is_what_the_class_itself_says(by_name):
     assert by_name["FedAvg"]["stackable"] is True
     assert by_name["MOON"]["stackable"] is False
     assert by_name["FedNova"]["stackable"] is None
 
 
+@measured
 def test_other_outputs_have_the_same_rows(records, monkeypatch):
     monkeypatch.setattr(table, "records", lambda: records)
     read = json.loads(say("methods --output json").out)
