@@ -92,10 +92,10 @@ format: env  ## rewrite the files as ruff wants them
 	@'$(RUN)' -m ruff check --fix .
 	@'$(RUN)' -m ruff format .
 
-smoke: env  ## two rounds of every method's experiment, the table of methods and the first notebook
+smoke: env  ## two rounds of every method's experiment, the table of methods, CONTRIBUTING's walk-through, the first notebook
 	@'$(RUN)' tests/smoke/smoke_configs.py
-	@'$(RUN)' -m pytest tests/cli/test_methods.py -k 'not two_rounds'
-	@'$(RUN)' -m pytest tests/test_notebooks.py -k 01_
+	@'$(RUN)' -m pytest -k '(test_methods and not two_rounds) or walk_through or process_of_its_own or 01_' \
+		tests/cli/test_methods.py tests/cli/test_compare.py tests/test_contributing.py tests/test_notebooks.py
 
 soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills

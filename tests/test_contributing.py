@@ -93,6 +93,7 @@ def walked(checkout):
     return files, run("-c", WALK.format(files=files, commands=arguments), cwd=checkout).split("COMMAND\n")
 
 
+@pytest.mark.slow  # make smoke runs it
 def test_tests_and_doctest_of_the_walk_through_pass(walked):
     files, (out, *_) = walked
     assert "6 passed" in out
@@ -106,6 +107,7 @@ def test_walk_through_is_clean(checkout):
     run("-m", "ruff", "format", "--check", *files, cwd=checkout)
 
 
+@pytest.mark.slow  # make smoke runs it
 def test_commands_of_the_walk_through(checkout, walked):
     _, (_, *outs) = walked
     assert outs

@@ -164,6 +164,7 @@ def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, pr
     assert rounds_on_disk(base / "grid") == 12
 
 
+@pytest.mark.slow  # make smoke runs it
 def test_a_cell_is_run_by_a_process_of_its_own(base, monkeypatch):
     monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
     settings = "--methods FedAvg --seeds 0 --set trainer.max_epochs=1"
