@@ -59,7 +59,7 @@ def no_hooks() -> Hooks:
 
 @dataclass(frozen=True)
 class FederationParts:
-    """What a federation is made of; makes its server, engine and rounds of it, once data and Trainer are known.
+    """Chosen parts of a federation, of which it makes server, engine and rounds once data and Trainer are known.
 
     Args:
         client: the module that every client trains.
