@@ -27,9 +27,9 @@ def in_rows() -> Iterator[None]:
         _IN_ROWS.reset(before)
 
 
-def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean over the batch, of logits in the type that is wanted."""
-    if not _IN_ROWS.get() or logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:
+def _row_mean(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of one row's classes; other targets are left to torch."""
+    if logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:
         return F.cross_entropy(logits, target)
     return -F.log_softmax(logits, 1).gather(1, target.unsqueeze(1)).mean()
 
@@ -50,7 +50,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
-    return _cross_entropy(raised(logits), target)
+    mean = _row_mean if _IN_ROWS.get() else F.cross_entropy
+    return mean(raised(logits), target)
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
@@ -75,7 +76,8 @@ def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> T
     """
     left_out = shift == -torch.inf
     logits = raised(logits) + shift.masked_fill(left_out, 0.0)
-    return _cross_entropy(logits.masked_fill(left_out, -torch.inf), target)
+    mean = _row_mean if _IN_ROWS.get() else F.cross_entropy
+    return mean(logits.masked_fill(left_out, -torch.inf), target)
 
 
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:

@@ -147,3 +147,26 @@ def test_samples_that_do_not_fit_stay_where_they_are(staged):
     assert torch.equal(batch, x[[4, 1]])
     assert torch.equal(y, split.y[[4, 1]])
     assert len(rest) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", list(DATA))
+def test_batches_on_a_gpu_are_those_of_the_cpu(kind, monkeypatch):
+    monkeypatch.setattr(splits, "fits", lambda num_bytes, device: kind != "too large")
+
+    def batches(device):
+        data = DATA[kind]()
+        data.setup("fit")
+        if data.has_streams:
+            data.limit_streams(3)
+        data.to(device)
+        torch.manual_seed(5)
+        found = [batch for client_id in range(3) for batch in data.view(client_id, 0).batches(epoch=0)]
+        assert all(part.device == device for batch in found for part in batch)
+        return [part.cpu() for batch in found for part in batch]
+
+    plain, staged = batches(torch.device("cpu")), batches(torch.device("cuda", 0))
+    assert len(plain) == len(staged)
+    assert all(map(torch.equal, staged, plain))
