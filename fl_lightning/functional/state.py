@@ -138,24 +138,21 @@ class StateSum:
     Args:
         layout: of a sum that was added up before; None: nothing was.
         flat: its vectors.
-        room: of a sum that is done with (`room`), to be overwritten: new memory is slow at first.
+        after: a sum that is done with, whose memory is overwritten, unless somebody may still look at its entries: new
+            memory is slow at first.
     """
 
     def __init__(
         self,
         layout: Layout | None = None,
         flat: Mapping[torch.dtype, Tensor] | None = None,
-        room: Mapping[torch.dtype, Tensor] | None = None,
+        after: "StateSum | None" = None,
     ) -> None:
         self.layout: Layout = dict(layout or {})
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
-        self._room, self._seen = room or {}, False
-
-    @property
-    def room(self) -> Mapping[torch.dtype, Tensor]:
-        """Memory that another sum may take over: none where somebody may still look at this one's entries."""
-        return {} if self._seen else self.flat
+        self._seen = False
+        self._room: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
         """A copy that stays as it is when more is added."""
