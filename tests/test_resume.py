@@ -9,7 +9,7 @@ import torch
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.federation.faults import ClientError
-from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNTD
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedEXPAggregator, FedFOMO, FedNTD, FedPAC
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 4
@@ -304,6 +304,17 @@ def test_a_loop_read_by_load_from_checkpoint_evaluates_alike(tmp_path, client, a
     assert values[0] == values[1]
     assert equal(weights_of(loop), weights_of(again))
     assert equal(loop.initial_personal, again.initial_personal)
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD, FedFOMO, FedPAC])
+def test_what_a_server_module_allocates_for_the_data_comes_back(method):
+    """As in the process that has started those of a fit, and with `load_from_checkpoint`."""
+    loop = fit(method(net=BatchNormNet, optimizer=sgd()), rounds=2)
+    again = FederatedLoop(method(net=BatchNormNet, optimizer=sgd(), num_classes=3, input_shape=(4,)), seed=3)
+    again.load_state_dict(loop.state_dict())
+    assert not equal(weights_of(again), weights_of(loop)), "not before the data are known"
+    trainer(1).validate(again, toy_data(), verbose=False)
+    assert equal(weights_of(again), weights_of(loop))
 
 
 def test_no_warning_about_a_resume_in_the_middle(tmp_path):
