@@ -148,3 +148,18 @@ def test_the_whole_ends_in_its_time_and_says_what_was_not_done(capfd):
     assert whole.run_all(seconds=40, longest=20, parts=parts) == ["hangs"]
     assert time.monotonic() - begin < 60
     assert "hangs: not done within 20 s; rows that are missing here stay" in capfd.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", list(gpu.PRECISIONS))
+def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
+    case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cuda"), precision)
+    plain, graphed, batches = ways.StackedStep(case, False), ways.StackedStep(case, False), list(case.batches())
+    graph = ways.Graph(graphed, *batches[0])
+    plain.begin()
+    graphed.begin()
+    for x, y in batches:
+        plain(x, y)
+        graph(x, y)
+    torch.testing.assert_close(graphed.params, plain.params)

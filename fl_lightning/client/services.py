@@ -368,6 +368,7 @@ class BatchTransfer:
 
     Attributes:
         hooked: whether a hook of the user's may change a batch.
+        moves: whether one of them sees it before it lies on the device.
     """
 
     def __init__(
@@ -382,13 +383,13 @@ class BatchTransfer:
         names, after = ("on_before_batch_transfer", "transfer_batch_to_device"), "on_after_batch_transfer"
         owners = [data if overridden(data, name) else modules[-1] for name in names]
         self._before, self._transfer = map(getattr, owners, names)
-        self._transfers = any(map(overridden, owners, names))
+        self.moves = any(map(overridden, owners, names))
         self._after = hooks([data], after) or hooks(modules, after)
-        self.hooked = self._transfers or bool(self._after)
+        self.hooked = self.moves or bool(self._after)
 
     def __call__(self, batch: Any) -> Any:
         there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
-        if self._transfers or not there:
+        if self.moves or not there:
             batch = self._before(batch, 0)
             batch = self._transfer(batch, self._device, 0)
         for hook in self._after:

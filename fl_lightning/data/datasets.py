@@ -21,7 +21,7 @@ from torch.utils.data import (
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import ColumnPartition
 from fl_lightning.data.sources import Source, check_labels
-from fl_lightning.data.splits import Split, TensorSplit
+from fl_lightning.data.splits import LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch
 from fl_lightning.utils.renamed import refuses_renamed
@@ -31,7 +31,7 @@ LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
 
 
-class DatasetSplit(Split):
+class DatasetSplit(LoadedSplit):
     """A map-style dataset, read item by item.
 
     Args:
@@ -99,7 +99,7 @@ class DatasetSplit(Split):
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
-        spec = self.loader_spec
+        spec, staging = self.loader_spec, self.staging
         if spec.num_workers:
             loader = DataLoader(
                 self.dataset,
@@ -108,14 +108,16 @@ class DatasetSplit(Split):
                 num_workers=spec.num_workers,
                 worker_init_fn=spec.worker_init_fn,
                 generator=generator,
+                pin_memory=self.pins,
             )
-            return iter(loader)
+            return iter(loader) if staging is None else staging.one_ahead(iter(loader))
         if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
             seed = int(torch.randint(2**31, (), generator=generator))
             random.seed(seed)
             np.random.seed(seed)
         many = getattr(self.dataset, "__getitems__", None)
-        return (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
+        made = (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
+        return made if staging is None else map(staging, made)  # in order: the net draws from the same generators
 
 
 KnownSplit = TensorSplit | DatasetSplit | StreamSplit

@@ -231,10 +231,11 @@ class FederatedDataModule(LightningDataModule):
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         return evaluation_batch_size(device, self.input_shape)
 
-    def to(self, device: torch.device) -> None:
-        """Move the samples in memory to `device`."""
+    def to(self, device: torch.device, early: bool = True) -> None:
+        """Move the samples in memory to `device`; batches of others are copied there when they are read, if `early`."""
         for split in self._splits.values():
             split.to(device)
+            split.stage(device, early)
 
     def key_batches(self, seed: int) -> None:
         """Key batch order, augmentation and the clients' other draws by the run's seed."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.types import Batch
 from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.staging import Staging, fits, staging_for
 
 
 class Transform(Protocol):
@@ -78,7 +79,30 @@ class Split(ABC):
         return None
 
     def to(self, device: torch.device) -> None:  # noqa: B027 - most splits hold nothing in memory
-        """Move the samples in memory to `device`, in place."""
+        """Move the samples in memory to `device`, in place, where they fit."""
+
+    def stage(self, device: torch.device, early: bool) -> None:  # noqa: B027 - samples in memory are there already
+        """Prepare batches that are read from outside for a device.
+
+        Args:
+            device: where they will be used.
+            early: whether they may be copied as they are read; else the user's own hooks see them first.
+        """
+
+
+class LoadedSplit(Split):
+    """Samples that are read as they are asked for; a GPU's batches come from pinned memory.
+
+    Attributes:
+        staging: copies batches to the device as they are read; None: that is left to others.
+        pins: whether a DataLoader gives batches in pinned memory.
+    """
+
+    staging: Staging | None = None
+    pins = False
+
+    def stage(self, device: torch.device, early: bool) -> None:
+        self.staging, self.pins = staging_for(device) if early else None, device.type == "cuda"
 
 
 class TensorSplit(Split):
@@ -100,6 +124,7 @@ class TensorSplit(Split):
         self.x, self.y, self.transform = x, y, transform
         self.augments = getattr(transform, "augments", transform is not None)
         self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
+        self._staging: Staging | None = None  # of the batches of samples that do not fit on the device
 
     def __len__(self) -> int:
         return len(self.x)
@@ -117,13 +142,24 @@ class TensorSplit(Split):
         return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None)
 
     def to(self, device: torch.device) -> None:
-        self.x, self.y = self.x.to(device), self.y.to(device)
+        if self._staging is not None and self._staging.device == device:
+            return
+        on_host = self.x.device.type == "cpu"
+        if on_host and not fits(self.num_bytes + self.y.numel() * self.y.element_size(), device):
+            self._staging = staging_for(device)
+        else:
+            self.x, self.y, self._staging = self.x.to(device), self.y.to(device), None
 
     def placed(self, indices: Tensor) -> Tensor:
         return indices if indices.device == self.x.device else to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
+        if self._staging is not None:
+            gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in indices)
+            for batch, targets in self._staging.one_ahead(gathered):
+                yield (batch if transform is None else transform(batch, generator)), targets
+            return
         for index in indices:
             there = index if index.device == x.device else to_device(index, x.device)
             batch = x.index_select(0, there)
@@ -138,6 +174,8 @@ class TensorSplit(Split):
         """
         whole = self.placed(indices.reshape(-1))
         x, y = (of.index_select(0, whole).view(*indices.shape, *of.shape[1:]) for of in (self.x, self.y))
+        if self._staging is not None:
+            x, y = self._staging((x, y))
         if self.transform is not None:
             x = torch.stack([self.transform(own, draws) for own, draws in zip(x, generators, strict=True)])
         return x, y

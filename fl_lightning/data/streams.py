@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from fl_lightning.data.clients import ClientView, FederatedData, Parts
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import IIDPartition, Partition
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import LoadedSplit
 from fl_lightning.types import Batch
 
 
@@ -23,7 +23,7 @@ class Stream(NamedTuple):
     loader_spec: LoaderSpec
 
 
-class StreamSplit(Split):
+class StreamSplit(LoadedSplit):
     """Training samples that come as one stream for each client; none of them has an index, so that their number is 0.
 
     Args:
@@ -203,13 +203,16 @@ class StreamView(ClientView):
             worker_init_fn=spec.worker_init_fn,
             drop_last=self.drop_last and epoch is not None,
             generator=self.generator(f"stream/{epoch}"),
+            pin_memory=self._streams.pins,
         )
-        first, found = 0, islice(loader, -(-self._most // batch_size))
+        staging = self._streams.staging
+        first, read = 0, islice(loader, -(-self._most // batch_size))
+        found: Iterator[Any] = read if staging is None else map(staging.begin, read)
         current = next(found, None)
         while current is not None:
             following = next(found, None)  # as Lightning reads ahead where a length is not known
             self.ended = following is None
-            size, batch = current
+            size, batch = current if staging is None else current()
             yield (batch, torch.arange(first, first + size)) if with_index else batch
             first += size
             self._seen += 0 if epoch is None else size  # asked for the next: this one was trained on

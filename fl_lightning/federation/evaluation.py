@@ -67,7 +67,7 @@ class Evaluation:
         weights = self.weights
         self.restore()
         weights.transient.load({})
-        self.data.to(self.communicator.device)
+        self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.recorder.evaluated(None)
         self.services.logged.clear()
         if self._accuracy is not None:

@@ -247,7 +247,7 @@ class FederatedLoop(Forwarding):
 
     def on_train_start(self) -> None:
         plateau, rounds = self.parts.plateau, built(self._transactions)
-        self.data.to(self.device)
+        self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
             plateau.check_monitors(partial(self.parts.keys_of_a_client, rounds, self.trainer))
         self.engine.local.scale_lr(plateau.factors)

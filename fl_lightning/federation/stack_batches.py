@@ -78,7 +78,8 @@ class StackBatches:
         batch = self._transfer(batch)
         if not self._with_index:
             return batch, (0,) * len(batch)
-        return (batch, self._cut(self._positions, rows, first, num_samples)), ((0,) * len(batch), 0)
+        positions = to_device(self._cut(self._positions, rows, first, num_samples), self._device)
+        return (batch, positions), ((0,) * len(batch), 0)
 
     @staticmethod
     def _cut(of: Sequence[Tensor], rows: slice, first: int, num_samples: int) -> Tensor:

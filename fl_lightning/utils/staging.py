@@ -1,0 +1,114 @@
+"""Batches on their way to a GPU: from pinned memory, on a stream of their own, while the GPU works on others."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Begun = Callable[[], Any]
+"""A copy that was begun; called when the batch is used, it returns the batch on the device."""
+
+LARGEST_SHARE = 0.5
+"""Share of a GPU's free memory that samples may take; the rest is for nets, activations and the other samples."""
+
+
+class Staging:
+    """Copies batches to a device; the host waits for none of the copies.
+
+    Args:
+        device: where batches belong.
+        begin: `(batch, device)` begins the copy of a batch.
+    """
+
+    def __init__(self, device: torch.device, begin: "Callable[[Any, torch.device], Begun] | None" = None) -> None:
+        self.device, self._begin = device, begin or begin_copy
+
+    def begin(self, batch: Any) -> Begun:
+        """Begin the copy of a batch; batches of other types than those of `is_plain` stay where they are."""
+        return self._begin(batch, self.device) if is_plain(batch) else lambda: batch
+
+    def __call__(self, batch: Any) -> Any:
+        """Copy a batch that is used at once."""
+        return self.begin(batch)()
+
+    def one_ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches on the device, each when the copy of the next one was begun.
+
+        Reads one batch more than it has given, so that `batches` must draw nothing that others draw from. An error in
+        reading a batch is raised when this batch is asked for.
+        """
+        source, error = iter(batches), None
+        current: Begun | None = None
+        while True:
+            following: Begun | None = None
+            try:
+                following = self.begin(next(source))
+            except StopIteration:
+                pass
+            except Exception as found:
+                error = found
+            if current is not None:
+                yield current()
+            if error is not None:
+                raise error
+            if following is None:
+                return
+            current = following
+
+
+def staging_for(device: torch.device) -> Staging | None:
+    """Choose what copies batches to a device; None: they need no copy, or gain nothing by this one."""
+    return Staging(device) if device.type == "cuda" else None
+
+
+def fits(num_bytes: int, device: torch.device) -> bool:
+    """True where samples of this size may lie on the device."""
+    return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+def is_plain(nest: Any) -> bool:
+    """True for dense tensors of the host in nests of list, tuple and dict, beside numbers and texts.
+
+    Other types know best how they are moved: they may hold tensors that nobody else finds.
+
+    >>> is_plain([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}]), is_plain(torch.eye(2).to_sparse())
+    (True, False)
+    """
+    if type(nest) is Tensor:
+        return nest.layout is torch.strided and nest.device.type == "cpu"
+    if type(nest) in (list, tuple, dict):
+        return all(map(is_plain, nest.values() if type(nest) is dict else nest))
+    return nest is None or isinstance(nest, str | bytes | int | float)
+
+
+def mapped(nest: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """Apply `fn` to every tensor of a nest for which `is_plain` holds."""
+    if isinstance(nest, dict):
+        return {key: mapped(value, fn) for key, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        return type(nest)(mapped(value, fn) for value in nest)
+    return fn(nest) if isinstance(nest, Tensor) else nest
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies to a GPU: one only, since torch keeps memory apart by stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def begin_copy(batch: Any, device: torch.device) -> Begun:
+    """Begin the copy of a batch to a GPU; what is returned lets the present stream wait for it."""
+    side = side_stream(device)
+    with torch.cuda.stream(side):
+        there = mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+    copied = side.record_event()
+
+    def finish() -> Any:
+        present = torch.cuda.current_stream(device)
+        present.wait_event(copied)
+        mapped(there, lambda tensor: tensor.record_stream(present))  # or a later copy might take its memory too early
+        return there
+
+    return finish
