@@ -198,7 +198,10 @@ def main() -> None:
     print(f"of the functions {inner} are comprehensions, which are frames of their own before Python 3.12 only")
     print(f"hops {sum(a[0] != b[0] for a, b in pairwise(calls))}")
     for file in files:
-        print(f"  {file:32} {sizes[file]:4} code lines, {sum(call[0] == file for call in calls):3} calls")
+        called = sum(call[0] == file for call in calls)
+        print(
+            f"  {file:32} {sizes[file]:4} code lines, {entered(file, calls):4} of functions entered, {called:3} calls"
+        )
     core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
     print(f"functions of these files that are entered: {sum(entered(file, calls) for file in core)} code lines")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -147,6 +148,11 @@ class Phase:
     optimizer: OptimizerFactory | None = None
     until: Callable[[], bool] | None = None
     counts: bool = True
+
+    @cached_property
+    def plain(self) -> bool:
+        """True where `configure_optimizers` gives the optimizers, of all trainable parameters."""
+        return self.trains is None and self.optimizer is None
 
 
 class ClientData(Protocol):

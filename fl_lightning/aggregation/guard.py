@@ -10,7 +10,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.aggregation.transforms import UpdateTransform
-from fl_lightning.functional.state import FlatState, flatten, greatest
+from fl_lightning.functional.state import FlatState, extremes, flatten
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 
 Kind = Literal["values", "norm", "weight"]
@@ -69,16 +69,16 @@ class NonFiniteGuard(UpdateTransform):
 
     def with_personal(self, update: ClientUpdate, personal: State, broadcast: Broadcast) -> ClientUpdate:
         """Check the entries that stay with the client, too."""
-        parts = self._greatest(update.weights) if update.weights else []
+        found = self._extremes(update.weights) if update.weights else []
         if personal:
-            parts += self._greatest(personal)
+            found += self._extremes(personal)
         if update.extras:
-            parts += greatest_of_nest(update.extras)
-        if not parts:
+            found += extremes_of_nest(update.extras)
+        if not found:
             return update
-        most = parts[0] if len(parts) == 1 else torch.stack(parts).max()
-        self._findings.append(Finding(update.client_id, "values", most))
-        allowed = torch.isfinite(most) if self.skips else None
+        for value in found:
+            self._findings.append(Finding(update.client_id, "values", value))
+        allowed = all_finite(found) if self.skips else None
         if self.max_norm is not None and update.weights and self.server.trainable:
             norm = update_norm(
                 update.weights, {**self.server.weights, **(broadcast.weights or {})}, self.server.trainable
@@ -91,17 +91,13 @@ class NonFiniteGuard(UpdateTransform):
         """Note the weights that the rule gave a client."""
         self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach(), 0.0) for weight in weights]
 
-    def _greatest(self, state: State) -> list[Tensor]:
-        """Greatest magnitude of the floating entries but for constants, one 0-d float64 for each type."""
-        if not self._nonfinite_constants and isinstance(state, FlatState) and state.greatest and state.is_as_laid:
-            return state.greatest
+    def _extremes(self, state: State) -> list[Tensor]:
+        """Least and greatest number of each floating type, or what else tells that all are finite; no constants."""
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
-        found = []
-        for vector in flatten(state).values():
-            if vector.is_floating_point() and vector.numel():
-                found.append(greatest(vector))
-        return found
+        elif isinstance(state, FlatState) and state.greatest and state.is_as_laid:
+            return [*state.greatest]
+        return extremes(flatten(state).values())
 
     def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
         """Replace an update that is not allowed by one without samples and without a change, on the device."""
@@ -127,7 +123,7 @@ class NonFiniteGuard(UpdateTransform):
         """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""
         found, self._findings = self._findings, []
         if aggregate is not None:
-            found += [Finding(-1, "values", most) for most in self._greatest(aggregate)]
+            found += [Finding(-1, "values", value) for value in self._extremes(aggregate)]
         return found
 
 
@@ -136,11 +132,16 @@ def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], name
     return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
-def greatest_of_nest(value: Any) -> list[Tensor]:
-    """`greatest` of each floating tensor in a nest of dicts, lists and tuples."""
+def extremes_of_nest(value: Any) -> list[Tensor]:
+    """`extremes` of the tensors in a nest of dicts, lists and tuples."""
     found: list[Tensor] = []
     apply_to_collection(value, Tensor, found.append)
-    return [greatest(tensor.detach().reshape(-1)) for tensor in found if tensor.is_floating_point() and tensor.numel()]
+    return extremes(tensor.detach().reshape(-1) for tensor in found)
+
+
+def all_finite(found: Iterable[Tensor]) -> Tensor:
+    """True where all of some 0-d tensors are finite, 0-d on their device."""
+    return torch.stack([value.double() for value in found]).isfinite().all()
 
 
 def replace_nonfinite(state: State, finite: Tensor, fallback: Mapping[str, Tensor]) -> State:

@@ -78,7 +78,7 @@ class ServerPart(nn.Module):
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self.partial = PartialAggregate()
         self.unchecked: list[float | Tensor] = []
-        self._rooms: dict[str, Mapping[torch.dtype, Tensor]] = {}
+        self._ended: dict[str, StateSum] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -96,8 +96,7 @@ class ServerPart(nn.Module):
 
     def end_exchange(self) -> None:
         """Forget the exchange's sums and rows; the round calls it. The memory of the sums is kept for the next ones."""
-        self._rooms = {name: total.room for name, total in self.partial.sums.items()}
-        self.partial = PartialAggregate()
+        self._ended, self.partial = self.partial.sums, PartialAggregate()
 
     def snapshot(self) -> dict[str, Any]:
         """Copy the state that is restored if a round fails; what is replaced and never edited need not be copied."""
@@ -115,7 +114,7 @@ class ServerPart(nn.Module):
             self.unchecked.append(weight)
         sums = self.partial.sums
         if name not in sums:
-            sums[name] = StateSum(room=self._rooms.pop(name, None))
+            sums[name] = StateSum(after=self._ended.pop(name, None))
         sums[name].add(state, weight)
 
     def take_unchecked(self) -> list[float | Tensor]:

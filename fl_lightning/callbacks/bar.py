@@ -20,6 +20,9 @@ from fl_lightning.utils.settings import check_at_least
 LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
 """Loggers whose handlers may hold a stream from before the bar, which rich does not redirect; None is the root."""
 
+SHARES = {"global/acc": "acc", "val/acc": "acc", "global/forgetting": "F", "val/forgetting": "F", "local/alma": "alma"}
+"""Names on the line of values in [0, 1], by log key; the first two that a round has are shown in percent."""
+
 
 class RoundProgressBar(ProgressBar):
     """Shows the round, its clients, the accuracy and forgetting of the round before, and the time, on one line.
@@ -30,6 +33,9 @@ class RoundProgressBar(ProgressBar):
     Args:
         refresh_rate: redrawings per second on a terminal at most; 0 shows no bar.
         log_every: seconds between two printed lines elsewhere at least; in a long run 1 % of the time so far.
+
+    Attributes:
+        is_enabled: whether a bar is shown; `LightningModule.print` reads it.
     """
 
     def __init__(self, refresh_rate: float = 10.0, log_every: float = 5.0) -> None:
@@ -37,7 +43,7 @@ class RoundProgressBar(ProgressBar):
         check_at_least(0, "0 shows no bar", refresh_rate=refresh_rate)
         check_at_least(0, "it is in seconds", log_every=log_every)
         self.refresh_rate, self.log_every = refresh_rate, log_every
-        self._enabled = True
+        self.is_enabled = refresh_rate > 0
         self.progress: Progress | None = None
         self.borrowed = ExitStack()
         self.first = self.rounds = self.exchanges = self.clients = 0
@@ -45,29 +51,23 @@ class RoundProgressBar(ProgressBar):
         self.phase = self.values = ""
         self.due = 0.0
 
-    @property
-    def is_enabled(self) -> bool:
-        """True where a bar is shown; `LightningModule.print` reads it."""
-        return self._enabled and self.refresh_rate > 0
-
     def enable(self) -> None:
-        self._enabled = True
+        self.is_enabled = self.refresh_rate > 0
 
     def disable(self) -> None:
-        self._enabled = False
+        self.is_enabled = False
 
     # --- hooks ------------------------------------------------------------------------------------
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Begin a round: in one that is continued Lightning does not call `on_train_epoch_start`."""
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
-            self.num_exchanges = len(pl_module.client.exchanges)
             varies = data.schedule or data.availability is not None
             self.cohort_size = max(1, len(data.cohort(trainer.current_epoch))) if varies else data.cohort_size
+            self.num_exchanges = len(pl_module.client.exchanges)
             if self.progress is None:
-                limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None]
-                self.first, self.values = trainer.current_epoch, ""
-                self.progress = self._open(min((limit for limit in limits if limit >= 0), default=None))
+                self._open(trainer)
             self._enter("client", trainer.current_epoch, pl_module)
 
     @looks_away
@@ -88,23 +88,25 @@ class RoundProgressBar(ProgressBar):
         if isinstance(pl_module, FederatedLoop):
             self._enter("", trainer.current_epoch + 1, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        with self.borrowed:
+            self._show(at_once=True)
+            self.progress = None
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close()
+    on_exception = on_train_end
 
     # --- the line ---------------------------------------------------------------------------------
 
-    def _open(self, total: int | None) -> Progress:
+    def _open(self, trainer: Trainer) -> None:
         """Begin the line; on a terminal, what others write there appears above it from now on."""
+        limits = (n for n in (trainer.max_epochs, trainer.max_steps) if n is not None and n >= 0)
+        self.first, self.values, total = trainer.current_epoch, "", min(limits, default=None)
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
-        bar = [] if total is None else [BarColumn()]
-        out, err = sys.stdout, sys.stderr
-        to_out, to_err = out.isatty(), err.isatty()  # output to a file is not redirected
-        progress = Progress(text, *bar, auto_refresh=False, redirect_stdout=to_out, redirect_stderr=to_err)
+        columns = [text] if total is None else [text, BarColumn()]
+        out, err = sys.stdout, sys.stderr  # output to a file is not redirected
+        progress = Progress(*columns, auto_refresh=False, redirect_stdout=out.isatty(), redirect_stderr=err.isatty())
         progress.add_task("", total=total, completed=self.first, visible=False)
-        self.due = monotonic() + self.log_every
+        self.progress, self.due = progress, monotonic() + self.log_every
         if progress.console.is_interactive and progress.console.file.isatty():  # by FORCE_COLOR a file is interactive
             self.due = 0.0
             self.borrowed.enter_context(progress)
@@ -112,9 +114,7 @@ class RoundProgressBar(ProgressBar):
             for old, new in (out, sys.stdout), (err, sys.stderr):
                 for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
                     if isinstance(handler, logging.StreamHandler) and handler.stream is old:
-                        handler.setStream(new)
-                        self.borrowed.callback(handler.setStream, old)
-        return progress
+                        self.borrowed.callback(handler.setStream, handler.setStream(new))
 
     def _enter(self, phase: str, rounds: int, loop: FederatedLoop) -> None:
         """Begin a round, or the time until the next."""
@@ -133,8 +133,7 @@ class RoundProgressBar(ProgressBar):
             progress.update(task.id, description=text, completed=done, visible=True, refresh=True)
             if not progress.live.is_started:
                 self.print(text, flush=True)
-            pause = max(self.log_every, seconds / 100)
-            self.due = now + (1 / self.refresh_rate if progress.live.is_started else pause)
+            self.due = now + (1 / self.refresh_rate if progress.live.is_started else max(self.log_every, seconds / 100))
 
     def _text(self, done: float, seconds: float, total: float | None) -> str:
         """Text beside the bar after `done` of `total` rounds and `seconds` seconds."""
@@ -142,25 +141,14 @@ class RoundProgressBar(ProgressBar):
         number = f"Round {round_idx}" + (f"/{int(total) - 1}" if total is not None else "")
         client = f"client {self.clients:>{len(str(self.cohort_size))}}/{self.cohort_size}"
         time = str(timedelta(seconds=int(seconds)))
-        if total is not None and self.first < done < total:  # rich's own estimate covers the last 30 s only
+        if total is not None and self.first < done < total:  # rich has no estimate before its second step
             time += f", {timedelta(seconds=int(seconds / (done - self.first) * (total - done)) + 1)} left"
         phase = client if self.phase == "client" else self.phase
         return "  ".join(filter(None, (number, phase, self.values, time)))
 
-    def _close(self) -> None:
-        with self.borrowed:
-            self._show(at_once=True)
-            self.progress = None
-
 
 def headline(row: Mapping[str, float]) -> str:
     """A round's values for the line: accuracy and F, else ALMA, else the first two."""
-    for prefix in ("global", "val"):
-        if f"{prefix}/acc" in row:
-            text = f"acc {100 * row[f'{prefix}/acc']:.1f} %"
-            lost = row.get(f"{prefix}/forgetting")
-            return text if lost is None else f"{text}  F {100 * lost:.1f} %"
-    if "local/alma" in row:
-        return f"alma {100 * row['local/alma']:.1f} %"
-    others = [name for name in row if not name.startswith("comm/")]
-    return "  ".join(f"{name} {row[name]:.4g}" for name in others[:2])
+    shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
+    others = [f"{key} {value:.4g}" for key, value in row.items() if not key.startswith("comm/")]
+    return "  ".join((shares or others)[:2])

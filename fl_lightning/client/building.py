@@ -39,8 +39,7 @@ class OptimizerBuilder:
         if self._passing is not None:
             self._passing.release()
         found = self.new(phase.optimizer)
-        plain = phase.trains is None and phase.optimizer is None
-        if plain and found.reusable and not overridden(self.owner, "configure_optimizers", ClientModule):
+        if phase.plain and found.reusable and not overridden(self.owner, "configure_optimizers", ClientModule):
             self.reusable = found
         else:
             self._passing = found

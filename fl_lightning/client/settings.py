@@ -42,13 +42,18 @@ class LocalSettings:
         check_decay(self.lr_decay)
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
+    @property
+    def decays(self) -> bool:
+        """True where the local learning rate depends on the round."""
+        return self.lr_decay not in NO_DECAY
+
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
         """Choose the function of a learning rate that gives its factor in a round; None: the rate stays.
 
         Raises:
             ValueError: a cosine whose rounds are not known.
         """
-        if self.lr_decay in NO_DECAY:
+        if not self.decays:
             return None
         return partial(decay_of(self.lr_decay, None).factor, round_idx)
 

@@ -20,7 +20,7 @@ from fl_lightning.client.hooks import hooks, own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
-from fl_lightning.client.settings import NO_DECAY, LocalSettings
+from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import to_device
@@ -76,7 +76,7 @@ class LocalTrainer:
         self._clip = own_hook(inner, "configure_gradient_clipping") or clip_gradients
         self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision)
         self._deadline: float | None = None
-        self._round_idx, self._decays = 0, settings.lr_decay not in NO_DECAY
+        self._round_idx, self._decays = 0, settings.decays
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
         """Multiply the learning rates of clients to come, by optimizer and parameter group; empty: leave them."""
@@ -142,8 +142,7 @@ class LocalTrainer:
         """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
         client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
-        plain = phase.trains is None and phase.optimizer is None
-        optimizers = (self.builder.reusable if plain else None) or self.builder.of(phase)
+        optimizers = (self.builder.reusable if phase.plain else None) or self.builder.of(phase)
         factors = self.lr_factors if phase.optimizer is None else ()
         factor = settings.lr_factor(data.round_idx) if self._decays else None
         optimizers.begin(progress, phase.lr, factor, factors)

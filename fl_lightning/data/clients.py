@@ -62,7 +62,7 @@ class Cohorts:
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
 
 
-class Parts(Sequence[Tensor]):
+class ClientIndices(Sequence[Tensor]):
     """Index tensors, one for each client, as views of one tensor: apart they would take 1.2 kB each.
 
     Args:
@@ -73,7 +73,7 @@ class Parts(Sequence[Tensor]):
         indices: of all clients, end to end.
         ends: where each client's indices end, (N,).
 
-    >>> parts = Parts([np.array([2, 0]), np.array([], dtype=np.int64), np.array([1])])
+    >>> parts = ClientIndices([np.array([2, 0]), np.array([], dtype=np.int64), np.array([1])])
     >>> parts[0], len(parts[1]), [len(part) for part in parts]
     (tensor([2, 0]), 0, [2, 0, 1])
     """
@@ -95,7 +95,7 @@ class Parts(Sequence[Tensor]):
             raise IndexError(f"client_id must lie in [0, {self._size}), got {client_id}")
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
 
-    def __copy__(self) -> "Parts":
+    def __copy__(self) -> "ClientIndices":
         """The same parts, of which clients may be given others by `replace` without a change of these."""
         found = type(self)(())
         vars(found).update({**vars(self), "_replaced": dict(self._replaced)})

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import Parts
+from fl_lightning.data.clients import ClientIndices
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.reduction import Labelled
@@ -48,12 +48,12 @@ class Division:
         self._pool = held.pop("clients")
         return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
 
-    def deal_train(self) -> Parts:
+    def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
         pool = self._pool
         unread = self.partition.column is None and not self.partition.needs_labels
         samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
-        return Parts(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), pool)
+        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), pool)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none.
@@ -67,7 +67,7 @@ class Division:
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
-        return Parts(self.partition.partition_test(Dealt(train, samples, generator), test, size))
+        return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size))
 
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
-from fl_lightning.data.clients import ClientView, Parts
+from fl_lightning.data.clients import ClientIndices, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
@@ -117,7 +117,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits: dict[str, Split] = {}
         self._clients: dict[str, Sequence[Tensor]] = {}
-        self.samples: ClientSamples | ClientStreams = ClientSamples(Parts(()), self, seed)
+        self.samples: ClientSamples | ClientStreams = ClientSamples(ClientIndices(()), self, seed)
         self._division = Division({}, self, self.partition, num_clients, seed)
 
     @classmethod

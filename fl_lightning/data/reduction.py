@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import Parts
+from fl_lightning.data.clients import ClientIndices
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator
@@ -67,7 +67,7 @@ class ClientSamples:
         current: what each client has now.
     """
 
-    def __init__(self, dealt: Parts, data: Labelled, seed: int) -> None:
+    def __init__(self, dealt: ClientIndices, data: Labelled, seed: int) -> None:
         self.dealt, self.current = dealt, copy(dealt)
         self._data, self._seed = data, seed
         self._counts: ClassCounts = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from fl_lightning.data.clients import ClientView, FederatedData, Parts
+from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.splits import LoadedSplit
@@ -99,7 +99,7 @@ class ClientStreams:
         for broken, rule, got in rules:
             if broken:
                 raise ValueError(f"the clients' samples are streams, which have no length, so that {rule}; got {got}")
-        self.dealt = self.current = Parts([np.arange(0)] * given)
+        self.dealt = self.current = ClientIndices([np.arange(0)] * given)
 
     def limit(self, batches: int) -> None:
         """Let a pass over a stream end after so many batches."""

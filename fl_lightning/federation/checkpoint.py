@@ -162,8 +162,10 @@ class SavedFederation:
             return state
         self.initial_weights = None  # they are overwritten, and must not come back
         build(self.parts.client, None if shape is None else shape.tolist())
-        self._deferred = unallocated(allocated(), state)
-        return {name: value for name, value in state.items() if name not in self._deferred}
+        own = allocated()
+        self._deferred = unallocated(own, state)
+        ready = {name: value for name, value in state.items() if name not in self._deferred}
+        return ready | {name: own[name] for name in self._deferred if name in own}
 
     def prepare(self, checkpoint: dict[str, Any], trainer: Trainer | None) -> dict[str, Any]:
         """Build the net for a checkpoint, or compare its run with the present one; returns what `save` added.
@@ -235,8 +237,9 @@ def build(client: ClientModule, shape: list[int] | None) -> None:
 
 
 def unallocated(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the saved entries of rule and server module that the loop has not allocated yet."""
-    return {name: value for name, value in saved.items() if name not in own and name.startswith(SERVER_PARTS)}
+    """Choose the saved entries of rule and server module that the loop has not allocated yet, or not in their shape."""
+    parts = {name: value for name, value in saved.items() if name.startswith(SERVER_PARTS)}
+    return {name: value for name, value in parts.items() if shape_of(own.get(name)) != shape_of(value)}
 
 
 def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
@@ -360,6 +363,11 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     return state
 
 
+def shape_of(value: Any) -> Any:
+    """The shape of a tensor; None of anything else."""
+    return getattr(value, "shape", None)
+
+
 def check_entries(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Refuse the checkpoint of another net with one sentence in place of torch's list.
 
@@ -367,7 +375,7 @@ def check_entries(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         ValueError: naming an entry that is not in both, or has another shape.
     """
     for name in sorted(set(own) | set(saved)):
-        here, there = getattr(own.get(name), "shape", None), getattr(saved.get(name), "shape", None)
+        here, there = shape_of(own.get(name)), shape_of(saved.get(name))
         if here != there:
             raise ValueError(
                 f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "

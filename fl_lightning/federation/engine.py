@@ -110,17 +110,13 @@ class SequentialEngine:
         """Train the jobs one after the other; `announces`: `on_client_start` is called."""
         for job in jobs:
             try:
-                result = self._train(exchange, job, announces)
+                neutral = self.client.is_neutral
+                context, logged = self._receive(exchange, job, neutral, announces)
+                self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
+                result = self._reply(exchange, job, context, logged)
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
             yield result
-
-    def _train(self, exchange: str, job: ClientJob, announces: bool) -> ClientResult:
-        """Train one client in one exchange."""
-        neutral = self.client.is_neutral
-        context, logged = self._receive(exchange, job, neutral, announces)
-        self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
-        return self._reply(exchange, job, context, logged)
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
         """Callables for the end of each of a client's epochs, which take its number."""

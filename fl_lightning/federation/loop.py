@@ -23,6 +23,7 @@ from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.hyperparameters import log_final, summary_key
+from fl_lightning.federation.missed import catch_up
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -252,8 +253,7 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(plateau.factors)
         self._saved.begin_training()
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
-        if self.recorder.pending_round is not None and self.recorder.pending_round < self.current_epoch:
-            self.on_train_epoch_end()  # resumed from a checkpoint taken within the end of that round
+        catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
 
@@ -280,9 +280,9 @@ class FederatedLoop(Forwarding):
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
-        round_idx = self.current_epoch
+        round_idx = cast(int, self.recorder.pending_round)
         every = self.alma_every or int(self.weights.own_models)
-        if every and (round_idx + 1) % every == 0:
+        if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
             self.add_to_row(self.parts.alma(self.evaluation, self.server, round_idx))
         self.recorder.keep_round(round_idx)
 
@@ -350,10 +350,10 @@ class FederatedLoop(Forwarding):
                 values |= self.parts.alma(self.evaluation, self.server, self.current_epoch)
             self.log_dict(values)
             return
-        self.final_key = summary_key(values) or ""
-        forgetting = self.recorder.forgetting(self.current_epoch)
+        self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)
+        forgetting = self.recorder.forgetting(round_idx)
         self.add_to_row(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
-        self.recorder.keep_round(self.current_epoch)
+        self.recorder.keep_round(round_idx)
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 

@@ -54,6 +54,10 @@ class Member:
     last_size: int = 1
     passed: Counter[str] = field(default_factory=Counter)
 
+    def saw(self, num_samples: int) -> None:
+        """Note the size of its last batch."""
+        self.last_size = num_samples
+
 
 class StackTrainer:
     """Runs the phases of several clients' training, one row of a stack each.
@@ -124,7 +128,8 @@ class StackTrainer:
 
     def _count(self, member: Member, block: Block, phase: Phase) -> None:
         """Add the steps of a phase to those of a client."""
-        member.last_size = block.last_size if block.progress.num_steps else member.last_size
+        if block.progress.num_steps:
+            member.saw(block.last_size)
         if phase.counts:
             progress, before = member.context.progress, replace(member.context.progress)
             progress.move(block.progress.num_steps, progress.exposure + block.progress.exposure)
@@ -170,13 +175,12 @@ class StackTrainer:
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
-        plain = phase.optimizer is None and phase.trains is None
-        if plain and self._spare is not None:
+        if phase.plain and self._spare is not None:
             return self._spare
         found = self.local.builder.new(phase.optimizer)
         if reason := why_not_optimizers(found.raw):
             raise StackingError(reason)
-        if plain and found.reusable and not self._rebuilds:
+        if phase.plain and found.reusable and not self._rebuilds:
             self._spare = found
         return found
 
@@ -230,7 +234,8 @@ class StackTrainer:
                 continue
             for row in range(block.rows.start, block.rows.stop):
                 member, done = stretch.rows[row], block.progress
-                member.last_size, progress = block.last_size, replace(member.context.progress)
+                member.saw(block.last_size)
+                progress = replace(member.context.progress)
                 if stretch.phase.counts:
                     progress.move(done.num_steps, progress.exposure + done.exposure)
                 on_epoch_end(member, states[row], progress, epoch)

@@ -138,24 +138,21 @@ class StateSum:
     Args:
         layout: of a sum that was added up before; None: nothing was.
         flat: its vectors.
-        room: of a sum that is done with (`room`), to be overwritten: new memory is slow at first.
+        after: a sum that is done with, whose memory is overwritten, unless somebody may still look at its entries: new
+            memory is slow at first.
     """
 
     def __init__(
         self,
         layout: Layout | None = None,
         flat: Mapping[torch.dtype, Tensor] | None = None,
-        room: Mapping[torch.dtype, Tensor] | None = None,
+        after: "StateSum | None" = None,
     ) -> None:
         self.layout: Layout = dict(layout or {})
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
-        self._room, self._seen = room or {}, False
-
-    @property
-    def room(self) -> Mapping[torch.dtype, Tensor]:
-        """Memory that another sum may take over: none where somebody may still look at this one's entries."""
-        return {} if self._seen else self.flat
+        self._seen = False
+        self._room: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
         """A copy that stays as it is when more is added."""
@@ -293,17 +290,26 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
     ]
 
 
-def greatest(rows: Tensor) -> Tensor:
-    """Greatest magnitude in each row of a floating tensor (..., n), n > 0, as float64: NaN where one is in it.
+def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
+    """Least and greatest number of each floating vector (n,), n > 0, as 0-d tensors: NaN where one is in it.
 
-    >>> greatest(torch.tensor([1.0, -3.0])), greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf]]))
-    (tensor(3., dtype=torch.float64), tensor([nan, inf], dtype=torch.float64))
+    >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
+    [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
     """
-    if rows.ndim == 1:
-        low, high = torch.aminmax(rows)  # a sum in float64 takes twenty times as long
-    else:
-        low, high = rows.amin(-1), rows.amax(-1)  # aminmax of rows takes twelve times as long
-    return torch.maximum(high, -low).double()
+    found: list[Tensor] = []
+    for vector in vectors:
+        if vector.is_floating_point() and vector.numel():
+            found += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
+    return found
+
+
+def greatest(rows: Tensor) -> Tensor:
+    """Greatest magnitude in each row of a floating tensor (K, n), n > 0, as float64 (K,): NaN where one is in it.
+
+    >>> greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf], [1.0, -3.0]]))
+    tensor([nan, inf, 3.], dtype=torch.float64)
+    """
+    return torch.maximum(rows.amax(-1), -rows.amin(-1)).double()  # aminmax of rows takes twelve times as long
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:

@@ -16,6 +16,7 @@ from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.callbacks.bar import headline
 from fl_lightning.methods import FedAvg
 from tests.callbacks.toy import At, Regression, data, loop, trainer
+from tests.test_resume import SaveIn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -149,6 +150,14 @@ def test_resumed_run_starts_at_its_round(tmp_path, terminal):
     assert re.findall(r"Round (\d)/4", sent)[0] == "3"
     assert seen[-1].startswith("Round 4/4")
     assert "acc" in sent[: sent.index("client 1/4")]
+
+
+def test_a_round_that_is_continued_in_its_middle_is_shown(tmp_path, terminal):
+    screen = terminal()
+    trainer([SaveIn("on_client_end", 1, tmp_path / "cut.ckpt")]).fit(loop(), datamodule=data())
+    trainer([RoundProgressBar(refresh_rate=1e6)]).fit(loop(), datamodule=data(), ckpt_path=tmp_path / "cut.ckpt")
+    sent, _ = screen.written()
+    assert re.findall(r"Round (\d)/2  client (\d/\d)", sent)[:3] == [("1", "0/4"), ("1", "1/4"), ("1", "2/4")]
 
 
 def test_without_an_end_there_is_no_bar(terminal):

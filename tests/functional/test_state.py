@@ -116,7 +116,7 @@ def test_a_long_vector_is_summed_and_averaged_as_a_whole_bit_for_bit(dtype, weig
 def test_a_sum_takes_over_the_memory_of_one_that_is_done_with_and_starts_at_zero(weight):
     old, new = S.StateSum(), {"w": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}
     old.add({"w": torch.tensor([torch.nan, torch.inf]), "n": torch.tensor(1)})
-    total = S.StateSum(room=old.room)
+    total = S.StateSum(after=old)
     total.add(new, weight)
     assert total.flat[torch.float32].data_ptr() == old.flat[torch.float32].data_ptr()
     assert total.state()["w"].tolist() == [2.0, 0.0]
@@ -128,7 +128,7 @@ def test_a_sum_that_was_looked_at_keeps_its_memory():
     old = S.StateSum()
     old.add({"w": torch.ones(2)})
     seen = old.state()
-    total = S.StateSum(room=old.room)
+    total = S.StateSum(after=old)
     total.add({"w": torch.zeros(2)})
     assert seen["w"].tolist() == [1.0, 1.0]
 
@@ -136,7 +136,7 @@ def test_a_sum_that_was_looked_at_keeps_its_memory():
 def test_memory_of_another_size_is_not_taken():
     old = S.StateSum()
     old.add({"w": torch.ones(2)})
-    total = S.StateSum(room=old.room)
+    total = S.StateSum(after=old)
     total.add({"w": torch.ones(3)})
     assert total.state()["w"].tolist() == [1.0] * 3
     assert S.mean_of(old)["w"].tolist() == [1.0] * 2

@@ -1,0 +1,131 @@
+"""A run that is continued in the middle of a round's end gets that round's whole row."""
+
+from functools import partial
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.federation import missed
+from fl_lightning.methods import FedAvg
+from tests.test_resume import Count, Remembering, Rows, SaveIn
+from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+from tests.user_data import Pairs
+from tests.user_modules import Plain
+
+ROUNDS = 4
+ENDS = ["on_train_batch_end", "on_validation_start", "on_validation_batch_end", "on_validation_end"]
+
+
+class TwoLoaders(Pairs):
+    def val_dataloader(self):
+        return [super().val_dataloader(), torch.utils.data.DataLoader(self.sets[2], 16)]
+
+
+class Worst(Plain):
+    """Logs its worst batch at the end of a validation; the learning rate depends on it."""
+
+    def on_validation_start(self):
+        self.losses = []
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        assert not self.training
+        self.losses.append(F.cross_entropy(self.net(batch[0]), batch[1]))
+        self.log("val_loss", self.losses[-1])
+
+    def on_validation_epoch_end(self):
+        self.log("worst", max(self.losses))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "worst"}}
+
+
+def a_method():
+    """With all that an evaluation is made of: the rule's own weights, personal entries, what clients would deploy."""
+    loop = FederatedLoop(
+        Remembering(net=BatchNormNet, optimizer=sgd()), Count(), personal=["*body.1*"], alma_every=2, seed=5
+    )
+    return loop, toy_data(participation=0.6, eval_batch_size=8), {}
+
+
+def a_module():
+    torch.manual_seed(1)
+    return FederatedLoop(Worst(), seed=5), FederatedDataModule(TwoLoaders(), num_clients=3), {}
+
+
+def now_and_then():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5)
+    return loop, toy_data(eval_batch_size=8), {"check_val_every_n_epoch": 2, "limit_val_batches": 2}
+
+
+def half():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5)
+    return loop, toy_data(eval_batch_size=8), {"limit_val_batches": 0.5, "precision": "64-true"}
+
+
+def none():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5)
+    return loop, toy_data(), {"limit_val_batches": 0}
+
+
+def run(make, folder, ckpt_path=None, callbacks=None):
+    """The loop and the rows of a run."""
+    loop, data, settings = make()
+    rows = Rows()
+    fits = trainer(ROUNDS, folder, callbacks=callbacks, **settings | {"logger": rows})
+    fits.fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    return loop, rows.rows
+
+
+@pytest.mark.parametrize(
+    ("make", "hook", "round_idx"),
+    [
+        *((a_method, hook, 1) for hook in [*ENDS, "on_train_epoch_end"]),
+        *((a_method, ENDS[k], round_idx) for k in (0, -1) for round_idx in (0, ROUNDS - 1)),
+        *((a_module, hook, 1) for hook in ENDS),
+        *((now_and_then, hook, 1) for hook in ENDS[:2]),
+        (now_and_then, ENDS[0], 2),
+        (half, ENDS[0], 1),
+        (none, ENDS[0], 1),
+    ],
+)
+def test_the_row_is_that_of_the_run_that_was_not_cut(make, hook, round_idx, tmp_path):
+    saver = SaveIn(hook, round_idx, tmp_path / "cut.ckpt")
+    whole, rows = run(make, tmp_path, callbacks=[saver])
+    assert saver.done
+    resumed, later = run(make, tmp_path, tmp_path / "cut.ckpt")
+    assert later == {step: row for step, row in rows.items() if step >= round_idx}
+    assert equal(weights_of(resumed), weights_of(whole))
+
+
+@pytest.mark.parametrize("hook", ENDS[1:])
+def test_callbacks_that_watch_a_value_see_it(hook, tmp_path):
+    """`callback_metrics` are in no checkpoint."""
+    watch = partial(EarlyStopping, "global/acc", patience=99, mode="max")
+    run(half, tmp_path, callbacks=[SaveIn(hook, 1, tmp_path / "cut.ckpt"), whole := watch()])
+    run(half, tmp_path, tmp_path / "cut.ckpt", [resumed := watch()])
+    assert resumed.state_dict() == whole.state_dict()
+
+
+class Broken(pl.Callback):
+    """Breaks a run off in the evaluation of its first round."""
+
+    def on_validation_start(self, trainer, pl_module):
+        raise OSError("disk full")
+
+
+def test_a_new_run_of_the_same_loop_completes_nothing(monkeypatch, tmp_path):
+    loop, data, _ = half()
+    with pytest.raises(OSError, match="disk full"):
+        trainer(1, callbacks=[Broken()]).fit(loop, datamodule=data)
+    monkeypatch.setattr(missed, "validate", None)
+    rows = Rows()
+    trainer(2, tmp_path, logger=rows).fit(loop, datamodule=data)
+    assert list(rows.rows) == [0, 1]
+    assert rows.rows[0]["global/forgetting"] == 0
