@@ -15,7 +15,6 @@ from fl_lightning.client.services import ClientServices, batch_length
 from fl_lightning.federation.compiled import StackStep
 from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
 from fl_lightning.federation.stack_logits import RowLogits
-from fl_lightning.functional.losses import in_rows
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 
@@ -265,8 +264,7 @@ class ClientStack:
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             leaves = iter(tensors)
             params, buffers = ({name: next(leaves) for name in of} for of in (rows.params, rows.buffers))
-            with in_rows():
-                loss, values, after = one(params, buffers, *with_leaves(constants, dims, leaves))
+            loss, values, after = one(params, buffers, *with_leaves(constants, dims, leaves))
             assigned[:] = after
             return loss, *values, *after.values()
 

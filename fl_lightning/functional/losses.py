@@ -1,37 +1,12 @@
 """Loss terms used by more than one paper, in float32 for half types and in float64 for float64."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.functional.state import raised
-
-_IN_ROWS = ContextVar("in_rows", default=False)
-
-
-@contextmanager
-def in_rows() -> Iterator[None]:
-    """Context in which the cross-entropy is made of fewer operations under `torch.func.vmap`; the same bits.
-
-    `vmap` takes torch's own apart, for a class to ignore and weights that nobody has set. By itself torch's own is
-    faster, and sums in another order.
-    """
-    before = _IN_ROWS.set(True)
-    try:
-        yield
-    finally:
-        _IN_ROWS.reset(before)
-
-
-def _row_mean(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of one row's classes; other targets are left to torch."""
-    if logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:
-        return F.cross_entropy(logits, target)
-    return -F.log_softmax(logits, 1).gather(1, target.unsqueeze(1)).mean()
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -50,8 +25,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
-    mean = _row_mean if _IN_ROWS.get() else F.cross_entropy
-    return mean(raised(logits), target)
+    return F.cross_entropy(raised(logits), target)
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
@@ -76,8 +50,7 @@ def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> T
     """
     left_out = shift == -torch.inf
     logits = raised(logits) + shift.masked_fill(left_out, 0.0)
-    mean = _row_mean if _IN_ROWS.get() else F.cross_entropy
-    return mean(logits.masked_fill(left_out, -torch.inf), target)
+    return F.cross_entropy(logits.masked_fill(left_out, -torch.inf), target)
 
 
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:

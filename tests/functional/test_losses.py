@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, in_rows, kl_divergence, proximal
+from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy, kl_divergence, proximal
 
 
 def logits(seed, rows=6, classes=5, dtype=torch.float64):
@@ -171,34 +171,6 @@ def test_proximal_has_zero_value_and_gradient_at_the_reference():
     assert (w.grad == 0).all()
     with pytest.raises(KeyError, match="w"):
         proximal({"w": w}, {})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("samples", [1, 2, 7, 50])
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_cross_entropy_in_rows_has_the_same_bits_under_vmap(calibrated, samples, dtype):
-    logits, target = torch.randn(3, samples, 5).to(dtype), torch.randint(4, (3, samples))
-    shift = torch.tensor([0.5, 0.0, -1.0, 2.0, -torch.inf])
-
-    def loss(logits, target):
-        return calibrated_cross_entropy(logits, target, shift) if calibrated else cross_entropy(logits, target)
-
-    def rows():
-        leaf = logits.clone().requires_grad_()
-        values = torch.vmap(loss)(leaf, target)
-        return values, *torch.autograd.grad(values.sum(), leaf)
-
-    plain = rows()
-    with in_rows():
-        assert all(map(torch.equal, rows(), plain))
-    assert all(map(torch.equal, rows(), plain))
-
-
-def test_other_targets_than_classes_are_left_to_torch():
-    logits, pixels = torch.randn(2, 3), torch.randn(2, 3, 4)
-    with in_rows():
-        assert cross_entropy(logits, torch.full((2, 3), 1 / 3)) == F.cross_entropy(logits, torch.full((2, 3), 1 / 3))
-        assert cross_entropy(pixels, torch.ones(2, 4).long()) == F.cross_entropy(pixels, torch.ones(2, 4).long())
 
 
 def test_calibrated_cross_entropy_is_a_softmax_over_the_classes_left_in():
