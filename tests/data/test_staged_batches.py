@@ -109,9 +109,17 @@ def run(kind, way):
 
 def rows():
     """Every kind of samples in every way; processes that read are started anew for every pass, which takes time."""
+    quick = {
+        ("read here", "before"),
+        ("read here", "cut"),
+        ("streams", "cut"),
+        ("too large", "stacked"),
+        ("too large", "accumulated"),
+    }
     for kind in DATA:
         own = {"read by workers": {"cut", "before"}, "streams": {*RUNS} - {"stacked"}}.get(kind, RUNS)
-        yield from ((kind, way) for way in RUNS if way in own)
+        for way in (way for way in RUNS if way in own):
+            yield pytest.param(kind, way, marks=[] if (kind, way) in quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("kind", "way"), list(rows()))
