@@ -102,7 +102,8 @@ def measure_scale(asked: Namespace, results: Path) -> None:
     """Rounds by the number of clients."""
     from bench import scale  # noqa: PLC0415
 
-    table(results / "scale.csv", scale.COLUMNS, scale.measure(rounds=asked.rounds or scale.ROUNDS))
+    rows = scale.measure(rounds=asked.rounds or scale.ROUNDS, repeats=asked.repeats or 1)
+    table(results / "scale.csv", scale.COLUMNS, rows)
 
 
 def measure_stays(asked: Namespace, results: Path) -> None:

@@ -26,16 +26,25 @@ COLUMNS = ("method and clients", "start_s", "cpu_s_per_round", "ratio_to_100", "
 MB = 2**20
 
 
-def measure(clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS`, each measured in a process of its own."""
+def measure(
+    clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1
+) -> Iterator[tuple[str, *tuple[float, ...]]]:
+    """Rows under `COLUMNS`: medians of `repeats` runs; the ratio is to the smallest federation, run before each."""
     for method in METHODS:
-        base = None
         for num_clients in clients:
-            command = [sys.executable, "-m", "bench.scale", str(num_clients), method, str(rounds)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            start, seconds, memory, size = map(float, done.stdout.split()[-4:])
-            base = base or seconds
-            yield f"{method}, {num_clients}", start, seconds, seconds / base, memory, size
+            found = []
+            for _ in range(repeats):
+                base = None if num_clients == clients[0] else measured(clients[0], method, rounds)[1]
+                start, seconds, *sizes = measured(num_clients, method, rounds)
+                found.append((start, seconds, seconds / (base or seconds), *sizes))
+            yield f"{method}, {num_clients}", *map(median, zip(*found, strict=True))
+
+
+def measured(num_clients: int, method: str, rounds: int) -> list[float]:
+    """Figures of `run`, in a process of its own."""
+    command = [sys.executable, "-m", "bench.scale", str(num_clients), method, str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [*map(float, done.stdout.split()[-4:])]
 
 
 def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
