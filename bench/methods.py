@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD
 
-from bench.blocks import turns
+from bench.blocks import quiet, turns
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning import ClientModule, FederatedLoop
@@ -86,7 +86,8 @@ def seconds_per_client(name: str, work: Workload) -> float:
     data = clients_data(work, proxy=TensorSource((x[:ANCHOR], y[:ANCHOR]), (x, y), num_classes=CLASSES))
     loop = FederatedLoop(client(name, work), local_epochs=work.local_epochs)
     timer = LocalTime()
-    fit(loop, data, work.rounds, timer, limit_val_batches=0, **BARE)
+    with quiet():
+        fit(loop, data, work.rounds, timer, limit_val_batches=0, **BARE)
     return median(timer.taken[1:])
 
 
