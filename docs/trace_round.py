@@ -9,6 +9,7 @@ import ast
 import io
 import sys
 import tokenize
+from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +118,22 @@ def trace() -> list[tuple[str, str]]:
     return calls.found
 
 
+def used_once(calls: list[tuple[str, str]]) -> list[str]:
+    """Functions that are neither a hook, an override nor shared: of a name that is defined once and used once.
+
+    All others that are called would have to be copied, or taken from whoever overrides them, to become fewer.
+    """
+    defined, used = Counter[str](), Counter[str]()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                defined[node.name] += 1
+            elif isinstance(node, ast.Name | ast.Attribute):
+                used[node.id if isinstance(node, ast.Name) else node.attr] += 1
+    found = {(file, name.rpartition(":")[0].rpartition(".")[2]) for file, name in calls}
+    return sorted(f"{file} {name}" for file, name in found if defined[name] == 1 and used[name] == 1)
+
+
 def imports(path: Path, root: str) -> set[str]:
     """Modules of the package that a file imports at module level, `TYPE_CHECKING` ones counted."""
     found: set[str] = set()
@@ -196,6 +213,7 @@ def main() -> None:
     inner = sum("comp>" in name for _, name in set(calls))
     print(f"calls {len(calls)}, functions {len(set(calls))}, files {len(files)}")
     print(f"of the functions {inner} are comprehensions, which are frames of their own before Python 3.12 only")
+    print(f"used in one place only: {len(used_once(calls))}", *used_once(calls), sep="\n  ")
     print(f"hops {sum(a[0] != b[0] for a, b in pairwise(calls))}")
     for file in files:
         called = sum(call[0] == file for call in calls)

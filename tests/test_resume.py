@@ -6,8 +6,10 @@ from functools import partial
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
 from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.federation.faults import ClientError
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedEXPAggregator, FedFOMO, FedNTD, FedPAC
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -315,6 +317,37 @@ def test_what_a_server_module_allocates_for_the_data_comes_back(method):
     assert not equal(weights_of(again), weights_of(loop)), "not before the data are known"
     trainer(1).validate(again, toy_data(), verbose=False)
     assert equal(weights_of(again), weights_of(loop))
+
+
+class Extra(nn.Module):
+    """State of another kind than tensors, which is in the state dict by a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rounds = 0
+
+    def get_extra_state(self):
+        return {"rounds": self.rounds}
+
+    def set_extra_state(self, state):
+        self.rounds = state["rounds"]
+
+
+class Counted(ServerModule):
+    def setup(self):
+        self.extra = Extra()
+
+    def begin_round(self, cohort):
+        self.extra.rounds += 1
+
+
+def test_extra_state_of_what_a_server_module_makes_for_the_data_comes_back(tmp_path):
+    loop = fit(FedAvg(net=BatchNormNet), rounds=2, server_module=Counted())
+    loop.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    made = {"client": FedAvg(net=BatchNormNet), "server_module": Counted(), "seed": 3}
+    again = FederatedLoop.load_from_checkpoint(tmp_path / "a.ckpt", **made)
+    trainer(1).validate(again, toy_data(), verbose=False)
+    assert again.server_module.extra.rounds == 2
 
 
 def test_no_warning_about_a_resume_in_the_middle(tmp_path):

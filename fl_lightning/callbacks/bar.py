@@ -114,7 +114,8 @@ class RoundProgressBar(ProgressBar):
             for old, new in (out, sys.stdout), (err, sys.stderr):
                 for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
                     if isinstance(handler, logging.StreamHandler) and handler.stream is old:
-                        self.borrowed.callback(handler.setStream, handler.setStream(new))
+                        handler.setStream(new)
+                        self.borrowed.callback(handler.setStream, old)
 
     def _enter(self, phase: str, rounds: int, loop: FederatedLoop) -> None:
         """Begin a round, or the time until the next."""
@@ -148,7 +149,7 @@ class RoundProgressBar(ProgressBar):
 
 
 def headline(row: Mapping[str, float]) -> str:
-    """A round's values for the line: accuracy and F, else ALMA, else the first two."""
+    """A round's values for the line: the first two of `SHARES` that it has; where it has none, its first two."""
     shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
     others = [f"{key} {value:.4g}" for key, value in row.items() if not key.startswith("comm/")]
     return "  ".join((shares or others)[:2])

@@ -239,7 +239,7 @@ def build(client: ClientModule, shape: list[int] | None) -> None:
 def unallocated(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the saved entries of rule and server module that the loop has not allocated yet, or not in their shape."""
     parts = {name: value for name, value in saved.items() if name.startswith(SERVER_PARTS)}
-    return {name: value for name, value in parts.items() if shape_of(own.get(name)) != shape_of(value)}
+    return {n: value for n, value in parts.items() if n not in own or shape_of(own[n]) != shape_of(value)}
 
 
 def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:

@@ -98,6 +98,21 @@ def test_terminal_output_of_others_stands_above_the_line(terminal):
     assert handler.stream is screen
 
 
+def test_errors_that_go_to_a_file_go_there_afterwards_too(terminal, monkeypatch):
+    """As with `fl-lightning fit 2> errors.log` on a terminal."""
+    terminal()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("py.warnings").addHandler(handler)
+    try:
+        trainer([RoundProgressBar()]).fit(loop(), datamodule=data())
+        logging.getLogger("py.warnings").warning("after the run")
+    finally:
+        logging.getLogger("py.warnings").removeHandler(handler)
+    assert handler.stream is sys.stderr
+    assert "after the run" in sys.stderr.getvalue()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_streams_are_given_back_after_an_error(terminal, error):
     screen = terminal()
