@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.client.bare_step import BareStep
 from fl_lightning.client.schedulers import parse_optimizers
 
 
@@ -217,6 +218,7 @@ class LocalOptimizer:
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
+        self._on_step, self._bare = on_step, None if scaler is not None else BareStep.found(optimizer, self.hooks[0])
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -261,6 +263,8 @@ class LocalOptimizer:
             self._unscaled = True
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if closure is None and not kwargs and self._bare is not None and self._bare():
+            return self._on_step()
         if self.scaler is None:
             return self.optimizer.step(closure, **kwargs) if closure is not None else self.optimizer.step(**kwargs)
         loss = None

@@ -1,0 +1,178 @@
+"""Steps of local optimizers: every bit as torch's, its hooks included, whether or not anybody listens."""
+
+import itertools
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import optim
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fl_lightning.client.bare_step import LONG, fused_is_exact, inside, sgd_step
+from fl_lightning.client.optimizers import LocalOptimizer
+
+OTHERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
+SHAPES = [(10,), (4, 3), (LONG + 16,), (LONG + 10,), (64, 24, 5, 5), (600, 77)]
+"""Short, long, long with numbers left over, laid out as channels last, with a gradient that lies otherwise."""
+
+
+def local(optimizer):
+    counted = []
+    return LocalOptimizer(optimizer, None, lambda *_: counted.append(1), [optimizer]), counted
+
+
+def draw(shape, g, dtype):
+    """Numbers laid out as the parameter of this shape."""
+    drawn = torch.randn(shape, generator=g).to(dtype)
+    return drawn.to(memory_format=torch.channels_last) if len(shape) == 4 else drawn
+
+
+def stepped(make, step, shapes=SHAPES, dtype=torch.float32, steps=4):
+    """Parameters and states after steps of which each leaves out some gradients."""
+    g = torch.Generator().manual_seed(1)
+    params = [torch.nn.Parameter(draw(shape, g, dtype)) for shape in shapes]
+    optimizer = make(params)
+    take = step(optimizer)
+    for i in range(steps):
+        for j, p in enumerate(params):
+            grad = draw(p.shape, g, dtype)
+            p.grad = None if (i + j) % 3 == 2 else grad.t().contiguous().t() if p.shape == (600, 77) and i < 2 else grad
+        take()
+    states = [value for p in params for value in optimizer.state.get(p, {}).values()]
+    return params + [value for value in states if torch.is_tensor(value)]
+
+
+def torchs(optimizer):
+    return optimizer.step
+
+
+def ours(optimizer):
+    return local(optimizer)[0].step
+
+
+def assert_same_bits(make, **settings):
+    one, other = stepped(make, torchs, **settings), stepped(make, ours, **settings)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_torch_s_optimizers_step_as_by_themselves(name):
+    assert_same_bits(lambda params: getattr(optim, name)(params, lr=0.01), shapes=SHAPES[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-3])
+def test_sgd_gives_every_bit_of_its_own_step(dtype, momentum, weight_decay):
+    for dampening, nesterov, maximize in itertools.product([0.0, 0.1], [False, True], [False, True]):
+        if not nesterov or (momentum and not dampening):
+            rules = {"dampening": dampening, "nesterov": nesterov, "maximize": maximize, "weight_decay": weight_decay}
+            assert_same_bits(lambda params, rules=rules: optim.SGD(params, 0.03, momentum, **rules), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"foreach": True}, {"fused": True}, {"foreach": False}, {"lr": torch.tensor(0.03)}], ids=str
+)
+def test_what_the_user_chose_of_sgd_is_done(chosen):
+    """`fused` of whole parameters, with all gradients: torch's kernel takes nothing else."""
+    assert_same_bits(lambda params: optim.SGD(params, **{"lr": 0.03, **chosen}), shapes=SHAPES[:4])
+
+
+def test_long_parameters_get_the_fused_kernel_where_it_is_exact(monkeypatch):
+    """Short ones, and those with numbers left over or another layout, do not."""
+    calls = []
+    whole = torch.ops.aten._fused_sgd_
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket is whole:
+                calls.extend(tuple(p.shape) for p in args[0])
+            return func(*args, **(kwargs or {}))
+
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    params[-1].grad = torch.ones(77, 600).t()
+    optimizer = optim.SGD(params, 0.1, momentum=0.9)
+    exact = fused_is_exact(torch.float32, True, False, False, False, False)
+    with Seen(), torch.no_grad():
+        sgd_step(optimizer)
+    assert calls == ([(LONG + 16,), (64, 24, 5, 5)] if exact else [])
+    monkeypatch.setattr("fl_lightning.client.bare_step.fused_is_exact", lambda *_: False)
+    calls.clear()
+    with Seen(), torch.no_grad():
+        sgd_step(optimizer)
+    assert calls == []
+
+
+def test_sparse_gradients_and_half_types():
+    def step_with(take):
+        table = torch.nn.Parameter(torch.arange(LONG * 2.0).view(-1, 2))
+        optimizer = optim.SGD([table], 0.1)
+        table.grad = torch.sparse_coo_tensor([[1, 5]], torch.ones(2, 2), table.shape)
+        take(optimizer)()
+        return table
+
+    assert torch.equal(step_with(torchs), step_with(ours))
+    assert_same_bits(lambda params: optim.SGD(params, 0.1, momentum=0.9), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("where", ["before", "after", "before any", "after any"])
+def test_whoever_listens_to_a_step_is_called(where):
+    p = torch.nn.Parameter(torch.zeros(3))
+    optimizer = optim.SGD([p], 1.0)
+    wrapped, counted = local(optimizer)
+    register = {
+        "before": optimizer.register_step_pre_hook,
+        "after": optimizer.register_step_post_hook,
+        "before any": register_optimizer_step_pre_hook,
+        "after any": register_optimizer_step_post_hook,
+    }[where]
+    heard = []
+    with ExitStack() as stack:
+        p.grad = torch.ones(3)
+        wrapped.step()
+        handle = register(lambda *_: heard.append(p.tolist()))
+        stack.callback(handle.remove)
+        wrapped.step()
+    wrapped.step()
+    assert heard == [[-1.0] * 3 if where.startswith("before") else [-2.0] * 3]
+    assert p.tolist() == [-3.0] * 3
+    assert len(counted) == 3
+
+
+def test_a_step_of_one_s_own_is_taken():
+    class Own(optim.SGD):
+        def step(self, closure=None):
+            self.taken = True
+            return super().step(closure)
+
+    p = torch.nn.Parameter(torch.zeros(3))
+    p.grad = torch.ones(3)
+    own = Own([p], 1.0)
+    local(own)[0].step()
+    assert own.taken
+    assert p.tolist() == [-1.0] * 3
+
+    replaced = optim.SGD([p], 1.0)
+    wrapped, counted = local(replaced)
+    replaced.step = lambda: counted.append("mine")
+    wrapped.step()
+    assert counted == ["mine"]
+    assert p.tolist() == [-1.0] * 3
+
+
+def test_a_step_that_somebody_wrapped_is_not_unwrapped(monkeypatch):
+    assert inside(optim.Adam.step).__qualname__ == "Adam.step"
+    own = optim.Adam.step
+
+    def wrapper(self, closure=None):
+        return own(self, closure)
+
+    wrapper.__wrapped__ = own
+    wrapper.hooked = True
+    monkeypatch.setattr(optim.Adam, "step", wrapper)
+    assert inside(optim.Adam.step) is None
