@@ -61,8 +61,26 @@ def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
             f"labels must lie in 0 ... {num_classes - 1}, got {array.min()} ... {array.max()}: "
             "set num_classes to the number of classes of the data"
         )
-    ends = np.bincount(array, minlength=num_classes).cumsum()
-    return np.split(np.argsort(array, kind="stable").astype(np.int64), ends[:-1])
+    return cut(np.argsort(array, kind="stable").astype(np.int64), np.bincount(array, minlength=num_classes))
+
+
+def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
+    """Parts of the given sizes, one after the other, as views: `np.split` takes five times as long for 100,000.
+
+    >>> [part.tolist() for part in cut(np.arange(4), [1, 0, 3])]
+    [[0], [], [1, 2, 3]]
+    """
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    return [array[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def equal_sizes(num_samples: int, num_parts: int) -> Indices:
+    """Sizes (num_parts,) of equal parts; what does not divide goes one each to the first.
+
+    >>> equal_sizes(7, 3).tolist()
+    [3, 2, 2]
+    """
+    return num_samples // num_parts + (np.arange(num_parts) < num_samples % num_parts).astype(np.int64)
 
 
 def lda_counts(
@@ -181,7 +199,7 @@ def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Gene
             if pool.size:
                 raise ValueError(f"every label needs a shard, got none for class {c} ({pool.size} samples)")
             continue
-        shards = np.array_split(pool, owners.size)
+        shards = cut(pool, equal_sizes(pool.size, owners.size))
         for owner, shard in zip(owners, generator.permutation(owners.size), strict=True):
             result[owner].append(shards[shard])
     return [np.concatenate(parts) for parts in result]

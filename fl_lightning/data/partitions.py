@@ -125,7 +125,8 @@ class IIDPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         deal.check_clients(samples.size, num_clients)
-        return np.array_split(generator.permutation(samples.size).astype(np.int64), num_clients)
+        order = generator.permutation(samples.size).astype(np.int64)
+        return deal.cut(order, deal.equal_sizes(samples.size, num_clients))
 
 
 class DirichletPartition(Partition):
@@ -175,8 +176,7 @@ class DirichletPartition(Partition):
                 f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
                 f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
             )
-        cuts = counts.cumsum(1)[:, :-1]
-        dealt = [np.split(generator.permutation(pool), cut) for pool, cut in zip(pools, cuts, strict=True)]
+        dealt = [deal.cut(generator.permutation(pool), sizes) for pool, sizes in zip(pools, counts, strict=True)]
         return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
@@ -316,7 +316,7 @@ class QuantityPartition(Partition):
             chosen = deal.choose_clients(quota, count, generator if shuffle else None)
             quota[chosen] -= 1
             sizes = deal.draw_sizes(len(pool), c, count, 10 / num_classes, self.upper, generator)
-            for client_id, part in zip(chosen, np.split(generator.permutation(pool), sizes.cumsum()[:-1]), strict=True):
+            for client_id, part in zip(chosen, deal.cut(generator.permutation(pool), sizes), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]
 
