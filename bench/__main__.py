@@ -8,7 +8,7 @@ from math import isnan
 from pathlib import Path
 
 from bench import whole
-from bench.blocks import MODULES, NOISE, Block, Figures, figures, in_one_process, interleaved
+from bench.blocks import MODULES, NOISE, USUAL, Block, Figures, figures, in_one_process, interleaved
 from bench.startup import startup
 from bench.workloads import WORKLOADS, Workload
 
@@ -47,7 +47,7 @@ def measure_speed(asked: Namespace, results: Path | None) -> None:
     for name in asked.workload or WORKLOADS:
         work = asked_size(WORKLOADS[name], asked)
         # an empty round is the same whatever the workload; convolutions are slower in a stack on a CPU
-        variants = asked.variant or [v for v in VARIANTS if name == "tiny" or v in ("train", "all")]
+        variants = asked.variant or [v for v in USUAL if name == "tiny" or v in ("train", "all")]
         blocks = in_one_process(work, variants) if asked.quick else interleaved(work, variants, asked.threads)
         check_accuracy(work, blocks)
         found = [figures(work, variant, blocks["floor"], blocks[variant]) for variant in blocks]
@@ -136,7 +136,7 @@ def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[f
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
-    parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all but train-compiled")
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")

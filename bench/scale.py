@@ -29,14 +29,20 @@ MB = 2**20
 def measure(
     clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1
 ) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS`: medians of `repeats` runs; the ratio is to the smallest federation, run before each."""
+    """Rows under `COLUMNS`: medians of `repeats` runs.
+
+    The ratio is to the smallest federation: run before each one where there are several repeats, else once a method.
+    """
     for method in METHODS:
+        base = 0.0
         for num_clients in clients:
             found = []
             for _ in range(repeats):
-                base = None if num_clients == clients[0] else measured(clients[0], method, rounds)[1]
+                if repeats > 1 and num_clients != clients[0]:
+                    base = measured(clients[0], method, rounds)[1]
                 start, seconds, *sizes = measured(num_clients, method, rounds)
-                found.append((start, seconds, seconds / (base or seconds), *sizes))
+                base = seconds if num_clients == clients[0] else base
+                found.append((start, seconds, seconds / base, *sizes))
             yield f"{method}, {num_clients}", *map(median, zip(*found, strict=True))
 
 

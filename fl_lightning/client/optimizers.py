@@ -218,7 +218,7 @@ class LocalOptimizer:
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
-        self._on_step, self._bare = on_step, None if scaler is not None else BareStep.found(optimizer, self.hooks[0])
+        self._on_step, self._bare = on_step, None if scaler is not None else BareStep.of(optimizer, self.hooks[0])
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

@@ -8,11 +8,11 @@ import torch
 from torch import optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fl_lightning.client.bare_step import LONG, fused_is_exact, inside, sgd_step
+from fl_lightning.client.bare_step import MIN_FUSED, fused_is_exact, sgd_step, unwrapped_step
 from fl_lightning.client.optimizers import LocalOptimizer
 
 OTHERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
-SHAPES = [(10,), (4, 3), (LONG + 16,), (LONG + 10,), (64, 24, 5, 5), (600, 77)]
+SHAPES = [(10,), (4, 3), (MIN_FUSED + 16,), (MIN_FUSED + 10,), (64, 24, 5, 5), (600, 77)]
 """Short, long, long with numbers left over, laid out as channels last, with a gradient that lies otherwise."""
 
 
@@ -100,7 +100,7 @@ def test_long_parameters_get_the_fused_kernel_where_it_is_exact(monkeypatch):
     exact = fused_is_exact(torch.float32, True, False, False, False, False)
     with Seen(), torch.no_grad():
         sgd_step(optimizer)
-    assert calls == ([(LONG + 16,), (64, 24, 5, 5)] if exact else [])
+    assert calls == ([(MIN_FUSED + 16,), (64, 24, 5, 5)] if exact else [])
     monkeypatch.setattr("fl_lightning.client.bare_step.fused_is_exact", lambda *_: False)
     calls.clear()
     with Seen(), torch.no_grad():
@@ -110,7 +110,7 @@ def test_long_parameters_get_the_fused_kernel_where_it_is_exact(monkeypatch):
 
 def test_sparse_gradients_and_half_types():
     def step_with(take):
-        table = torch.nn.Parameter(torch.arange(LONG * 2.0).view(-1, 2))
+        table = torch.nn.Parameter(torch.arange(MIN_FUSED * 2.0).view(-1, 2))
         optimizer = optim.SGD([table], 0.1)
         table.grad = torch.sparse_coo_tensor([[1, 5]], torch.ones(2, 2), table.shape)
         take(optimizer)()
@@ -144,6 +144,55 @@ def test_whoever_listens_to_a_step_is_called(where):
     assert len(counted) == 3
 
 
+def test_a_graph_whose_weights_were_stepped_meanwhile_is_stale():
+    """As with torch's plain step, which tells autograd of the change; its fused kernel does not."""
+    for momentum in (0.0, 0.9):
+        p = torch.nn.Parameter(torch.randn(256, 256))
+        wrapped, _ = local(optim.SGD([p], 0.1, momentum=momentum))
+        (p**2).sum().backward()
+        late = (p**2).sum()
+        wrapped.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            late.backward()
+
+
+def test_settings_that_the_fused_kernel_does_not_take_are_stepped_without_it():
+    def stepped_with(take, change):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 2 * MIN_FUSED))
+        optimizer = optim.SGD([p], 0.1, momentum=0.9)
+        p.grad = torch.linspace(1, 2, 2 * MIN_FUSED)
+        change(p, optimizer)
+        for _ in range(2):
+            take(optimizer)()
+        return p.detach()
+
+    def half_buffer(p, optimizer):
+        optimizer.state[p]["momentum_buffer"] = torch.ones(len(p), dtype=torch.bfloat16)
+
+    changes = [
+        half_buffer,
+        lambda p, optimizer: optimizer.param_groups[0].update(nesterov=True, dampening=0.1),
+        lambda p, optimizer: optimizer.param_groups[0].update(lr=torch.tensor(0.1)),
+    ]
+    for change in changes:
+        assert torch.equal(stepped_with(torchs, change), stepped_with(ours, change))
+
+
+def test_a_class_that_an_optimizer_is_given_later_steps_it():
+    class Own(optim.SGD):
+        def step(self, closure=None):
+            self.taken = True
+            return super().step(closure)
+
+    p = torch.nn.Parameter(torch.zeros(3))
+    p.grad = torch.ones(3)
+    optimizer = optim.SGD([p], 1.0)
+    wrapped, _ = local(optimizer)
+    optimizer.__class__ = Own
+    wrapped.step()
+    assert optimizer.taken
+
+
 def test_a_step_of_one_s_own_is_taken():
     class Own(optim.SGD):
         def step(self, closure=None):
@@ -166,7 +215,7 @@ def test_a_step_of_one_s_own_is_taken():
 
 
 def test_a_step_that_somebody_wrapped_is_not_unwrapped(monkeypatch):
-    assert inside(optim.Adam.step).__qualname__ == "Adam.step"
+    assert unwrapped_step(optim.Adam.step).__qualname__ == "Adam.step"
     own = optim.Adam.step
 
     def wrapper(self, closure=None):
@@ -175,4 +224,4 @@ def test_a_step_that_somebody_wrapped_is_not_unwrapped(monkeypatch):
     wrapper.__wrapped__ = own
     wrapper.hooked = True
     monkeypatch.setattr(optim.Adam, "step", wrapper)
-    assert inside(optim.Adam.step) is None
+    assert unwrapped_step(optim.Adam.step) is None

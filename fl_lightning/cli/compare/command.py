@@ -91,7 +91,6 @@ def command_parser() -> CommandParser:
         "-c",
         "--config",
         action="append",
-        type=str,
         required=True,
         help="a YAML file that all methods share; several are merged",
     )

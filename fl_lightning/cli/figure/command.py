@@ -77,7 +77,7 @@ def command_parser() -> CommandParser:
     parser = CommandParser(prog=f"{PROG} figure", description=DESCRIPTION)
     add = parser.add_argument
     add("names", nargs="*", type=str, help="paper/number, a paper for all of its figures, or a file; none: list all")
-    add("-c", "--config", action="append", type=str, help="a YAML file over the figure's own, such as data/cifar10")
+    add("-c", "--config", action="append", help="a YAML file over the figure's own, such as data/cifar10")
     add("--set", nargs="+", type=str, default=[], help="NAME=VALUE: a setting of all runs")
     add("--seeds", nargs="+", type=int | None, default=None, help="in place of the figure's")
     add("--output", type=Path, default=Path("figures"), help="folder of the runs and the pictures")
