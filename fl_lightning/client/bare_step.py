@@ -85,7 +85,8 @@ def sgd_step(optimizer: Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         foreach, momentum, parts = group["foreach"], group["momentum"], dict[tuple[bool, ...], Any]()
-        fuses = gains(group)
+        several = bool(momentum or group["weight_decay"])  # passes over memory: one pass is faster plain
+        fuses = several and group["fused"] is None and foreach is None
         for p in group["params"]:
             if (grad := p.grad) is not None:
                 buffer = optimizer.state[p].get("momentum_buffer") if momentum else None
@@ -118,20 +119,14 @@ def sgd_step(optimizer: Optimizer) -> None:
                 optimizer.state[p]["momentum_buffer"] = buffer
 
 
-def gains(group: dict[str, Any]) -> bool:
-    """True for settings with which the fused kernel saves passes over memory, unless the user chose."""
-    several = bool(group["momentum"] or group["weight_decay"])  # else one pass does it, and is faster
-    numbers = not any(isinstance(group[name], Tensor) for name in ("lr", "momentum", "weight_decay", "dampening"))
-    return several and numbers and group["fused"] is None and group["foreach"] is None
-
-
 def is_fusible(p: Tensor, grad: Tensor, buffer: Tensor | None, group: dict[str, Any]) -> bool:
     """True where the fused kernel gives the same bits; it reads everything as if it lay in memory as `p` does."""
     usual = p.device.type == "cpu" and type(p) in (nn.Parameter, Tensor) and grad.layout is torch.strided
     dense = p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last)
     others = [one for one in (grad, buffer) if one is not None]
     alike = usual and dense and all(one.dtype == p.dtype and one.stride() == p.stride() for one in others)
-    if not alike or p.numel() % VECTOR:
+    numbers = not any(isinstance(group[name], Tensor) for name in ("lr", "momentum", "dampening", "weight_decay"))
+    if not (alike and numbers) or p.numel() % VECTOR:
         return False
     rules = (bool(group[name]) for name in ("momentum", "dampening", "nesterov", "weight_decay", "maximize"))
     return fused_is_exact(p.dtype, *rules)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchmetrics import MetricCollection
 
 from fl_lightning.client.checks import num_arguments
@@ -24,6 +25,9 @@ from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ALMA, ClassifierScores
 from fl_lightning.types import Broadcast, ClientJob, State
 
+IMAGES = 4
+"""Dimensions of a batch of images."""
+
 
 class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
@@ -36,6 +40,7 @@ class Evaluation:
         recorder: is told the class accuracies.
         communicator: to add up the processes' counts.
         metrics: the user's own, evaluated besides; or None.
+        channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
 
     Attributes:
         before: the global weights while others are evaluated in their place, else None.
@@ -51,12 +56,14 @@ class Evaluation:
         recorder: Recorder,
         communicator: Communicator,
         metrics: MetricCollection | None = None,
+        channels_last: bool = False,
     ) -> None:
         self.engine, self.client, self.weights, self.modules = engine, engine.client, engine.weights, engine.modules
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
         self.metrics, self.inspection = metrics, Inspection(engine, data)
         self.before: State | None = None
+        self._channels_last = channels_last
         classifies = self.client.module is None and data.num_classes is not None
         self._several = bool(data.further_validation)
         device = communicator.device
@@ -89,7 +96,7 @@ class Evaluation:
         batch, module = self.transfer(batch), self.client.module
         if self._accuracy is not None:
             x, y = batch
-            logits = self.client(x)
+            logits = self.client(self._laid_out(x))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
                 self.metrics.update(raised(logits), y)
@@ -118,8 +125,13 @@ class Evaluation:
             return None
         batch, module = self.transfer(batch), self.client.module
         if module is None:
-            return self.client(batch[0])
+            return self.client(self._laid_out(batch[0]))
         return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
+
+    def _laid_out(self, x: Any) -> Any:
+        """Lay out images (B, C, H, W) as they are evaluated; anything else stays as it is."""
+        images = self._channels_last and isinstance(x, Tensor) and x.ndim == IMAGES
+        return x.contiguous(memory_format=torch.channels_last) if images else x
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a step of the wrapped module with as many of the arguments as it takes, and logging attached."""
@@ -186,7 +198,7 @@ class Evaluation:
                 self.client.eval()
                 predict = self.client.deployed()
                 for x, y in map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size)):
-                    logits = predict(x)
+                    logits = predict(self._laid_out(x))
                     accuracy.update(logits, y, client_id)
                     if own is not None:
                         own.update(raised(logits), y)

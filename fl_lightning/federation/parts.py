@@ -274,7 +274,9 @@ class FederationParts:
     def make_evaluation(self, engine: SequentialEngine, data: FederatedDataModule) -> Evaluation:
         """Make the evaluation of the global model."""
         communicator, services = current_communicator(self.client.device), self.evaluation_services
-        return Evaluation(engine, self.evaluated_weights, data, services, self.recorder, communicator, self.metrics)
+        channels_last = self.execution.evaluates_channels_last(self.client, self.client.device)
+        parts = services, self.recorder, communicator, self.metrics, channels_last
+        return Evaluation(engine, self.evaluated_weights, data, *parts)
 
     def make_rounds(
         self, server: Server, step: ServerOptimizer, engine: SequentialEngine, trainer: Trainer

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -86,3 +87,46 @@ def test_auto_leaves_a_net_without_convolutions_and_a_module_of_the_users(monkey
 def test_an_unknown_format_is_refused():
     with pytest.raises(ValueError, match="memory_format must be one of auto, channels_last, contiguous, got 'last'"):
         FederatedLoop(FedAvg(), memory_format="last")
+
+
+@pytest.mark.parametrize(("memory_format", "last"), [("auto", True), ("contiguous", False)])
+def test_images_are_evaluated_channels_last_on_a_cpu(memory_format, last, monkeypatch):
+    """By `auto`: on a CPU without AVX-512, too, where the weights and the training stay as they are."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    loop, seen = loop_of(memory_format), {True: set(), False: set()}
+
+    class Watch(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            def look(net, inputs):
+                seen[net.training].add(inputs[0].is_contiguous(memory_format=LAST))
+
+            pl_module.client.net.register_forward_pre_hook(look)
+
+    trainer(1, callbacks=[Watch()]).fit(loop, datamodule=images())
+    assert seen == {True: {False}, False: {False, last}}  # a teacher is in eval mode, too
+    assert first_convolution(loop).is_contiguous(memory_format=FIRST)
+
+
+def test_evaluation_channels_last_changes_the_last_bits_of_what_is_evaluated_only(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    plain, other = fitted("contiguous"), fitted("auto")
+    assert equal(weights_of(plain), weights_of(other))
+    assert plain.round_metrics == pytest.approx(other.round_metrics, rel=1e-5)
+    found = [torch.cat(trainer(1).predict(loop, datamodule=images())) for loop in (plain, other)]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "net", "device", "expected"),
+    [
+        ({}, FedNTDCNN, "cpu", True),
+        ({"chunk": 4}, FedNTDCNN, "cpu", True),
+        ({}, FedNTDCNN, "cuda", False),
+        ({}, Perceptron, "cpu", False),
+        ({"memory_format": "channels_last"}, FedNTDCNN, "cpu", False),
+    ],
+)
+def test_what_is_evaluated_channels_last(settings, net, device, expected):
+    client = FedAvg(net=net)
+    client.net = net(3, (3, 8, 8))
+    assert Execution(**settings).evaluates_channels_last(client, torch.device(device)) is expected
