@@ -16,6 +16,14 @@ SHAPES = [(10,), (4, 3), (MIN_FUSED + 16,), (MIN_FUSED + 10,), (64, 24, 5, 5), (
 """Short, long, long with numbers left over, laid out as channels last, with a gradient that lies otherwise."""
 
 
+class Own(optim.SGD):
+    """SGD with a step of its own."""
+
+    def step(self, closure=None):
+        self.taken = True
+        return super().step(closure)
+
+
 def local(optimizer):
     counted = []
     return LocalOptimizer(optimizer, None, lambda *_: counted.append(1), [optimizer]), counted
@@ -179,11 +187,6 @@ def test_settings_that_the_fused_kernel_does_not_take_are_stepped_without_it():
 
 
 def test_a_class_that_an_optimizer_is_given_later_steps_it():
-    class Own(optim.SGD):
-        def step(self, closure=None):
-            self.taken = True
-            return super().step(closure)
-
     p = torch.nn.Parameter(torch.zeros(3))
     p.grad = torch.ones(3)
     optimizer = optim.SGD([p], 1.0)
@@ -194,11 +197,6 @@ def test_a_class_that_an_optimizer_is_given_later_steps_it():
 
 
 def test_a_step_of_one_s_own_is_taken():
-    class Own(optim.SGD):
-        def step(self, closure=None):
-            self.taken = True
-            return super().step(closure)
-
     p = torch.nn.Parameter(torch.zeros(3))
     p.grad = torch.ones(3)
     own = Own([p], 1.0)
