@@ -34,9 +34,10 @@ class GatheringAggregator(Aggregator, ABC):
 
     def finish(self) -> State | None:
         mean = super().finish()
-        if mean is None:
+        counted = {} if mean is None else self.rows_with("num_samples")
+        if mean is None or not counted:
             return None
-        new = {**mean, **self.reduce({c: row for c, row in sorted(self.rows.items()) if bool(row.num_samples)})}
+        new = {**mean, **self.reduce(counted)}
         if missing := [name for name in self.server.trainable if name not in new]:
             raise ValueError(
                 f"{type(self).__name__}.reduce must return every trainable shared entry, but {missing[0]!r} is "

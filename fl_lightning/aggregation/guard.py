@@ -10,7 +10,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.aggregation.transforms import UpdateTransform
-from fl_lightning.functional.state import FlatState, extremes, flatten
+from fl_lightning.functional.state import FlatState, choose, extremes, flatten
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 
 Kind = Literal["values", "norm", "weight"]
@@ -101,7 +101,7 @@ class NonFiniteGuard(UpdateTransform):
 
     def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
         """Replace an update that is not allowed by one without samples and without a change, on the device."""
-        weights = update.weights and replace_nonfinite(update.weights, allowed, self.server.weights)
+        weights = update.weights and choose(allowed, update.weights, self.server.weights)
         extras = apply_to_collection(
             dict(update.extras),
             Tensor,
@@ -142,8 +142,3 @@ def extremes_of_nest(value: Any) -> list[Tensor]:
 def all_finite(found: Iterable[Tensor]) -> Tensor:
     """True where all of some 0-d tensors are finite, 0-d on their device."""
     return torch.stack([value.double() for value in found]).isfinite().all()
-
-
-def replace_nonfinite(state: State, finite: Tensor, fallback: Mapping[str, Tensor]) -> State:
-    """Choose `state` where `finite`, else `fallback`, on the device."""
-    return {name: torch.where(finite, tensor, fallback[name]) for name, tensor in state.items()}

@@ -5,15 +5,16 @@ Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algo
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.functional.state import StateSum, clone, mean_of
+from fl_lightning.functional.state import StateSum, choose, clone, mean_of, to_host
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_choice
@@ -28,10 +29,17 @@ class PartialAggregate:
     sums: dict[str, StateSum] = field(default_factory=dict)
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def mean(self, name: str) -> State | None:
-        """The weighted mean of what was added to the sum `name`, or None: nothing of any weight."""
+    def mean(self, name: str, start: Callable[[], Mapping[str, Tensor]]) -> State | None:
+        """The weighted mean of what was added to the sum `name`, or None: nothing of any weight.
+
+        A weight on the device is not read: where it is 0 the mean is `start()`.
+        """
         total = self.sums.get(name)
-        return None if total is None or not bool(total.weight) else mean_of(total)
+        if total is None:
+            return None
+        if isinstance(total.weight, Tensor):
+            return choose(total.weight != 0, mean_of(total), start())
+        return mean_of(total) if total.weight else None
 
     def copied(self) -> "PartialAggregate":
         """A copy that stays as it is when more is added."""
@@ -142,6 +150,11 @@ class ServerPart(nn.Module):
         """The gathered updates by client id, ascending, once all processes' are there."""
         return self.partial.rows
 
+    def rows_with(self, name: Literal["num_samples", "included"]) -> dict[int, ClientUpdate]:
+        """The `rows` whose `name` is not 0; where these lie on a device, they are read at once."""
+        rows = dict(sorted(self.rows.items()))
+        return dict(compress(rows.items(), to_host([torch.as_tensor(getattr(row, name)) for row in rows.values()])))
+
     def server_state(self, names: Iterable[str]) -> "StateBuffers":
         """Float64 zeros shaped as the named entries of the global model, kept in buffers; call it in `setup`."""
         weights = self.server.weights
@@ -187,7 +200,7 @@ class Aggregator(ServerPart):
 
     def finish(self) -> State | None:
         """Make the new shared weights; None: they stay as they are (no client had data)."""
-        return self.partial.mean("weights")
+        return self.partial.mean("weights", lambda: self.server.weights)
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
         """n_i, or 1 under uniform weighting; 0 for a client without samples. A rule may give any number >= 0."""

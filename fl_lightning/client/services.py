@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
+from fl_lightning.functional.state import to_host
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -167,22 +168,6 @@ class MetricAccumulator:
 def world_size() -> int:
     """Number of processes."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one element each as numbers, in one transfer for each device of them."""
-    alike: dict[torch.device, dict[torch.dtype, tuple[list[int], list[Tensor]]]] = {}
-    for i, value in enumerate(values):
-        places, group = alike.setdefault(value.device, {}).setdefault(value.dtype, ([], []))
-        places.append(i)
-        group.append(value.reshape(()) if value.ndim else value)
-    numbers = [0.0] * len(values)
-    for groups in alike.values():
-        stacked = [torch.stack(group).double() for _, group in groups.values()]
-        everywhere = [i for places, _ in groups.values() for i in places]
-        for i, number in zip(everywhere, torch.cat(stacked).tolist(), strict=True):
-            numbers[i] = number
-    return numbers
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:

@@ -31,7 +31,8 @@ class Division:
     ) -> None:
         self._splits, self._data = dict(splits), data
         self.partition, self.num_clients, self.seed = partition, num_clients, seed
-        self._pool = np.arange(0)
+        self._left: np.ndarray[Any, Any] | None = None
+        """The clients' training samples, where these are not all."""
 
     def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
         """Take what the server holds, and what everyone has, out of the training samples.
@@ -44,16 +45,16 @@ class Division:
             The new splits, by name; the samples that are left are the clients'.
         """
         train = self._splits["train"]
-        held = draw_holdout(len(train), sizes, proxy_overlap, self.seed)
-        self._pool = held.pop("clients")
+        held = draw_holdout(len(train), sizes, proxy_overlap, self.seed) if any(sizes.values()) else {}
+        self._left = held.pop("clients", None)
         return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
 
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
-        pool = self._pool
+        left, total = self._left, len(self._splits["train"])
         unread = self.partition.column is None and not self.partition.needs_labels
-        samples = PartitionInput(len(pool)) if unread else self._input("train", pool)
-        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), pool)
+        samples = PartitionInput(total if left is None else len(left)) if unread else self._input("train", left)
+        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), left)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none.
@@ -65,7 +66,7 @@ class Division:
         if "test" not in self._splits:
             return [torch.arange(0)] * self.num_clients
         train = [part.numpy() for part in dealt]
-        samples, test = (self._input(name, np.arange(len(self._splits[name]))) for name in ("train", "test"))
+        samples, test = (self._input(name, None) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
         return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size))
 
@@ -81,11 +82,12 @@ class Division:
             raise ValueError(
                 "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
             )
-        drawn = one_per_class(labels.numpy(), self._pool, per_class, num_classes, self.seed)
+        pool = np.arange(len(train)) if self._left is None else self._left
+        drawn = one_per_class(labels.numpy(), pool, per_class, num_classes, self.seed)
         return train.subset(torch.from_numpy(drawn))
 
-    def _input(self, split: str, pool: np.ndarray[Any, Any]) -> PartitionInput:
-        """Samples `pool` of a split with what the partition divides by: the labels, or the column that it names."""
+    def _input(self, split: str, chosen: np.ndarray[Any, Any] | None) -> PartitionInput:
+        """Samples `chosen` of a split, or all, with what the partition divides by: labels, or the column it names."""
         samples, column = self._splits[split], self.partition.column
         num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes
         try:
@@ -94,4 +96,8 @@ class Division:
             if split == "train":
                 raise
             values = None
-        return PartitionInput(len(pool), None if values is None else np.asarray(values)[pool], num_classes)
+        size = len(samples if chosen is None else chosen)
+        if values is not None:  # a copy: a partition may sort it
+            values = np.asarray(values)
+            values = values.copy() if chosen is None else values[chosen]
+        return PartitionInput(size, values, num_classes)

@@ -125,7 +125,7 @@ class IIDPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         deal.check_clients(samples.size, num_clients)
-        order = generator.permutation(samples.size).astype(np.int64)
+        order = generator.permutation(samples.size).astype(np.int64, copy=False)
         return deal.cut(order, deal.equal_sizes(samples.size, num_clients))
 
 

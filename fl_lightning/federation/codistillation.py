@@ -7,6 +7,7 @@ A method says how knowledge is fused and how a client learns from it.
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import raised, to_host
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
@@ -63,7 +64,8 @@ class KnowledgeServer(ServerModule):
         if exchange == "train":
             self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
             # knowledge that is not finite is reported by the guard, and must not spread; a skipped client's is zeros
-            valid = {c: k for c, k in self.fused.items() if bool(self.rows[c].included) and bool(k.isfinite().all())}
+            finite = [k.isfinite().all() & self.rows[c].included for c, k in self.fused.items()]
+            valid = dict(compress(self.fused.items(), to_host(finite)))
             if valid:
                 fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
                 self.fused |= {c: new.to(valid[c].dtype) for c, new in zip(valid, fused, strict=True)}

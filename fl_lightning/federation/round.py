@@ -16,7 +16,7 @@ from fl_lightning.aggregation import (
     ServerModule,
     UpdateTransform,
 )
-from fl_lightning.aggregation.guard import Wrong, replace_nonfinite
+from fl_lightning.aggregation.guard import Wrong
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
@@ -34,7 +34,7 @@ from fl_lightning.federation.faults import (
 )
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
 from fl_lightning.federation.server import GlobalWeights, Server
-from fl_lightning.functional.state import StateSum
+from fl_lightning.functional.state import StateSum, choose
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
 
 Record = tuple[dict[str, Any], State | None]
@@ -55,6 +55,7 @@ class RoundResult:
         failed: why a client was left out, by client id.
         lost: why the round leaves the federation as it was; empty where it does not.
         skipped: the clients left out: all of them where the round is lost.
+        total: what all clients of all exchanges weigh together.
     """
 
     cohort: list[int]
@@ -65,9 +66,11 @@ class RoundResult:
     failed: dict[int, str] = field(default_factory=dict)
     lost: str = ""
     skipped: list[Fault] = field(default_factory=list)
+    total: float | Tensor = 0
 
-    def take(self, weights: State | None, personal: State | None) -> None:
+    def take(self, weights: State | None, personal: State | None, total: float | Tensor) -> None:
         """Take the weights after an exchange and the mean of the personal entries; None: they stay as they are."""
+        self.total = self.total + total
         self.weights = self.weights if weights is None else weights
         self.personal = self.personal if personal is None else personal
 
@@ -131,19 +134,20 @@ class Round:
     view: Callable[[int, int], ClientData]
     hooks: Mapping[str, Sequence[Callable[..., None]]]
 
-    def run(self, round_idx: int, cohort: list[int], weights: State | None = None) -> RoundResult:
+    def run(self, round_idx: int, cohort: list[int], start: State, before: State) -> RoundResult:
         """Run all exchanges of a round.
 
         Args:
             round_idx: from 0.
             cohort: client ids.
-            weights: a snapshot of the shared entries; None: it is taken here.
+            start: a snapshot of the shared entries.
+            before: one of all entries.
 
         Raises:
             FaultError: naming client and round.
         """
         server, result = self.server, RoundResult(cohort)
-        server.begin_round(round_idx, self.weights.snapshot(self.weights.shared) if weights is None else weights)
+        server.begin_round(round_idx, start)
         if len(cohort) < self.min_clients:
             result.lose(too_few(len(cohort), self.min_clients))
             return self._close(result)
@@ -151,7 +155,7 @@ class Round:
         self.aggregator.begin_round(cohort)
         mine = self.communicator.assign_clients(cohort, server.size, self.store.owners)
         for exchange in self.client.exchanges:
-            self._exchange(exchange, mine, result)
+            self._exchange(exchange, mine, before, result)
             if result.lost:
                 break
         return self._close(result)
@@ -166,7 +170,7 @@ class Round:
         self.abandon()
         return keys
 
-    def _exchange(self, exchange: str, mine: list[int], result: RoundResult) -> None:
+    def _exchange(self, exchange: str, mine: list[int], before: State, result: RoundResult) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
         server_module, rule, communicator = self.server_module, self.aggregator, self.communicator
         gathers, personal = isinstance(rule, GatheringAggregator), PartialAggregate()
@@ -176,7 +180,8 @@ class Round:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
             aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
-            result.take(None if new is None else self.server.advance(new), personal.mean("entries"))
+            new = None if new is None else self.server.advance(new)
+            result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
         rule.end_exchange()
         server_module.end_exchange()
         for hook in self.hooks["on_exchange_end"] if not result.lost else ():
@@ -243,9 +248,8 @@ class Round:
             check_update(update, self.server.travelling)
         if personal_state is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
-                personal_state = replace_nonfinite(
-                    personal_state, update.included, self.initial_personal(update.client_id) or personal_state
-                )
+                initial = self.initial_personal(update.client_id) or personal_state
+                personal_state = choose(update.included, personal_state, initial)
             partials["personal"].sums.setdefault("entries", StateSum()).add(personal_state, update.num_samples)
         self.aggregator.add(update)
         if self.aggregator.unchecked:
@@ -266,10 +270,11 @@ class Round:
         logged = self.recorder.logged
         new, idle = None if result.lost else result.weights, self.weights.frozen.idle
         findings = self.guard.take_findings({n: v for n, v in new.items() if n not in idle} if new and idle else new)
-        values, rows = logged.drain([finding.value for finding in findings])
+        total = [result.total] if isinstance(result.total, Tensor) else []
+        values, rows = logged.drain([finding.value for finding in findings] + total)
         wrong = [
             Wrong(finding.client_id, finding.kind, value)
-            for finding, value in zip(findings, values, strict=True)
+            for finding, value in zip(findings, values, strict=False)
             if not finding.least <= value <= finding.most
         ]
         here = (wrong, rows, logged.metric_paths(self.client), self.traffic.take(), list(result.records))
@@ -281,6 +286,8 @@ class Round:
         if any(wrongs):
             self._judge([one for part in wrongs for one in part], result)
             found = tuple(map(finite_rows, found))
+        if total and not values[-1]:
+            result.weights, result.personal = None, None  # nobody had any weight
         result.metrics.update(logged.reduce(found, paths, self.client))
         if self.counts_skipped or result.failed or result.lost:
             result.give_up(self.server.round_idx, result.lost)

@@ -88,7 +88,7 @@ class Transactions:
             before = begun.entries
             start = {name: before[name] for name in weights.shared} if weights.personal else before
             try:
-                result = self.round.run(round_idx, cohort, start)
+                result = self.round.run(round_idx, cohort, start, before)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             if result.lost:

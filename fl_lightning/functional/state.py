@@ -1,6 +1,6 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -303,6 +303,26 @@ def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
+def to_host(values: Sequence[Tensor]) -> list[float]:
+    """Read tensors of one element each as numbers, in one transfer for each device of them.
+
+    >>> to_host([torch.tensor(2), torch.tensor(0.5)])
+    [2.0, 0.5]
+    """
+    alike: dict[torch.device, dict[torch.dtype, tuple[list[int], list[Tensor]]]] = {}
+    for i, value in enumerate(values):
+        places, group = alike.setdefault(value.device, {}).setdefault(value.dtype, ([], []))
+        places.append(i)
+        group.append(value.reshape(()) if value.ndim else value)
+    numbers = [0.0] * len(values)
+    for groups in alike.values():
+        stacked = [torch.stack(group).double() for _, group in groups.values()]
+        everywhere = [i for places, _ in groups.values() for i in places]
+        for i, number in zip(everywhere, torch.cat(stacked).tolist(), strict=True):
+            numbers[i] = number
+    return numbers
+
+
 def greatest(rows: Tensor) -> Tensor:
     """Greatest magnitude in each row of a floating tensor (K, n), n > 0, as float64 (K,): NaN where one is in it.
 
@@ -326,6 +346,15 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
     return mean_of(total)
 
 
+def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
+    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`; nothing is read.
+
+    >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
+    {'w': tensor([2.])}
+    """
+    return {name: torch.where(condition, tensor, otherwise[name]) for name, tensor in state.items()}
+
+
 def mean_of(total: StateSum) -> State:
     """Mean Σ weight · state / Σ weight in the entries' own types: integers rounded half to even.
 
@@ -335,7 +364,7 @@ def mean_of(total: StateSum) -> State:
     vectors = {}
     for dtype, vector in total.flat.items():
         if dtype == torch.bool:
-            mean = vector / total.weight
+            mean = (vector / total.weight).nan_to_num_()  # of no weight: nothing differs
             vectors[dtype] = mean > 0.5
             flags = {name: entry for name, entry in total.layout.items() if entry[1] == dtype}
             for name, wrong in unflatten({dtype: mean != vectors[dtype]}, flags).items():

@@ -94,22 +94,22 @@ class FedALA(OwnModelClient):
         learnt: State = self.memory.get("mixing", {})
         first = not learnt
         mixing = {name: learnt.get(name, torch.ones_like(value)) for name, value in old.items()}
-        samples, losses = local.restricted("train", self.drawn(local)), list[float]()
+        samples, losses = local.restricted("train", self.drawn(local)), list[Tensor]()
         while not self.finished(losses, first):
             mixing, loss = self.one_pass(mixing, old, new, samples)
             losses.append(loss)
         self.load_model(mixed(old, new, mixing))
         self.memory["mixing"] = mixing
 
-    def finished(self, losses: Sequence[float], first: bool) -> bool:
+    def finished(self, losses: Sequence[Tensor], first: bool) -> bool:
         """True after the last pass of a mixing, by the losses of its passes."""
         if not first:
             return len(losses) >= self.epochs
         if self.first_epochs is not None:
             return len(losses) >= self.first_epochs
-        return len(losses) >= self.max_epochs or settled(losses, self.threshold)
+        return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
-    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, float]:
+    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, Tensor]:
         """Step the mixing weights once a batch; returns them, and the mean loss, each batch's before its step."""
 
         def step(batch: Batch) -> Tensor:
@@ -121,4 +121,4 @@ class FedALA(OwnModelClient):
             return loss
 
         loss = self.mean_over(local, step)
-        return mixing, float(loss)
+        return mixing, loss

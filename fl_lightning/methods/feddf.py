@@ -94,7 +94,7 @@ class FedDFServer(ServerModule):
             self.gather(replace(update, extras={}))
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        teachers = [row.weights for _, row in sorted(self.rows.items()) if bool(row.num_samples) and row.weights]
+        teachers = [row.weights for row in self.rows_with("num_samples").values() if row.weights]
         if aggregate is None or not teachers or not self.distill_steps:
             return aggregate
         with self.client.evaluation_mode():

@@ -107,9 +107,9 @@ class FedFOMOServer(ServerModule):
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         self.affinity, self.trained = nn.Buffer(self.affinity.clone()), nn.Buffer(self.trained.clone())
-        for client_id, row in self.rows.items():
-            self.affinity[client_id] += row.extras["helpfulness"].double()  # zeros of a client that is left out
-            if row.num_steps and bool(row.included) and row.weights is not None:
+        for client_id, row in self.rows_with("included").items():
+            self.affinity[client_id] += row.extras["helpfulness"].double()
+            if row.num_steps and row.weights is not None:
                 self.trained[client_id] = True
                 self.models[client_id] = StateBuffers(clone({**self.server.weights, **row.weights}))
         return aggregate
@@ -179,10 +179,10 @@ class FedFOMO(InitialModelClient):
             away = sub({name: model[name].double() for name in self.params()}, own)
             distances.append(inner(away, away).sqrt())
         others = torch.stack(losses[1:])
-        raw = helpfulness(losses[0], others, torch.stack(distances[1:])).masked_fill(~others.isfinite(), 0)
+        raw = helpfulness(losses[0], others, torch.stack(distances[1:])).masked_fill(~others.isfinite(), 0).cpu()
         shared = {name: own[name] for name in candidates[0]}
         self.load_model(own | moved_towards(shared, candidates, candidate_weights(raw)))
-        return raw.cpu()
+        return raw
 
     def phases(self, exchange: str) -> tuple[Phase, ...]:
         return (Phase(indices=self.round.get("trained")),)

@@ -9,6 +9,7 @@ than the numbers of steps. Training then needs smaller learning rates than FedAv
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -80,8 +81,9 @@ class FedNovaAggregator(Aggregator):
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        weighed = [(row, float(self.weight(row))) for _, row in sorted(self.rows.items())]
-        rows, sizes = [row for row, weight in weighed if weight], [weight for _, weight in weighed if weight]
+        found = [row for _, row in sorted(self.rows.items())]
+        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in found])
+        rows, sizes = list(compress(found, weights)), [weight for weight in weights if weight]
         if mean is None or not rows:
             return mean
         lengths = [row.extras["length"] for row in rows]

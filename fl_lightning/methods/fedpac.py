@@ -108,10 +108,11 @@ class FedPACServer(ServerModule):
 
     def _combine(self) -> None:
         """Combine the heads of the participants with data for each of them; the others keep their own."""
-        self._heads = {client_id: row.extras["head"] for client_id, row in self.rows.items() if bool(row.included)}
-        found, self.combined = {c: row.extras for c, row in self.rows.items() if bool(row.num_samples)}, {}
+        self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
+        found, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
         if found:
-            h, v = (torch.stack([extras[name].double() for extras in found.values()]) for name in ("h", "v"))
+            # the small programs are solved on the host, which reads what is stacked at once
+            h, v = (torch.stack([extras[name].double() for extras in found.values()]).cpu() for name in ("h", "v"))
             self.combined = dict(zip(found, combinations(h, v), strict=True))
             heads = [extras["head"] for extras in found.values()]
             self._heads |= {c: weighted_mean(heads, weights.tolist()) for c, weights in self.combined.items()}

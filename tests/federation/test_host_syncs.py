@@ -1,6 +1,5 @@
-"""Reads of device values by the host: none while clients train, so that a GPU never waits for Python."""
+"""Reads of device values by the host: none in an exchange, so that a GPU never waits for Python."""
 
-import math
 from functools import partial
 
 import pytest
@@ -8,10 +7,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fl_lightning import FederatedLoop
+from fl_lightning.client.store import ClientStore
 from fl_lightning.federation.round import Round
-from fl_lightning.methods import FedAvg, FedED, FedKA, FedNTD, FedProx
+from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
-from tests.toys import fit, sgd, toy_data
+from tests.test_contract import NAMES, TRAITS, data_of, settings_of
+from tests.toys import BatchNormNet, fit, sgd, toy_data
 
 READS = {
     *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"),
@@ -38,6 +39,7 @@ class DeviceReads(TorchFunctionMode):
         if any(getattr(one, "on_device", False) for one in tensors_in((args, kwargs))):
             if func.__name__ in READS:
                 self.found.append(func.__name__)
+                return result.clone() if isinstance(result, torch.Tensor) else result
             self.place(*tensors_in(result))
         return result
 
@@ -51,46 +53,57 @@ def tensors_in(nest):
 
 @pytest.fixture
 def reads(monkeypatch):
-    mode, train = DeviceReads(), Round._train
+    mode, run, read = DeviceReads(), Round._exchange, ClientStore.record
 
-    def watched(self, exchange, clients, partials, result):
+    def watched(self, *args):
         data = self.client.trainer.datamodule
         for name in ("train", *(["shared"] if "shared" in self.client.needs else [])):
             split = data.split(name)
             split.labels = split.labels.clone()  # on a CPU these are y itself
             mode.place(split.x, split.y)
-        mode.place(*self.client.parameters(), *self.client.buffers(), *self.server.weights.values())
+        for part in (self.client, self.server_module, self.aggregator):
+            mode.place(*part.parameters(), *part.buffers())
+        mode.place(*self.server.weights.values())
         with mode:
-            return train(self, exchange, clients, partials, result)
+            run(self, *args)
 
-    monkeypatch.setattr(Round, "_train", watched)
+    def placed(self, client_id):
+        memory, personal = read(self, client_id)
+        mode.place(*tensors_in((memory, personal)))
+        return memory, personal
+
+    monkeypatch.setattr(Round, "_exchange", watched)
+    monkeypatch.setattr(ClientStore, "record", placed)
     return mode.found
 
 
-METHODS = {
-    "fedavg": FedAvg,
-    "fedprox": partial(FedProx, mu=0.1),
-    "fedntd": FedNTD,
-    "feded": FedED,
-    "fedka": partial(FedKA, gamma=math.inf),
+WAYS = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
+READS_OF = {
+    "FedALA": {"tolist"},  # the first mixing of a client lasts until its losses settle
+    "FedFOMO": {"__bool__", "cpu", "tolist"},  # the server chooses the models that a client is sent
+    "FedMD": {"tolist"},  # finite knowledge is fused
+    "FedPAC": {"cpu"},  # heads are combined by programs of a few numbers, solved on the host
+    "KnFu": {"tolist"},  # as FedMD
+    "SelectiveFD": {"cpu", "nonzero"},  # samples are chosen by what the models say of them
 }
+"""Methods of which numbers on the device decide what is done, and how these are read."""
+COMPARES = {"FedDF", "FedNova", "FedPAC"}
+"""Their servers ask, once an exchange, which clients are left."""
 
 
 def rows():
-    """Every method alone, and two of them in every way; the others so are slow."""
-    ways = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
-    for method in METHODS:
-        for way, settings in ways.items():
-            repeats = way != "alone" and method not in ("fedavg", "fedntd")
-            yield pytest.param(method, settings, id=f"{method}-{way}", marks=[pytest.mark.slow] * repeats)
+    """FedAvg and the trait methods alone, FedAvg in every way; the others so are slow."""
+    for name in NAMES:
+        for way in WAYS:
+            often = name == "FedAvg" or (way == "alone" and name in TRAITS)
+            yield pytest.param(name, way, id=f"{name}-{way}", marks=[] if often else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("method", "settings"), list(rows()))
-def test_no_value_is_read_while_clients_train(method, settings, reads):
-    client = METHODS[method](net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
-    loop = fit(None, 2, toy_data((7, 9, 0, 12), batch_size=4), loop=FederatedLoop(client, local_epochs=2, **settings))
-    assert loop.round_metrics["train/ce"] > 0
-    assert reads == []
+@pytest.mark.parametrize(("name", "way"), list(rows()))
+def test_no_value_is_read_in_an_exchange(name, way, reads):
+    loop = FederatedLoop(**settings_of(name, net=BatchNormNet, optimizer=sgd()), local_epochs=2, seed=3, **WAYS[way])
+    fit(None, 2, data_of(batch_size=4), loop=loop)
+    assert set(reads) == READS_OF.get(name, set()) | ({"tolist"} if way == "skip" and name in COMPARES else set())
 
 
 def test_a_read_is_seen(reads):

@@ -1,11 +1,14 @@
 """A round that fails, and what leaves it."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop, NonFiniteUpdateError
-from fl_lightning.aggregation import ServerModule, UpdateTransform
+from fl_lightning.aggregation import MedianAggregator, ServerModule, UpdateTransform
 from fl_lightning.methods import FedAvg
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -45,6 +48,41 @@ def test_under_skip_such_a_round_is_lost(broken):
     said = {fault.client_id: fault.reason for fault in loop.skipped}
     assert "MakesNaN" in said[0]
     assert said[1].startswith("returned NaN") == broken
+
+
+class LeavesAllOut(UpdateTransform):
+    """In round 1, by a number on the device."""
+
+    def on_server(self, update, broadcast):
+        included = torch.tensor(int(broadcast.round_idx != 1))
+        return replace(update, num_samples=included * update.num_samples, included=included > 0)
+
+
+class Flagged(BatchNormNet):
+    """With an entry that is not a number."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize("aggregator", [Aggregator, MedianAggregator])
+@pytest.mark.parametrize("nonfinite", ["error", "skip"])
+@pytest.mark.parametrize("personal", [None, "*head*"])
+def test_a_round_in_which_nobody_has_any_weight_moves_nothing(aggregator, nonfinite, personal):
+    """Nor does the server's momentum, which has moved the weights in the round before."""
+    settings = {
+        "transforms": [LeavesAllOut()],
+        "server_optimizer": partial(torch.optim.SGD, lr=1.0, momentum=0.9),
+        "nonfinite": nonfinite,
+        "personal": personal,
+    }
+    before, after, later = (
+        weights_of(fit(FedAvg(net=Flagged, optimizer=sgd()), rounds, aggregator=aggregator(), **settings))
+        for rounds in (1, 2, 3)
+    )
+    assert equal(before, after)
+    assert not equal(after, later)
 
 
 def stop():
