@@ -9,6 +9,9 @@ Shares = NDArray[np.float64]
 MAX_DRAWS = 1000
 """Attempts to draw sizes that fit."""
 
+MAX_SHARES = 5 * 10**8
+"""Shares of a class that are drawn in all attempts together: at most some 30 s, counted so that machines do not differ."""
+
 FIRST_DRAWS, HOPELESS = 10, 25
 """Attempts after which a mean of more than so many clients that got too little ends them: that none does has a
 probability of about e^-25 a draw."""

@@ -132,8 +132,9 @@ class IIDPartition(Partition):
 class DirichletPartition(Partition):
     """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
 
-    Draws the proportions of all classes until every client gets `min_samples`, at most `dealing.MAX_DRAWS` times, and
-    `dealing.FIRST_DRAWS` times where these leave so many clients with fewer that no draw can be expected to fit.
+    Draws the proportions of all classes until every client gets `min_samples`, at most `dealing.MAX_DRAWS` times (fewer
+    where these were more than `dealing.MAX_SHARES` shares), and `dealing.FIRST_DRAWS` times where these leave so many
+    clients with fewer that no draw can be expected to fit.
 
     Args:
         alpha: concentration > 0: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
@@ -163,7 +164,8 @@ class DirichletPartition(Partition):
             )
         alpha = min(self.alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
         best, short = -1, 0
-        for draw in range(1, deal.MAX_DRAWS + 1):
+        draws = max(deal.FIRST_DRAWS, min(deal.MAX_DRAWS, deal.MAX_SHARES // (num_clients * len(pools))))
+        for draw in range(1, draws + 1):
             proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
             counts = deal.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
             sizes = counts.sum(0)

@@ -110,6 +110,12 @@ def test_dirichlet_draws_are_bounded_and_the_error_names_the_settings(monkeypatc
         dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
 
 
+def test_many_clients_have_fewer_draws(monkeypatch):
+    monkeypatch.setattr(P, "MAX_SHARES", 20 * 2 * 15)
+    with pytest.raises(ValueError, match="no Dirichlet split in 15 draws gave"):
+        dirichlet(np.repeat(np.arange(2), 100), 20, 2, 0.01, rng(), min_samples=9)
+
+
 def test_what_no_draw_can_be_expected_to_give_is_refused_after_a_few():
     with pytest.raises(ValueError, match="no Dirichlet split in 10 draws gave every client min_samples=10 "):
         dirichlet(np.repeat(np.arange(10), 20_000), 10_000, 10, 0.1, rng())
