@@ -132,6 +132,23 @@ def test_a_compiled_step_gives_the_same(caplog):
     assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
+def test_a_run_of_compiled_steps_continues_exactly(tmp_path, caplog):
+    """Also where the first step of a shape, which is compiled, comes after the checkpoint only."""
+    client = partial(FedAvg, net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
+
+    def run(rounds, ckpt_path=None):
+        torch.compiler.reset()
+        data = toy_data((8, 8, 9, 9), schedule=[[0, 1], [0, 1], [2, 3], [0, 3]])
+        return fit(None, rounds, data, ckpt_path, loop=looped(client, compile=True)(chunk=4, seed=3))
+
+    with caplog.at_level(logging.INFO):
+        run(2).trainer.save_checkpoint(tmp_path / "two.ckpt")
+        assert equal(run(4).state_dict(), run(4, tmp_path / "two.ckpt").state_dict())
+    assert "s to compile" in caplog.text
+    assert "not compiled" not in caplog.text
+
+
 @pytest.mark.parametrize("by", ["torch.compile", "torch.fx.experimental.proxy_tensor.make_fx"])
 def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(by, monkeypatch, caplog):
     def broken(function, **settings):
