@@ -115,4 +115,5 @@ def test_weights_come_back_from_processes_that_were_started_for_the_fit(method, 
     script = SCRIPT.with_name("started.py")
     done = run_script(script, method, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "net came back\nmodule came back\n" in done.stdout
+    said = [line for line in done.stdout.splitlines() if line.endswith(" came back")]  # gloo may speak in between
+    assert said == ["net came back", "module came back"]
