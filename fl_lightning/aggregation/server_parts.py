@@ -29,16 +29,18 @@ class PartialAggregate:
     sums: dict[str, StateSum] = field(default_factory=dict)
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def mean(self, name: str, start: Callable[[], Mapping[str, Tensor]]) -> State | None:
+    def mean(self, name: str, fallback: Callable[[], Mapping[str, Tensor]]) -> State | None:
         """The weighted mean of what was added to the sum `name`, or None: nothing of any weight.
 
-        A weight on the device is not read: where it is 0 the mean is `start()`.
+        Args:
+            name: of the sum.
+            fallback: gives what the mean is where the weight, which is not read on a device, is 0.
         """
         total = self.sums.get(name)
         if total is None:
             return None
         if isinstance(total.weight, Tensor):
-            return choose(total.weight != 0, mean_of(total), start())
+            return choose(total.weight != 0, mean_of(total), fallback())
         return mean_of(total) if total.weight else None
 
     def copied(self) -> "PartialAggregate":
@@ -199,7 +201,12 @@ class Aggregator(ServerPart):
             self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
-        """Make the new shared weights; None: they stay as they are (no client had data)."""
+        """Make the new shared weights; None: they stay as they are (no client had data).
+
+        Under `nonfinite: skip`, and where a transform weighs a client by a tensor, the total weight is a tensor that is
+        read after the round: where it is 0 what a rule makes of it is dropped, and the base class's mean is the weights
+        as they are.
+        """
         return self.partial.mean("weights", lambda: self.server.weights)
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
@@ -227,6 +234,7 @@ class ServerModule(ServerPart):
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         """Make the new shared weights, by default the rule's aggregate; None: they stay as they are.
 
+        They stay, too, where all clients together turn out to weigh nothing (`Aggregator.finish`).
         A state returned before the last exchange is what the next exchange sends down.
         """
         return aggregate

@@ -67,19 +67,31 @@ class ClientIndices(Sequence[Tensor]):
 
     Args:
         arrays: for each client int64 indices (n,).
-        pool: (m,) int64, whose entries are the samples, which the indices number; None: the indices are the samples.
+        total: samples that there are; None: the indices are not checked.
+        pool: (total,) int64, whose entries are the samples that the indices number; None: the indices are the samples.
 
     Attributes:
         indices: of all clients, end to end.
         ends: where each client's indices end, (N,).
+
+    Raises:
+        ValueError: an index that is not in [0, total).
 
     >>> parts = ClientIndices([np.array([2, 0]), np.array([], dtype=np.int64), np.array([1])])
     >>> parts[0], len(parts[1]), [len(part) for part in parts]
     (tensor([2, 0]), 0, [2, 0, 1])
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]], pool: np.ndarray[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[np.ndarray[Any, Any]],
+        total: int | None = None,
+        pool: np.ndarray[Any, Any] | None = None,
+    ) -> None:
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
+        if total is not None and len(everything) and not 0 <= everything.min() <= everything.max() < total:
+            wrong = everything.min() if everything.min() < 0 else everything.max()
+            raise ValueError(f"the indices that a partition gives must lie in [0, {total}), got {wrong}; mend it")
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
         self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)

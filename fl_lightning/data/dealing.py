@@ -10,7 +10,8 @@ MAX_DRAWS = 1000
 """Attempts to draw sizes that fit."""
 
 MAX_SHARES = 5 * 10**8
-"""Shares of a class that are drawn in all attempts together: at most some 30 s, counted so that machines do not differ."""
+"""Shares of a class that are drawn in all attempts together: some 30 s, counted so that machines do not differ.
+`FIRST_DRAWS` are made all the same."""
 
 FIRST_DRAWS, HOPELESS = 10, 25
 """Attempts after which a mean of more than so many clients that got too little ends them: that none does has a

@@ -51,10 +51,10 @@ class Division:
 
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
-        left, total = self._left, len(self._splits["train"])
+        left, size = self._left, len(self._splits["train"] if self._left is None else self._left)
         unread = self.partition.column is None and not self.partition.needs_labels
-        samples = PartitionInput(total if left is None else len(left)) if unread else self._input("train", left)
-        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), left)
+        samples = PartitionInput(size) if unread else self._input("train", left)
+        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), size, left)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition; without test samples they have none.
@@ -68,7 +68,7 @@ class Division:
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
-        return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size))
+        return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size), test.size)
 
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.

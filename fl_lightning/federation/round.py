@@ -55,7 +55,7 @@ class RoundResult:
         failed: why a client was left out, by client id.
         lost: why the round leaves the federation as it was; empty where it does not.
         skipped: the clients left out: all of them where the round is lost.
-        total: what all clients of all exchanges weigh together.
+        total: Σ of the rule's weights over all clients and exchanges; 0: the weights stay as they are.
     """
 
     cohort: list[int]
@@ -141,7 +141,7 @@ class Round:
             round_idx: from 0.
             cohort: client ids.
             start: a snapshot of the shared entries.
-            before: one of all entries.
+            before: a snapshot of all entries, personal ones included.
 
         Raises:
             FaultError: naming client and round.
@@ -272,10 +272,12 @@ class Round:
         findings = self.guard.take_findings({n: v for n, v in new.items() if n not in idle} if new and idle else new)
         total = [result.total] if isinstance(result.total, Tensor) else []
         values, rows = logged.drain([finding.value for finding in findings] + total)
+        if weightless := bool(total) and not values.pop():
+            result.weights = None
         wrong = [
             Wrong(finding.client_id, finding.kind, value)
-            for finding, value in zip(findings, values, strict=False)
-            if not finding.least <= value <= finding.most
+            for finding, value in zip(findings, values, strict=True)
+            if not (finding.least <= value <= finding.most or (weightless and finding.client_id < 0))
         ]
         here = (wrong, rows, logged.metric_paths(self.client), self.traffic.take(), list(result.records))
         everywhere = self.communicator.all_gather_or_raise(here, None)
@@ -286,8 +288,6 @@ class Round:
         if any(wrongs):
             self._judge([one for part in wrongs for one in part], result)
             found = tuple(map(finite_rows, found))
-        if total and not values[-1]:
-            result.weights, result.personal = None, None  # nobody had any weight
         result.metrics.update(logged.reduce(found, paths, self.client))
         if self.counts_skipped or result.failed or result.lost:
             result.give_up(self.server.round_idx, result.lost)

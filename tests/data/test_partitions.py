@@ -2,13 +2,16 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
+from fl_lightning.data import FederatedDataModule, TensorSource
 from fl_lightning.data.partitions import (
     ClientDirichletPartition,
     Dealt,
     DirichletPartition,
     FixedPartition,
     IIDPartition,
+    Partition,
     PartitionInput,
     QuantityPartition,
     ShardPartition,
@@ -205,3 +208,22 @@ def test_fixed_returns_its_lists_as_copies():
 def test_fixed_refuses_what_it_cannot_deal(indices, num_clients, sentence):
     with pytest.raises(ValueError, match=sentence):
         FixedPartition(indices)(PartitionInput(4), num_clients, rng())
+
+
+class Outside(Partition):
+    def __init__(self, index):
+        self.index = index
+
+    def __call__(self, samples, num_clients, generator):
+        return [np.array([0]), np.array([self.index])]
+
+
+@pytest.mark.parametrize("val_fraction", [0, 0.1])
+@pytest.mark.parametrize("index", [-1, 100])
+def test_indices_that_a_partition_makes_up_are_refused(index, val_fraction):
+    index = index if index < 0 else int(index * (1 - val_fraction))
+    split = torch.zeros(100, 2), torch.zeros(100, dtype=torch.int64)
+    source = TensorSource(split, split, num_classes=2)
+    data = FederatedDataModule(source, 2, Outside(index), val_fraction=val_fraction)
+    with pytest.raises(ValueError, match=rf"must lie in \[0, {int(100 * (1 - val_fraction))}\), got {index}"):
+        data.setup("fit")

@@ -1,4 +1,7 @@
-"""Reads of device values by the host: none in an exchange, so that a GPU never waits for Python."""
+"""Reads of device values by the host: none in an exchange, so that a GPU never waits for Python.
+
+Only entries that are boolean, of which there are none here, are compared on the host.
+"""
 
 from functools import partial
 

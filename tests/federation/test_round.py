@@ -8,8 +8,9 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop, NonFiniteUpdateError
-from fl_lightning.aggregation import MedianAggregator, ServerModule, UpdateTransform
-from fl_lightning.methods import FedAvg
+from fl_lightning.aggregation import KrumAggregator, MedianAggregator, ServerModule, UpdateTransform
+from fl_lightning.functional.state import clone
+from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 
@@ -66,7 +67,19 @@ class Flagged(BatchNormNet):
         self.register_buffer("flags", torch.tensor([True, False]))
 
 
-@pytest.mark.parametrize("aggregator", [Aggregator, MedianAggregator])
+class Divides(Aggregator):
+    """A user's rule, to which a weight of 0 is NaN."""
+
+    def finish(self):
+        return self.moved(
+            self.server.weights, {n: v / self.total_weight("weights") for n, v in self.summed("weights").items()}
+        )
+
+
+RULES = [Aggregator, Divides, MedianAggregator, KrumAggregator, FedEXPAggregator, FedNovaAggregator]
+
+
+@pytest.mark.parametrize("aggregator", RULES)
 @pytest.mark.parametrize("nonfinite", ["error", "skip"])
 @pytest.mark.parametrize("personal", [None, "*head*"])
 def test_a_round_in_which_nobody_has_any_weight_moves_nothing(aggregator, nonfinite, personal):
@@ -77,12 +90,13 @@ def test_a_round_in_which_nobody_has_any_weight_moves_nothing(aggregator, nonfin
         "nonfinite": nonfinite,
         "personal": personal,
     }
-    before, after, later = (
-        weights_of(fit(FedAvg(net=Flagged, optimizer=sgd()), rounds, aggregator=aggregator(), **settings))
-        for rounds in (1, 2, 3)
-    )
+    net = BatchNormNet if aggregator is Divides else Flagged
+    loops = [fit(FedAvg(net=net, optimizer=sgd()), rounds, aggregator=aggregator(), **settings) for rounds in (1, 2, 3)]
+    before, after, later = (clone(loop.weights.live(loop.weights.entries)) for loop in loops)
     assert equal(before, after)
     assert not equal(after, later)
+    assert loops[1].round_metrics.get("train/skipped", 0) == 0
+    assert all(value.isfinite().all() for value in loops[1].aggregator.buffers())
 
 
 def stop():
