@@ -91,7 +91,9 @@ class ClientIndices(Sequence[Tensor]):
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
         if total is not None and len(everything) and not 0 <= everything.min() <= everything.max() < total:
             wrong = everything.min() if everything.min() < 0 else everything.max()
-            raise ValueError(f"the indices that a partition gives must lie in [0, {total}), got {wrong}; mend it")
+            raise ValueError(
+                f"the indices that a partition gives must lie in [0, {total}), got {wrong}; mend data.partition"
+            )
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
         self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)

@@ -71,7 +71,7 @@ class FedEXPAggregator(Aggregator):
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
         eta_g = step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps)
-        self.eta_g.copy_(torch.where(eta_g.isnan(), self.eta_g, eta_g))  # where nobody weighs anything
+        self.eta_g.copy_(torch.where(n == 0, self.eta_g, eta_g) if isinstance(n, Tensor) else eta_g)
         # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
         return self.moved(mean, {name: means[name] + (self.eta_g - 1) * delta[name] for name in means})
 
