@@ -67,9 +67,12 @@ class NonFiniteGuard(UpdateTransform):
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         return self.with_personal(update, {}, broadcast)
 
-    def with_personal(self, update: ClientUpdate, personal: State, broadcast: Broadcast) -> ClientUpdate:
-        """Check the entries that stay with the client, too."""
-        found = self._extremes(update.weights) if update.weights else []
+    def with_personal(
+        self, update: ClientUpdate, personal: State, broadcast: Broadcast, trained: State | None = None
+    ) -> ClientUpdate:
+        """Check the entries that stay with the client, too, and where a transform sends no weights those `trained`."""
+        weights = update.weights or trained
+        found = self._extremes(weights) if weights else []
         if personal:
             found += self._extremes(personal)
         if update.extras:
@@ -109,15 +112,6 @@ class NonFiniteGuard(UpdateTransform):
         )
         num_samples = allowed.to(torch.int64) * update.num_samples
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=allowed)
-
-    @property
-    def mark(self) -> int:
-        """Number of findings so far."""
-        return len(self._findings)
-
-    def forget_since(self, mark: int) -> None:
-        """Drop the findings since `mark`: of a client that was left out."""
-        del self._findings[mark:]
 
     def take_findings(self, aggregate: State | None = None) -> list[Finding]:
         """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""

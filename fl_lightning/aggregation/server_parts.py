@@ -43,10 +43,6 @@ class PartialAggregate:
             return choose(total.weight != 0, mean_of(total), fallback())
         return mean_of(total) if total.weight else None
 
-    def copied(self) -> "PartialAggregate":
-        """A copy that stays as it is when more is added."""
-        return PartialAggregate({name: total.copied() for name, total in self.sums.items()}, dict(self.rows))
-
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""
         self.sums, self.rows = sums, rows
@@ -102,7 +98,10 @@ class ServerPart(nn.Module):
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
 
     def begin_round(self, cohort: list[int]) -> None:
-        """Prepare for a round with the clients in `cohort`; called once, before its first exchange."""
+        """Prepare for a round with the clients in `cohort`; called once, before its first exchange.
+
+        A round that is repeated without clients that failed begins anew, from the state before it.
+        """
 
     def end_exchange(self) -> None:
         """Forget the exchange's sums and rows; the round calls it. The memory of the sums is kept for the next ones."""
@@ -189,9 +188,9 @@ class Aggregator(ServerPart):
         self.weighting = weighting
 
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
-        """Compute extras of a client for this rule, whatever its method (FedEXP's norm); runs on the client.
+        """Compute extras of a client for this rule, whatever its method (FedEXP's norm); `add` finds them.
 
-        `update` is the client's own, weights live.
+        They are of the `update` as it will be added, weights live, after every transform; they count as traffic.
         """
         return {}
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from fl_lightning.aggregation.server_parts import NotSetUp
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView
-from fl_lightning.utils.settings import check_above
+from fl_lightning.utils.settings import check_above, check_choice
 
 
 class UpdateTransform:
@@ -44,25 +44,31 @@ class UpdateTransform:
 
 
 class NormClip(UpdateTransform):
-    """Scales an update down where it moved too far: Δ_i · min(1, τ / ‖Δ_i‖) over the trainable entries.
+    """Scales an update down where it moved too far: Δ_i · min(1, τ / ‖Δ_i‖), one norm over every shared float entry.
 
     Args:
         max_norm: τ > 0, the greatest norm of a client's update.
+        buffers: `clip`: those of floats (BatchNorm's running statistics) are entries like others; `keep`: they are
+            left to the rule as they come, and the norm is that of the parameters.
 
     Source:
         Sun et al. 2019, arXiv:1911.07963, Section 4; without its optional noise.
     """
 
-    def __init__(self, max_norm: float) -> None:
+    def __init__(self, max_norm: float, buffers: Literal["clip", "keep"] = "clip") -> None:
         super().__init__()
         check_above(0, "it is the greatest norm of an update", max_norm=max_norm)
-        self.max_norm = max_norm
+        check_choice(("clip", "keep"), buffers=buffers)
+        self.max_norm, self.buffers = max_norm, buffers
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        if update.weights is None or not self.server.trainable:
+        if update.weights is None:
+            return update
+        kept = {name for name, _ in self.server.module.named_buffers()} if self.buffers == "keep" else set()
+        weights = {n: value for n, value in update.weights.items() if value.is_floating_point() and n not in kept}
+        if not weights:
             return update
         start = {**self.server.weights, **(broadcast.weights or {})}
-        weights = {name: update.weights[name] for name in self.server.trainable}
         delta = {name: value.double() - start[name].double() for name, value in weights.items()}
         norm = torch.stack([value.square().sum() for value in delta.values()]).sum().sqrt()
         factor = (self.max_norm / norm).clamp(max=1.0)  # ∞ where the client did not move: it stays unclipped

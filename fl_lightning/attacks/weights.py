@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 import torch
 from pytorch_lightning import LightningModule
@@ -10,12 +10,15 @@ from torch import Tensor, nn
 
 from fl_lightning.attacks.attack import Attack, attacked
 from fl_lightning.client import ClientModule
-from fl_lightning.types import ClientData
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 from fl_lightning.utils.settings import check_above
 
 
 class WeightAttack(Attack):
-    """An attack on the shared trainable weights that are sent; what else is sent and kept stays as it is."""
+    """An attack on the shared trainable weights that are sent; what else is sent and kept stays as it is.
+
+    The transforms of an honest client have no say in it: the attack replaces what they have made.
+    """
 
     @abstractmethod
     def poisoned(self, received: Tensor, trained: Tensor, generator: torch.Generator) -> Tensor:
@@ -31,14 +34,23 @@ class WeightAttack(Attack):
             )
         return owners
 
-    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        extras = super().reply(exchange, local)
-        if self.is_attacker:
-            generator = local.generator("attack")
-            with torch.no_grad():
-                for name, value in self.params().items():
-                    value.copy_(self.poisoned(self.received[name], value, generator))
-        return extras
+    def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
+        """Poison what a malicious client sends, whatever an honest one's transforms have made of it.
+
+        Raises:
+            ValueError: those have taken the weights out.
+        """
+        sent = super().transmitted(update, broadcast, local)
+        if sent.client_id not in self.attackers or not broadcast.uploads:
+            return sent
+        if sent.weights is None:
+            raise ValueError(
+                f"{type(self).__name__} poisons the weights that are sent, but a transform sends something else in "
+                f"their place; leave one of the two out"
+            )
+        generator, received = local.generator("attack"), self.received
+        poisoned = {n: self.poisoned(received[n], sent.weights[n], generator) for n in self.params()}
+        return replace(sent, weights={**sent.weights, **poisoned})
 
 
 class SignFlip(WeightAttack):

@@ -80,6 +80,10 @@ class RoundProgressBar(ProgressBar):
         """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0
 
+    def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Count exchanges and clients anew."""
+        self.exchanges = self.clients = 0
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.phase = "evaluation"
         self._show()

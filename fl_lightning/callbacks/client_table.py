@@ -59,6 +59,10 @@ class ClientTable(Monitor):
             found["steps"] = found.get("steps", 0) + update.num_steps
         super().on_client_end(trainer, loop, update)
 
+    def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        super().on_round_repeat(trainer, loop)
+        self._counted = {way: loop.recorder.traffic.total(f"comm/bytes_{way}") for way in ("down", "up")}
+
     def start(self, loop: FederatedLoop, client_id: int) -> Found:
         found = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
         return {"samples": loop.server.size(client_id), **found}

@@ -44,6 +44,7 @@ class Monitor(Callback):
         self.exchange = 0
         self.under_way: dict[int, Found] = {}
         self.ended: dict[int, Found] = {}
+        self._tables: list[RoundTable] = []
 
     # --- of a subclass -------------------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class Monitor(Callback):
     # --- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.folder = run_folder(trainer, self.dirpath)
+        self.folder, self._tables = run_folder(trainer, self.dirpath), []
         if isinstance(pl_module, FederatedLoop):
             self.begin(trainer, pl_module)
 
@@ -92,6 +93,13 @@ class Monitor(Callback):
             self.end(loop, update, found)
             self.ended[update.client_id] = found
 
+    def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Begin the round anew: it is run again without clients that have failed."""
+        self.on_train_epoch_start(trainer, loop)
+        loop.evaluation.inspection.forget()
+        for table in self._tables:
+            table.begin(trainer.current_epoch)
+
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
         """Gather what was found of all clients once the round's last exchange is over, for `summarise`."""
         self.exchange += 1
@@ -112,6 +120,7 @@ class Monitor(Callback):
             return None
         table = RoundTable(self.folder / name, columns)
         table.begin(trainer.current_epoch)
+        self._tables.append(table)
         return table
 
 

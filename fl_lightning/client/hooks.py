@@ -33,8 +33,8 @@ INSTEAD = {
 }
 
 
-def overridden(module: LightningModule, name: str, base: type | None = None) -> bool:
-    """True where the module, or its class, has a `name` other than that of `base`, or else of Lightning's own class."""
+def overridden(module: object, name: str, base: type | None = None) -> bool:
+    """True where the object, or its class, has a `name` other than that of `base`, or else of Lightning's own class."""
     own = getattr(module, name, None)
     return own is not None and getattr(own, "__func__", own) is not getattr(
         base or lightning_base(type(module)), name, None

@@ -33,6 +33,7 @@ from fl_lightning.types import (
     Batch,
     Broadcast,
     ClientData,
+    ClientUpdate,
     ForwardContext,
     OptimizerFactory,
     Phase,
@@ -178,6 +179,10 @@ class ClientModule(CheckedLoading):
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         """Make the extras that go up besides the weights, after the exchange's training."""
         return {}
+
+    def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
+        """Replace what leaves the client, once its transforms have made it: an attack's place."""
+        return update
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Predictor `x -> logits` that this client would use after training; its entries and memory are loaded."""

@@ -109,8 +109,10 @@ class MetricAccumulator:
         return {name: len(pairs) for name, (_, pairs) in self._rows.items()}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Drop the values since there were so many, by name; what metric objects have counted stays."""
-        self._rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
+        """Drop the values since there were so many, by name, and reset the metric objects."""
+        rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
+        self.clear()
+        self._rows = rows
 
     @property
     def names(self) -> set[str]:

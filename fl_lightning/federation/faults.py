@@ -5,14 +5,18 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from linecache import getline
+from numbers import Integral
 from pathlib import Path
 from traceback import walk_tb
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 import fl_lightning
+from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.aggregation.guard import Wrong
+from fl_lightning.client.hooks import overridden
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
@@ -41,6 +45,10 @@ class ClientError(FaultError):
     def __init__(self, sentence: str, client_id: int = -1, reason: str = "") -> None:
         super().__init__(sentence)
         self.client_id, self.reason = client_id, reason
+
+
+class TransformError(ValueError):
+    """Error for transforms of updates that do not go together, which no client is at fault for."""
 
 
 class Fault(NamedTuple):
@@ -141,6 +149,14 @@ def place_of(error: Exception) -> tuple[str, bool]:
     return f"{name if relative.startswith('..') else relative}, line {line}", own
 
 
+def has_layout(weights: State | None, shared: State) -> bool:
+    """True where an update holds the shared entries and nothing else, in their shapes and types."""
+    if weights is None or weights.keys() != shared.keys():
+        return False
+    found = [(value, weights[name]) for name, value in shared.items()]
+    return all(isinstance(v, Tensor) and v.shape == like.shape and v.dtype == like.dtype for like, v in found)
+
+
 def check_tensors(update: ClientUpdate) -> None:
     """Refuse an update whose entries are something else than tensors.
 
@@ -159,7 +175,7 @@ def check_update(update: ClientUpdate, shared: State) -> None:
         ValueError: naming an entry that is missing, unknown, or of another shape or type.
     """
     weights = update.weights
-    if weights is None:
+    if weights is None or has_layout(weights, shared):
         return
     for name, wanted in shared.items():
         value = weights.get(name)
@@ -177,6 +193,45 @@ def check_update(update: ClientUpdate, shared: State) -> None:
             )
     if more := weights.keys() - shared.keys():
         raise ValueError(f"an update must hold the shared entries only, but has {min(more)!r} too; send it in extras")
+
+
+def check_num_samples(update: ClientUpdate, known: int) -> None:
+    """Refuse a number of samples that the client cannot have; one in a tensor stays on its device, unread.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 0, or more than the `known` one.
+    """
+    n = update.num_samples
+    if isinstance(n, Tensor):
+        whole = n.ndim == 0 and not (n.is_floating_point() or n.is_complex() or n.dtype == torch.bool)
+    else:
+        whole = isinstance(n, Integral) and not isinstance(n, bool)
+    if not whole:
+        raise TypeError(
+            f"num_samples of an update must be a whole number, got {n!r}; send the client's training samples"
+        )
+    if not isinstance(n, Tensor) and not 0 <= n <= known:
+        raise ValueError(
+            f"num_samples of an update must lie in [0, {known}], the training samples that the client has, got {n}; "
+            f"send their number"
+        )
+
+
+def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None) -> None:
+    """Refuse a bound on what updates moved beside a transform that sends something else than the shared entries.
+
+    Raises:
+        TransformError: naming both.
+    """
+    bounds = [type(transform).__name__ for transform in transforms if isinstance(transform, NormClip)]
+    bounds += [] if max_norm is None else [f"model.max_update_norm={max_norm}"]
+    if bounds:
+        names = [type(t).__name__ for t in transforms if overridden(t, "on_client", UpdateTransform)]
+        raise TransformError(
+            f"{bounds[0]} bounds how far the shared entries moved, but {' and '.join(names)} sends something else in "
+            f"their place; leave one of the two out"
+        )
 
 
 def skipped_of(round_idx: int, reasons: dict[int, str], cohort: Iterable[int], lost: str) -> list[Fault]:

@@ -58,6 +58,10 @@ class Inspection:
         with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
             yield
 
+    def forget(self) -> None:
+        """Forget what was computed: a round is run again, whose moments have the same names."""
+        self._found = {}
+
     def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Compute a value of the module at a moment, or give the one that was computed before."""
         last, values = self._found.get(moment[0], (None, {}))

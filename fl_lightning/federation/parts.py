@@ -39,7 +39,7 @@ from fl_lightning.federation.transaction import Transactions
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end")
+CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
 
 SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")

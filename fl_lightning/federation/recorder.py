@@ -179,17 +179,21 @@ class TrafficCounter:
         """Bytes of the round so far under a key, over all exchanges."""
         return sum(moved for (name, _), moved in self._bytes.items() if name == key)
 
-    def take(self) -> Bytes:
-        """Hand over the bytes of this process since the last call, by log key and exchange."""
-        counted, self._bytes = self._bytes, {}
-        return counted
+    @property
+    def counted(self) -> Bytes:
+        """The bytes of this process since `clear`, by log key and exchange."""
+        return dict(self._bytes)
+
+    def clear(self) -> None:
+        """Begin with the next round."""
+        self._bytes = {}
 
 
 def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:
     """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
 
     Args:
-        parts: of each process, what `TrafficCounter.take` gave.
+        parts: of each process, what `TrafficCounter.counted` gave.
         exchanges: of a round.
 
     >>> per_exchange([{("comm/bytes_down", "train"): 8}, {("comm/bytes_down", "train"): 4}], ["train"])

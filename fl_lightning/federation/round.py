@@ -1,9 +1,9 @@
 """One communication round: its exchanges with the clients of the cohort, and its aggregation."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,8 @@ from fl_lightning.aggregation import (
     UpdateTransform,
 )
 from fl_lightning.aggregation.guard import Wrong
+from fl_lightning.aggregation.server_parts import ServerPart
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
@@ -24,10 +26,14 @@ from fl_lightning.distributed import Communicator
 from fl_lightning.federation.faults import (
     Fault,
     NonFiniteUpdateError,
+    TransformError,
     as_raised,
+    check_measured,
+    check_num_samples,
     check_tensors,
     check_update,
     client_error,
+    has_layout,
     judge,
     skipped_of,
     too_few,
@@ -35,10 +41,16 @@ from fl_lightning.federation.faults import (
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
 from fl_lightning.federation.server import GlobalWeights, Server
 from fl_lightning.functional.state import StateSum, choose
-from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientResult, Engine, State
+from fl_lightning.types import ClientData, ClientJob, ClientResult, ClientUpdate, Engine, State
 
 Record = tuple[dict[str, Any], State | None]
 """Record of a client: memory and personal entries."""
+
+Sizes = dict[str, int]
+"""Numbers of the values that were logged, by log key."""
+
+NOBODY: Mapping[int, str] = MappingProxyType({})
+"""No client failed."""
 
 
 @dataclass
@@ -56,6 +68,9 @@ class RoundResult:
         lost: why the round leaves the federation as it was; empty where it does not.
         skipped: the clients left out: all of them where the round is lost.
         total: Σ of the rule's weights over all clients and exchanges; 0: the weights stay as they are.
+        repeats: whether the round is to be undone and run again without the failed clients, which have left traces.
+        mark: numbers of values logged when the last client was taken in.
+        logged: numbers of values logged before and after each client was taken in, where clients may be left out.
     """
 
     cohort: list[int]
@@ -67,6 +82,14 @@ class RoundResult:
     lost: str = ""
     skipped: list[Fault] = field(default_factory=list)
     total: float | Tensor = 0
+    repeats: bool = False
+    mark: Sizes = field(default_factory=dict)
+    logged: dict[int, list[tuple[Sizes, Sizes]]] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[int]:
+        """The clients that have not failed."""
+        return [client_id for client_id in self.cohort if client_id not in self.failed]
 
     def take(self, weights: State | None, personal: State | None, total: float | Tensor) -> None:
         """Take the weights after an exchange and the mean of the personal entries; None: they stay as they are."""
@@ -79,6 +102,15 @@ class RoundResult:
         self.failed = dict(sorted({**self.failed, **failed}.items()))
         for client_id in self.records.keys() & self.failed:
             del self.records[client_id]
+
+    def took(self, client_id: int, logged: Sizes) -> None:
+        """Note how many values are logged once a client is taken in."""
+        self.logged.setdefault(client_id, []).append((self.mark, logged))
+        self.mark = logged
+
+    def repeat(self, needed: bool = True) -> None:
+        """Note where the round is to be run again; it stays so."""
+        self.repeats = self.repeats or needed
 
     def lose(self, reason: str) -> None:
         """Leave the federation as it was, for the first such reason."""
@@ -134,7 +166,9 @@ class Round:
     view: Callable[[int, int], ClientData]
     hooks: Mapping[str, Sequence[Callable[..., None]]]
 
-    def run(self, round_idx: int, cohort: list[int], start: State, before: State) -> RoundResult:
+    def run(
+        self, round_idx: int, cohort: list[int], start: State, before: State, failed: Mapping[int, str] = NOBODY
+    ) -> RoundResult:
         """Run all exchanges of a round.
 
         Args:
@@ -142,23 +176,25 @@ class Round:
             cohort: client ids.
             start: a snapshot of the shared entries.
             before: a snapshot of all entries, personal ones included.
+            failed: why clients of the cohort are left out that failed when the round was run before, by client id.
 
         Raises:
             FaultError: naming client and round.
         """
-        server, result = self.server, RoundResult(cohort)
+        server, result = self.server, RoundResult(cohort, failed=dict(failed), mark=self.recorder.logged.sizes)
         server.begin_round(round_idx, start)
-        if len(cohort) < self.min_clients:
-            result.lose(too_few(len(cohort), self.min_clients))
+        asked = result.asked
+        if len(asked) < self.min_clients:
+            result.lose(too_few(len(asked), self.min_clients, *list(failed.values())[-1:]))
             return self._close(result)
-        self.server_module.begin_round(cohort)
-        self.aggregator.begin_round(cohort)
-        mine = self.communicator.assign_clients(cohort, server.size, self.store.owners)
+        self.server_module.begin_round(asked)
+        self.aggregator.begin_round(asked)
+        mine = self.communicator.assign_clients(asked, server.size, self.store.owners)
         for exchange in self.client.exchanges:
             self._exchange(exchange, mine, before, result)
-            if result.lost:
+            if result.lost or result.repeats:
                 break
-        return self._close(result)
+        return self._close(result) if result.lost or not result.repeats else result
 
     def probe(self, engine: Engine, client_id: int) -> set[str]:
         """Train a client by `engine` and list the keys that it logs; the caller undoes it."""
@@ -176,7 +212,8 @@ class Round:
         gathers, personal = isinstance(rule, GatheringAggregator), PartialAggregate()
         partials = {"rule": rule.partial, "server": server_module.partial, "personal": personal}
         error = self._train(exchange, mine, partials, result)
-        if not result.lost:
+        goes_on = not (result.lost or result.repeats)
+        if goes_on:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
             aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
             new = server_module.finish(exchange, aggregate)
@@ -184,20 +221,24 @@ class Round:
             result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
         rule.end_exchange()
         server_module.end_exchange()
-        for hook in self.hooks["on_exchange_end"] if not result.lost else ():
+        for hook in self.hooks["on_exchange_end"] if goes_on else ():
             hook(exchange)
 
     def _train(
         self, exchange: str, clients: Iterable[int], partials: dict[str, PartialAggregate], result: RoundResult
     ) -> Exception | None:
         """Train clients and take their results in; returns the error of the first that failed."""
-        sent = dict[int, Broadcast]()
+        sent = dict[int, ClientJob]()
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients, sent, result))) as trained:
                 for one in trained:
                     client_id = one.update.client_id
                     try:
                         self._take(one, sent[client_id], partials, result)
+                        if self.counts_skipped:
+                            result.took(client_id, self.recorder.logged.sizes)
+                    except TransformError:
+                        raise
                     except Exception as problem:
                         raise client_error(client_id, self.server.round_idx, problem) from problem
         except Exception as problem:
@@ -205,14 +246,13 @@ class Round:
         return None
 
     def _jobs(
-        self, exchange: str, clients: Iterable[int], sent: dict[int, Broadcast], result: RoundResult
+        self, exchange: str, clients: Iterable[int], sent: dict[int, ClientJob], result: RoundResult
     ) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
             made = broadcast = self.server_module.broadcast(exchange, client_id)
             if self.weights.freezes:
                 broadcast = self.weights.frozen.outgoing(made, client_id, exchange == self.client.exchanges[0])
-            sent[client_id] = broadcast
             self.traffic.count("comm/bytes_down", exchange, broadcast)
             memory, personal = result.records.get(client_id, ({}, None))
             if client_id in self.store.clients and client_id not in result.records:
@@ -225,27 +265,19 @@ class Round:
             elif made is not broadcast:
                 start = made.weights
             data = self.view(client_id, self.server.round_idx)
-            yield ClientJob(client_id, broadcast, data, memory, personal, start)
+            sent[client_id] = ClientJob(client_id, broadcast, data, memory, personal, start)
+            yield sent[client_id]
 
     def _take(
-        self, one: ClientResult, broadcast: Broadcast, partials: dict[str, PartialAggregate], result: RoundResult
+        self, one: ClientResult, job: ClientJob, partials: dict[str, PartialAggregate], result: RoundResult
     ) -> None:
         """Pass one client's result through the transforms into the sums, the store's records and the recorder."""
-        update, personal_state = one.update, one.personal
+        update, personal_state = self._received(one, job), one.personal
         if statistics := self.aggregator.client_statistics(update):
+            self.traffic.count(
+                "comm/bytes_up", job.broadcast.exchange, replace(update, weights=None, extras=statistics)
+            )
             update = replace(update, extras={**update.extras, **statistics})
-        for transform in self.transforms:
-            update = transform.on_client(update, broadcast)
-        self.traffic.count("comm/bytes_up", broadcast.exchange, update)
-        if self.transforms:
-            check_tensors(update)
-        update = self.guard.with_personal(update, personal_state or {}, broadcast)
-        if self.transforms and update.weights is not None:
-            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
-        for transform in self.transforms:
-            update = transform.on_server(update, broadcast)
-        if self.transforms:
-            check_update(update, self.server.travelling)
         if personal_state is not None and self.weights.shared and self.initial_personal is not None:
             if isinstance(update.included, Tensor):
                 initial = self.initial_personal(update.client_id) or personal_state
@@ -260,6 +292,35 @@ class Round:
         self.recorder.logged.absorb(one.logged)
         for hook in self.hooks["on_client_end"]:
             hook(update)
+
+    def _received(self, one: ClientResult, job: ClientJob) -> ClientUpdate:
+        """Pass an update through the client's transforms, the attack, the guard and the server's transforms.
+
+        Raises:
+            ValueError: the update does not hold what it should.
+            TransformError: transforms that do not go together.
+        """
+        update, broadcast = one.update, job.broadcast
+        for transform in self.transforms:
+            update = transform.on_client(update, broadcast)
+        update = self.client.transmitted(update, broadcast, job.data)
+        self.traffic.count("comm/bytes_up", broadcast.exchange, update)
+        check_num_samples(update, job.data.num_samples)
+        shared = self.server.travelling
+        altered = one.update.weights is not None and bool(self.transforms) and not has_layout(update.weights, shared)
+        if altered:
+            check_tensors(update)
+        update = self.guard.with_personal(update, one.personal or {}, broadcast, one.update.weights)
+        if self.transforms and update.weights is not None:
+            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
+        for transform in self.transforms:
+            update = transform.on_server(update, broadcast)
+        if self.transforms:
+            check_num_samples(update, job.data.num_samples)
+        check_update(update, shared)
+        if altered:
+            check_measured(self.transforms, self.guard.max_norm)
+        return update
 
     def _close(self, result: RoundResult) -> RoundResult:
         """Check that everything is finite and reduce the logged values, in the round's one transfer to the host.
@@ -279,23 +340,32 @@ class Round:
             for finding, value in zip(findings, values, strict=True)
             if not (finding.least <= value <= finding.most or (weightless and finding.client_id < 0))
         ]
-        here = (wrong, rows, logged.metric_paths(self.client), self.traffic.take(), list(result.records))
+        broken = {one.client_id for one in wrong if one.client_id >= 0 and one.kind != "weight"}
+        rows = without(rows, [span for client_id in broken for span in result.logged.get(client_id, ())])
+        here = (wrong, rows, logged.metric_paths(self.client), self.traffic.counted, list(result.records))
         everywhere = self.communicator.all_gather_or_raise(here, None)
         wrongs, found, paths, moved, kept = zip(*everywhere, strict=True)
+        if any(wrongs):
+            self._judge([one for part in wrongs for one in part], result, any(paths))
+        if result.repeats and not result.lost:
+            return result
         if self.communicator.world > 1:
             for rank, clients in enumerate(kept):
                 self.store.own(dict.fromkeys(clients, rank))
-        if any(wrongs):
-            self._judge([one for part in wrongs for one in part], result)
-            found = tuple(map(finite_rows, found))
         result.metrics.update(logged.reduce(found, paths, self.client))
         if self.counts_skipped or result.failed or result.lost:
             result.give_up(self.server.round_idx, result.lost)
         result.metrics.update(per_exchange(moved, self.client.exchanges))
+        self.traffic.clear()
         return result
 
-    def _judge(self, wrong: Sequence[Wrong], result: RoundResult) -> None:
+    def _judge(self, wrong: Sequence[Wrong], result: RoundResult, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.
+
+        Args:
+            wrong: the values.
+            result: of the round.
+            counted: whether metric objects have counted clients.
 
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule; unless they are skipped.
@@ -311,22 +381,58 @@ class Round:
                 )
             raise NonFiniteUpdateError(faults[0])
         result.leave_out(broken)
-        left = len(result.cohort) - len(result.failed)
-        if left < self.min_clients:
+        if (left := len(result.asked)) < self.min_clients:
             result.lose(too_few(left, self.min_clients, "".join(list(result.failed.values())[-1:])))
+        elif broken and (counted or self._keeps_clients):
+            result.repeat()
+            return
         result.lose("".join(faults[:1]))
+
+    @property
+    def _parts(self) -> tuple[ServerPart, ServerPart]:
+        return self.aggregator, self.server_module
+
+    @property
+    def _keeps_cohort(self) -> bool:
+        """True where rule or server module may keep who is asked in a round."""
+        return any(overridden(part, "begin_round", ServerPart) for part in self._parts)
+
+    @property
+    def _keeps_clients(self) -> bool:
+        """True where a client that was taken in may leave more than what it added to the exchange's sums and rows."""
+        adds = (self.aggregator, Aggregator), (self.server_module, ServerModule)
+        return (
+            self._keeps_cohort
+            or len(self.client.exchanges) > 1
+            or any(overridden(transform, "state_dict", UpdateTransform) for transform in self.transforms)
+            or any(overridden(part, "add", base) and part.state_dict() for part, base in adds)
+        )
+
+    def forget(self, logged: Sizes) -> None:
+        """Drop everything that the round has collected, what was logged since there were so many values included."""
+        self.guard.take_findings()
+        self.aggregator.take_unchecked()
+        self.recorder.logged.cut(logged)
+        for part in self._parts:
+            part.end_exchange()
 
     def abandon(self) -> None:
         """Drop everything that a failed round has collected."""
-        self.guard.take_findings()
-        self.aggregator.take_unchecked()
-        self.traffic.take()
+        self.forget({})
+        self.traffic.clear()
         self.recorder.discard_round()
-        self.aggregator.end_exchange()
-        self.server_module.end_exchange()
 
 
-def finite_rows(rows: Rows) -> Rows:
-    """Drop NaN and infinite values from what was logged: those of clients that are left out."""
-    finite = {name: (kind, [row for row in pairs if math.isfinite(row[0])]) for name, (kind, pairs) in rows.items()}
-    return {name: (kind, pairs) for name, (kind, pairs) in finite.items() if pairs}
+def without(rows: Rows, spans: Iterable[tuple[Sizes, Sizes]]) -> Rows:
+    """Drop the values of clients that are left out; `spans`: how many there were before and after each client.
+
+    >>> rows = {"a": ("mean", [(1.0, 1), (2.0, 1), (3.0, 1)]), "b": ("sum", [(4.0, 1)])}
+    >>> without(rows, [({"a": 1}, {"a": 2, "b": 1})])
+    {'a': ('mean', [(1.0, 1), (3.0, 1)])}
+    """
+    kept = {name: (kind, dict(enumerate(pairs))) for name, (kind, pairs) in rows.items()}
+    for before, after in spans:
+        for name, end in after.items():
+            for i in range(before.get(name, 0), end):
+                kept[name][1].pop(i, None)
+    return {name: (kind, list(pairs.values())) for name, (kind, pairs) in kept.items() if pairs}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fl_lightning.aggregation import PartialAggregate
 from fl_lightning.federation.faults import ClientError, too_few
 from fl_lightning.federation.round import Round, RoundResult
-from fl_lightning.types import Broadcast, ClientResult
+from fl_lightning.types import ClientJob, ClientResult
 
 
 @dataclass(frozen=True)
 class TolerantRound(Round):
-    """Runs rounds in which a client that fails leaves no trace."""
+    """Runs rounds in which a client that fails leaves no trace, or which are to be repeated without it."""
 
     def _train(
         self, exchange: str, clients: Iterable[int], partials: dict[str, PartialAggregate], result: RoundResult
@@ -22,26 +22,24 @@ class TolerantRound(Round):
             Exception: that is no client's, of this or another process.
         """
         waiting = iter([client_id for client_id in clients if client_id not in result.failed])
+        later = exchange != self.client.exchanges[0]
         while isinstance(error := super()._train(exchange, waiting, partials, result), ClientError):
             result.leave_out({error.client_id: error.reason})
-        for failed in self.communicator.all_gather_or_raise(result.failed, error):
+            # a metric object that the client had, too, was reset with it
+            result.repeat(later or self._keeps_cohort or bool(self.recorder.logged.metrics))
+            self.recorder.logged.cut(result.mark)
+        for failed, repeats in self.communicator.all_gather_or_raise((result.failed, result.repeats), error):
             result.leave_out(failed)
-        left = len(result.cohort) - len(result.failed)
-        if left < self.min_clients:
+            result.repeat(repeats)
+        if (left := len(result.asked)) < self.min_clients:
             result.lose(too_few(left, self.min_clients, list(result.failed.values())[-1]))
         return None
 
     def _take(
-        self, one: ClientResult, broadcast: Broadcast, partials: dict[str, PartialAggregate], result: RoundResult
+        self, one: ClientResult, job: ClientJob, partials: dict[str, PartialAggregate], result: RoundResult
     ) -> None:
-        before, mark = {name: partial.copied() for name, partial in partials.items()}, self.guard.mark
-        logged = self.recorder.logged.sizes
         try:
-            super()._take(one, broadcast, partials, result)
+            super()._take(one, job, partials, result)
         except Exception:
-            for name, partial in before.items():
-                partials[name].become(partial.sums, partial.rows)
-            self.guard.forget_since(mark)
-            self.recorder.logged.cut(logged)
-            self.aggregator.take_unchecked()
+            result.repeat()
             raise

@@ -8,8 +8,9 @@ from typing import Any
 from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
-from fl_lightning.federation.round import Round
+from fl_lightning.federation.round import Round, RoundResult
 from fl_lightning.federation.server import GlobalWeights, ServerOptimizer
+from fl_lightning.types import State
 
 
 class RoundStart:
@@ -39,7 +40,7 @@ class RoundStart:
         for name, part in self._parts.items():
             part.load_state_dict(self._part_states[name])
         for transform, state in zip(self._transforms, self.transform_states, strict=True):
-            transform.load_state_dict(state)
+            transform.load_state_dict(copy.deepcopy(state))  # a round may be undone again
 
     def state_dict(self) -> dict[str, Any]:
         """Give module, rule and server module by their names in the loop's state dict."""
@@ -88,7 +89,7 @@ class Transactions:
             before = begun.entries
             start = {name: before[name] for name in weights.shared} if weights.personal else before
             try:
-                result = self.round.run(round_idx, cohort, start, before)
+                result = self._run(round_idx, cohort, start, begun)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             if result.lost:
@@ -109,8 +110,19 @@ class Transactions:
             if result.records:
                 self.round.store.put(result.records, round_idx)
             if weights.freezes and not result.lost:
-                weights.frozen.end_round(round_idx, cohort, before, weights.trainable)
+                weights.frozen.end_round(round_idx, result.asked, before, weights.trainable)
         return result.metrics
+
+    def _run(self, round_idx: int, cohort: list[int], start: State, begun: RoundStart) -> RoundResult:
+        """Run a round, and again without the clients that failed where they have left traces: every draw is keyed."""
+        round_, failed, logged = self.round, dict[int, str](), self.round.recorder.logged.sizes
+        while (result := round_.run(round_idx, cohort, start, begun.entries, failed)).repeats and not result.lost:
+            failed = result.failed
+            begun.restore()
+            round_.forget(logged)
+            for hook in round_.hooks["on_round_repeat"]:
+                hook()
+        return result
 
     @contextmanager
     def transaction(self) -> Iterator[RoundStart]:

@@ -124,17 +124,20 @@ class Server:
     trainable = ("w", "b")
 
     def __init__(self, weights):
-        self.weights = weights
+        self.weights, self.module = weights, nn.Module()
+        self.module.register_buffer("mean", torch.zeros(2))
 
 
-def test_norm_clipping_is_the_formula():
-    """Δ · min(1, τ/‖Δ‖), one norm over all trainable entries; a client within the bound stays bit for bit."""
+@pytest.mark.parametrize(("buffers", "bounded"), [("clip", ("w", "b", "mean")), ("keep", ("w", "b"))])
+def test_norm_clipping_is_the_formula(buffers, bounded):
+    """Δ · min(1, τ/‖Δ‖), one norm over all float entries; a client within the bound stays bit for bit."""
     start = {"w": torch.randn(3, 2), "b": torch.randn(2), "mean": torch.zeros(2), "n": torch.tensor(3)}
-    clip = NormClip(max_norm=0.5)
+    clip = NormClip(0.5, buffers)
     clip.setup(Server(start))
     for size in (0.0, 1e-3, 2.0, 1e4):
-        moved = {name: size * torch.randn(start[name].shape) for name in Server.trainable}
-        weights = {**start, **S.add({n: start[n] for n in moved}, moved), "mean": torch.ones(2), "n": torch.tensor(9)}
+        moved = {name: size * torch.randn(start[name].shape) for name in bounded}
+        rest = {"mean": torch.ones(2), "n": torch.tensor(9)}
+        weights = {**start, **rest, **S.add({n: start[n] for n in moved}, moved)}
         update = ClientUpdate(0, 4, 2, 0.1, dict(weights))
         new = clip.on_server(update, Broadcast(0, "train", start)).weights
         norm = sum((weights[n].double() - start[n].double()).square().sum() for n in moved).sqrt().item()
@@ -158,7 +161,7 @@ def test_it_measures_from_what_the_client_was_sent():
 def test_clients_share_the_bound_in_a_federation():
     watch = Updates()
     loop = fit(client(), 2, callbacks=[watch], transforms=[NormClip(0.05)])
-    names = loop.server.trainable
+    names = [name for name, value in loop.server.weights.items() if value.is_floating_point()]
     for updates in watch.rounds[1].values():  # in round 1 from what round 0 left
         moved = S.sub({n: updates.weights[n].double() for n in names}, {n: watch.after[0][n].double() for n in names})
         assert S.inner(moved, moved).sqrt().item() == pytest.approx(0.05, rel=1e-4)

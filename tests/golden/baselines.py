@@ -387,7 +387,7 @@ def optimizer_rounds(kind: str, inputs: Inputs) -> dict[str, Any]:
 
 
 def robust_rounds(inputs: Inputs) -> dict[str, Any]:
-    rule, clip = RULES[inputs["cfg"]["server"]], rules.NormClip(inputs["cfg"].get("bound", torch.inf))
+    rule, clip = RULES[inputs["cfg"]["server"]], rules.NormClip(inputs["cfg"].get("bound", torch.inf), buffers="keep")
     return plain(aggregator=rule(inputs["cfg"]), transforms=clip)(inputs)
 
 
