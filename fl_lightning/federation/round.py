@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,11 +18,9 @@ from fl_lightning.aggregation.guard import Wrong
 from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import Rows
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.faults import (
-    Fault,
     NonFiniteUpdateError,
     TransformError,
     as_raised,
@@ -35,93 +31,13 @@ from fl_lightning.federation.faults import (
     client_error,
     has_layout,
     judge,
-    skipped_of,
     too_few,
 )
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
+from fl_lightning.federation.result import NOBODY, RoundResult, Sizes, without
 from fl_lightning.federation.server import GlobalWeights, Server
 from fl_lightning.functional.state import StateSum, choose
 from fl_lightning.types import ClientData, ClientJob, ClientResult, ClientUpdate, Engine, State
-
-Record = tuple[dict[str, Any], State | None]
-"""Record of a client: memory and personal entries."""
-
-Sizes = dict[str, int]
-"""Numbers of the values that were logged, by log key."""
-
-NOBODY: Mapping[int, str] = MappingProxyType({})
-"""No client failed."""
-
-
-@dataclass
-class RoundResult:
-    """Outcome of a round as it comes to be, before anything of it is kept.
-
-    Args:
-        cohort: ids of the clients that were asked.
-        weights: the new shared weights, or None: unchanged.
-        personal: mean of the participants' personal entries, or None where there is none: no client had data, or
-            nothing is shared, so that there is no global model.
-        records: memory and personal entries by client id.
-        metrics: logged values by log key.
-        failed: why a client was left out, by client id.
-        lost: why the round leaves the federation as it was; empty where it does not.
-        skipped: the clients left out: all of them where the round is lost.
-        total: Σ of the rule's weights over all clients and exchanges; 0: the weights stay as they are.
-        repeats: whether the round is to be undone and run again without the failed clients, which have left traces.
-        mark: numbers of values logged when the last client was taken in.
-        logged: numbers of values logged before and after each client was taken in, where clients may be left out.
-    """
-
-    cohort: list[int]
-    weights: State | None = None
-    personal: State | None = None
-    records: dict[int, Record] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    lost: str = ""
-    skipped: list[Fault] = field(default_factory=list)
-    total: float | Tensor = 0
-    repeats: bool = False
-    mark: Sizes = field(default_factory=dict)
-    logged: dict[int, list[tuple[Sizes, Sizes]]] = field(default_factory=dict)
-
-    @property
-    def asked(self) -> list[int]:
-        """The clients that have not failed."""
-        return [client_id for client_id in self.cohort if client_id not in self.failed]
-
-    def take(self, weights: State | None, personal: State | None, total: float | Tensor) -> None:
-        """Take the weights after an exchange and the mean of the personal entries; None: they stay as they are."""
-        self.total = self.total + total
-        self.weights = self.weights if weights is None else weights
-        self.personal = self.personal if personal is None else personal
-
-    def leave_out(self, failed: Mapping[int, str]) -> None:
-        """Note clients that are left out, and why: nothing of them is kept."""
-        self.failed = dict(sorted({**self.failed, **failed}.items()))
-        for client_id in self.records.keys() & self.failed:
-            del self.records[client_id]
-
-    def took(self, client_id: int, logged: Sizes) -> None:
-        """Note how many values are logged once a client is taken in."""
-        self.logged.setdefault(client_id, []).append((self.mark, logged))
-        self.mark = logged
-
-    def repeat(self, needed: bool = True) -> None:
-        """Note where the round is to be run again; it stays so."""
-        self.repeats = self.repeats or needed
-
-    def lose(self, reason: str) -> None:
-        """Leave the federation as it was, for the first such reason."""
-        self.lost = self.lost or reason
-
-    def give_up(self, round_idx: int, lost: str) -> None:
-        """Note which clients are skipped, of which nothing is kept: all of the cohort where the round is lost."""
-        self.lost, self.skipped = lost, skipped_of(round_idx, self.failed, self.cohort, lost)
-        self.metrics["train/skipped"] = float(len(self.skipped))
-        if lost:
-            self.weights, self.personal, self.records = None, None, {}
 
 
 @dataclass(frozen=True)
@@ -192,7 +108,7 @@ class Round:
         mine = self.communicator.assign_clients(asked, server.size, self.store.owners)
         for exchange in self.client.exchanges:
             self._exchange(exchange, mine, before, result)
-            if result.lost or result.repeats:
+            if result.lost or result.repeats or result.problem:
                 break
         return self._close(result) if result.lost or not result.repeats else result
 
@@ -215,10 +131,16 @@ class Round:
         goes_on = not (result.lost or result.repeats)
         if goes_on:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
-            aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
-            new = server_module.finish(exchange, aggregate)
-            new = None if new is None else self.server.advance(new)
-            result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
+            try:
+                aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
+            except Exception as problem:
+                if not (gathers and self.guard.skips):
+                    raise
+                result.problem = problem  # of a rule that may miss a client which is left out: that is judged first
+            else:
+                new = server_module.finish(exchange, aggregate)
+                new = None if new is None else self.server.advance(new)
+                result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
         rule.end_exchange()
         server_module.end_exchange()
         for hook in self.hooks["on_exchange_end"] if goes_on else ():
@@ -347,6 +269,8 @@ class Round:
         wrongs, found, paths, moved, kept = zip(*everywhere, strict=True)
         if any(wrongs):
             self._judge([one for part in wrongs for one in part], result, any(paths))
+        if result.problem and not (result.lost or result.repeats):
+            raise result.problem
         if result.repeats and not result.lost:
             return result
         if self.communicator.world > 1:
@@ -383,7 +307,7 @@ class Round:
         result.leave_out(broken)
         if (left := len(result.asked)) < self.min_clients:
             result.lose(too_few(left, self.min_clients, "".join(list(result.failed.values())[-1:])))
-        elif broken and (counted or self._keeps_clients):
+        elif broken and (counted or self._keeps_clients or result.problem):
             result.repeat()
             return
         result.lose("".join(faults[:1]))
@@ -421,18 +345,3 @@ class Round:
         self.forget({})
         self.traffic.clear()
         self.recorder.discard_round()
-
-
-def without(rows: Rows, spans: Iterable[tuple[Sizes, Sizes]]) -> Rows:
-    """Drop the values of clients that are left out; `spans`: how many there were before and after each client.
-
-    >>> rows = {"a": ("mean", [(1.0, 1), (2.0, 1), (3.0, 1)]), "b": ("sum", [(4.0, 1)])}
-    >>> without(rows, [({"a": 1}, {"a": 2, "b": 1})])
-    {'a': ('mean', [(1.0, 1), (3.0, 1)])}
-    """
-    kept = {name: (kind, dict(enumerate(pairs))) for name, (kind, pairs) in rows.items()}
-    for before, after in spans:
-        for name, end in after.items():
-            for i in range(before.get(name, 0), end):
-                kept[name][1].pop(i, None)
-    return {name: (kind, list(pairs.values())) for name, (kind, pairs) in kept.items() if pairs}

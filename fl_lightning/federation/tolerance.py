@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from fl_lightning.aggregation import PartialAggregate
 from fl_lightning.federation.faults import ClientError, too_few
-from fl_lightning.federation.round import Round, RoundResult
+from fl_lightning.federation.result import RoundResult
+from fl_lightning.federation.round import Round
 from fl_lightning.types import ClientJob, ClientResult
 
 

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
@@ -10,7 +11,8 @@ from torch import nn
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.attacks import noise, sign_flip
+from fl_lightning.federation.faults import ClientError, FaultError
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.types import Broadcast, ClientUpdate
@@ -166,6 +168,128 @@ def test_clients_share_the_bound_in_a_federation():
         moved = S.sub({n: updates.weights[n].double() for n in names}, {n: watch.after[0][n].double() for n in names})
         assert S.inner(moved, moved).sqrt().item() == pytest.approx(0.05, rel=1e-4)
     assert equal(weights_of(fit(client(), 2, transforms=[NormClip(1e6)])), weights_of(fit(client(), 2)))
+
+
+def moves(loop, start):
+    """Norm of what all shared float entries moved."""
+    after = loop.client.state_dict()
+    return sum((after[n] - v).double().square().sum() for n, v in start.items() if v.is_floating_point()).sqrt().item()
+
+
+def test_it_bounds_buffers_too():
+    """BatchNorm's running statistics are entries like others, unless they are kept."""
+    start = {name: value.clone() for name, value in fit(client(), 0).client.state_dict().items()}
+    assert moves(fit(client(), 1, transforms=[NormClip(1e-6)]), start) < 1.01e-6
+    assert moves(fit(client(), 1, transforms=[NormClip(1e-6, buffers="keep")]), start) > 1e-2
+    with pytest.raises(ValueError, match="buffers must be one of clip, keep, got 'drop'"):
+        NormClip(1.0, buffers="drop")
+
+
+class Squares(FedEXPAggregator):
+    """Keeps what FedEXP was told of each client, and what of it was added."""
+
+    def setup(self):
+        super().setup()
+        self.told = []
+
+    def add(self, update):
+        super().add(update)
+        moved = [(update.weights[n] - self.server.weights[n]).double().square().sum() for n in self.server.trainable]
+        self.told.append((float(update.extras["square"]), float(sum(moved))))
+
+
+def test_the_statistics_of_a_rule_are_of_what_is_added():
+    """After every transform; their bytes are counted as before."""
+    rule = Squares()
+    loop = fit(client(), 1, aggregator=rule, transforms=[NormClip(0.05), Feeds()])
+    assert len(rule.told) == len(SIZES)
+    for told, added in rule.told:
+        assert told == pytest.approx(added, rel=1e-12)
+    assert loop.round_metrics["comm/bytes_up"] == 4 * len(SIZES) * (FLOATS + 1)
+
+
+def test_a_clipped_attack_does_not_grow_by_fedexps_step():
+    """Two of five clients flip their sign and send a hundred times what they learned."""
+    start = {name: value.clone() for name, value in fit(client(), 0).client.state_dict().items()}
+    for rule in (None, FedEXPAggregator()):
+        attack = sign_flip(client(), [1, 3], factor=100.0)
+        assert moves(fit(attack, 3, aggregator=rule, transforms=[NormClip(0.1)]), start) <= 0.3001
+
+
+class Gentle(UpdateTransform):
+    """What an honest client does to its own update: it sends a thousandth of what it has learned."""
+
+    def on_client(self, update, broadcast):
+        moved = {n: update.weights[n] - broadcast.weights[n] for n in self.server.trainable}
+        return replace(
+            update, weights={**update.weights, **{n: broadcast.weights[n] + v / 1000 for n, v in moved.items()}}
+        )
+
+
+@pytest.mark.parametrize(("attack", "least"), [(partial(sign_flip, factor=1e4), 0.1), (partial(noise, std=0.1), 0.1)])
+def test_an_attack_replaces_what_the_honest_client_side_has_made(attack, least):
+    """It is not made gentle, and the honest clients still are."""
+    watch, before = Updates(), S.clone(fit(client(), 0).client.state_dict())
+    fit(attack(client(), [1]), 1, callbacks=[watch], transforms=[Gentle()])
+    norms = {}
+    for client_id, update in watch.rounds[0].items():
+        moved = S.sub(
+            {n: update.weights[n] for n in ("net.head.weight",)}, {"net.head.weight": before["net.head.weight"]}
+        )
+        norms[client_id] = S.inner(moved, moved).sqrt().item()
+    assert norms.pop(1) > least
+    assert max(norms.values()) < 1e-2
+
+
+def test_an_attack_on_weights_that_are_not_sent_is_refused():
+    with pytest.raises(ValueError, match="SignFlipFedAvg poisons the weights that are sent, but a transform sends"):
+        fit(sign_flip(client(), [1]), 1, transforms=[Bits()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        ({"transforms": [NormClip(0.1), Bits()]}, "NormClip"),
+        ({"transforms": [Bits(), NormClip(0.1)]}, "NormClip"),
+        ({"transforms": [Bits()], "max_update_norm": 3.0}, r"model\.max_update_norm=3\.0"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["error", "skip"])
+def test_a_bound_beside_a_transform_that_sends_something_else_is_refused_by_both_names(settings, bound, mode):
+    """Under skip, too: no client is at fault."""
+    settings = {"nonfinite": mode, "on_error": mode, **settings}
+    with pytest.raises(ValueError, match=rf"^{bound} bounds how far .* but Bits sends something else in their place"):
+        fit(client(), 1, **settings)
+
+
+class Halves(Bits):
+    """Sends float16 weights."""
+
+    def on_client(self, update, broadcast):
+        return replace(update, weights={n: v.half() for n, v in update.weights.items()})
+
+    def on_server(self, update, broadcast):
+        return replace(update, weights={n: v.to(broadcast.weights[n].dtype) for n, v in update.weights.items()})
+
+
+def test_other_types_on_the_way_are_something_else_too():
+    assert fit(client(), 1, transforms=[Halves()]).round_metrics["global/acc"] > 0
+    with pytest.raises(ValueError, match=r"NormClip bounds .* but Halves sends something else"):
+        fit(client(), 1, transforms=[Halves(), NormClip(0.1)])
+
+
+@pytest.mark.parametrize("mode", ["error", "skip"])
+def test_the_guard_judges_what_was_trained_where_no_weights_are_sent(mode):
+    """The sign of NaN is a whole number like others."""
+    data = toy_data()
+    data.setup()
+    data.split("train").x[8] = torch.nan  # of client 1
+    if mode == "error":
+        with pytest.raises(FaultError, match="client 1 returned NaN or infinite values in round 0"):
+            fit(client(), 1, data, transforms=[Bits()])
+    else:
+        loop = fit(client(), 1, data, transforms=[Bits()], nonfinite="skip")
+        assert [fault.client_id for fault in loop.skipped] == [1]
 
 
 def test_a_bound_of_zero_is_refused():

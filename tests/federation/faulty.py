@@ -66,6 +66,10 @@ class Faulty(FedAvg):
         return [] if self.how == "reply" and self.fails(local) else {}
 
 
+COUNTS = {"n = 10^15": 10**15, "n = -5": -5, "n = 2.5": 2.5, "n = True": True, "n = NaN": math.nan, "n is None": None}
+"""Numbers of samples that client 2, which has 5, cannot have."""
+
+
 class Sends(UpdateTransform):
     """Sends something else than it should."""
 
@@ -85,6 +89,8 @@ class Sends(UpdateTransform):
             weights[WEIGHTS] = weights[WEIGHTS].tolist()
         if self.how == "dtype":
             weights[WEIGHTS] = weights[WEIGHTS].double()
+        if self.how in COUNTS:
+            return replace(update, num_samples=COUNTS[self.how])
         return replace(update, weights=weights)
 
 
@@ -105,7 +111,7 @@ SENT = ("shape", "key", "type", "dtype")
 RAISED = ("exception", "receive", "reply", "StopIteration", "MemoryError", "time-out")
 STRUCTURE = ("adds", "replaces", "reshapes", "removes")
 WEIGHT = ("negative weight",)
-KINDS = (*VALUES, *SENT, *WEIGHT, *RAISED, *STRUCTURE)
+KINDS = (*VALUES, *SENT, *COUNTS, *WEIGHT, *RAISED, *STRUCTURE)
 
 
 def faulty(how, mode, **settings):
@@ -116,7 +122,7 @@ def faulty(how, mode, **settings):
         settings["max_update_norm"] = 100.0
     if how == "time-out":
         settings["client_timeout"] = 1.0
-    if how in SENT:
+    if how in (*SENT, *COUNTS):
         settings["transforms"] = [Sends(how)]
     if how == "negative weight":
         settings["aggregator"] = Weighs(-1.0)

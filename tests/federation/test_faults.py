@@ -1,6 +1,7 @@
 """Faults of clients and rules: under `error` one sentence and an untouched model, under `skip` the others go on."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.faults import ClientError, FaultError
 from fl_lightning.methods import FedAvg
 from tests.federation.faulty import CLIENT, KINDS, ROUND, WEIGHT, Faulty, Weighs, faulty
@@ -24,6 +26,12 @@ SAYS = {
     "key": r"entry 'net.head.weight' is missing.*client 2.*round 1",
     "type": r"entry 'net.head.weight' .*got list.*client 2.*round 1",
     "dtype": r"entry 'net.head.weight' .*float32.*got torch.float64.*client 2.*round 1",
+    "n = 10^15": r"num_samples of an update must lie in \[0, 5\].*got 1000000000000000.*client 2.*round 1",
+    "n = -5": r"num_samples of an update must lie in \[0, 5\].*got -5.*client 2.*round 1",
+    "n = 2.5": r"num_samples of an update must be a whole number, got 2.5.*client 2.*round 1",
+    "n = True": r"num_samples of an update must be a whole number, got True.*client 2.*round 1",
+    "n = NaN": r"num_samples of an update must be a whole number, got nan.*client 2.*round 1",
+    "n is None": r"num_samples of an update must be a whole number, got None.*client 2.*round 1",
     "negative weight": r"Weighs .*weight of client 2.*at least 0, got -1.0 in round 1",
     "exception": r"client 2 raised ZeroDivisionError in round 1: a bug of two lines \(.*faulty.py, line \d+\); ",
     "receive": r"client 2 raised ValueError in round 1: no disk \(.*faulty.py, line \d+\); ",
@@ -105,6 +113,34 @@ def test_a_server_optimizer_that_overflows_is_refused():
     loop = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, server_optimizer=explodes, nonfinite="skip")
     assert equal(weights_of(loop), start)
     assert loop.round_metrics["train/skipped"] == len(SIZES)
+
+
+class Another(SequentialEngine):
+    """An engine from elsewhere, whose client 2 sends something else in round 1."""
+
+    how = ""
+
+    def run(self, exchange, jobs):
+        for result in super().run(exchange, jobs):
+            update, late = result.update, (result.update.client_id, self.round_idx) == (CLIENT, ROUND)
+            if late and self.how == "shape":
+                update = replace(update, weights={name: value[None] for name, value in update.weights.items()})
+            if late and self.how == "n":
+                update = replace(update, num_samples=10**15)
+            yield result._replace(update=update)
+
+    def load_client(self, job):
+        self.round_idx = job.broadcast.round_idx
+        return super().load_client(job)
+
+
+@pytest.mark.parametrize("how", ["shape", "n"])
+def test_an_update_is_checked_also_where_there_are_no_transforms(how, monkeypatch):
+    monkeypatch.setattr("fl_lightning.federation.parts.SequentialEngine", type("Elsewhere", (Another,), {"how": how}))
+    with pytest.raises(ValueError, match=r"of an update must (have shape|lie in).*client 2 in round 1"):
+        fit(None, 3, loop=faulty("", "error"))
+    loop = fit(None, 3, loop=faulty("", "skip"))
+    assert equal(weights_of(loop), faultless(3, tuple(EVERYONE), tuple(OTHERS), tuple(EVERYONE)))
 
 
 class MakesNaN(Aggregator):

@@ -21,13 +21,19 @@ class Mishap(Callback):
         self.how, self.rank, self.round_idx = how, rank, round_idx
 
     def on_client_start(self, trainer, loop, client_id):
-        if (trainer.current_epoch, trainer.global_rank) == (self.round_idx, self.rank) and self.how != "late":
+        now = (trainer.current_epoch, trainer.global_rank) == (self.round_idx, self.rank)
+        if now and self.how not in ("late", "hang_in_evaluation"):
             Path("struck").touch()
             getattr(self, self.how)()
 
     def on_train_batch_end(self, trainer, *args):
         if (trainer.current_epoch, trainer.global_rank, self.how) == (self.round_idx, self.rank, "late"):
             raise ValueError("not where clients are trained")
+
+    def on_validation_batch_start(self, trainer, *args):
+        if (trainer.current_epoch, trainer.global_rank, self.how) == (self.round_idx, self.rank, "hang_in_evaluation"):
+            Path("struck").touch()
+            self.hang()
 
     def none(self):
         pass

@@ -27,6 +27,7 @@ SOME = {
 
 REST = {
     "hang,1,fork": SILENT.format(1, CLIENT),
+    "hang_in_evaluation,1,fork": SILENT.format(1, ".*"),
     "ctrl_c,1,fork": STOPPED,
     "exception,0,fork": BUG,
     "kill,0,fork": KILLED.format(0),

@@ -10,6 +10,8 @@ from tests.federation.faulty import KINDS
 from tests.federation.test_faults import SAYS
 from tests.processes.faults import run
 from tests.processes.forked import run_script
+from tests.processes.skips import CASES
+from tests.processes.skips import run as run_law
 
 SCRIPT = Path(__file__).with_name("faults.py")
 SOME = ("exception", "shape", "negative weight", "3e38", "replaces")
@@ -40,3 +42,12 @@ def test_two_processes_do_what_one_does(together, mode):
         else:
             assert (alone, said[kind]) == ("", ""), kind
             assert sum(map(len, one["skipped"])) == sum(one["counts"]) > 0, kind
+
+
+def test_two_processes_repeat_a_round_as_one_does(tmp_path):
+    done = run_script(SCRIPT.with_name("skips.py"), str(tmp_path), cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in CASES:
+        alone = run_law(tmp_path, name)
+        assert alone["skipped"] == [[], [2], []]
+        assert json.loads((tmp_path / f"{name}-2.json").read_text()) == alone, name

@@ -1,0 +1,47 @@
+"""`python skips.py FOLDER`: two processes (fork) whose rounds are repeated without a client that fails."""
+
+import json
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fl_lightning import FederatedLoop, methods
+from tests.federation.test_skip_law import Rows, data, failing
+from tests.processes.cases import digest
+from tests.toys import trainer
+
+CASES = {
+    "later exchange": (methods.KnFu, "raise"),
+    "NaN in a later exchange": (methods.FedPAC, "NaN"),
+    "state of a server module": (methods.SCAFFOLD, "NaN"),
+    "late error": (methods.FedCurv, "raise"),
+}
+
+
+class Writes(Rows):
+    """Writes what rank 0 sees at the end: a digest of weights and records, and the rows."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_train_end(self, trainer, loop):
+        found = digest(loop)
+        if trainer.is_global_zero:
+            self.path.write_text(json.dumps({"hash": found, "rows": self.rows, "skipped": self.skipped}))
+
+
+def run(folder, name, **settings):
+    """Three rounds of a case; returns what was written."""
+    kind, how = CASES[name]
+    loop = FederatedLoop(failing(kind, how), nonfinite="skip", on_error="skip", seed=3, threads=1)
+    path = folder / f"{name}-{settings.get('devices', 1)}.json"
+    trainer(3, folder, callbacks=[Writes(path)], **settings).fit(loop, datamodule=data())
+    return json.loads(path.read_text())
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        run(Path(sys.argv[1]), case, strategy="client_parallel_fork", devices=2)
