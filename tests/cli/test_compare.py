@@ -260,6 +260,74 @@ def test_more_rounds_continue_and_other_settings_are_refused(base, here):
     assert "of FedAvg-seed0 model.client.optimizer.lr was 0.05, is 0.5" in refusal(grid, 1)
 
 
+ENDLESS = BASE.replace("max_epochs: 3", "max_epochs: %s, max_steps: %s, max_time: %s")
+
+
+@pytest.mark.parametrize(
+    ("limits", "rounds"),
+    [
+        (("null", 2, "null"), 2),
+        pytest.param((-1, 2, "null"), 2, marks=pytest.mark.slow),
+        pytest.param((3, 2, "null"), 2, marks=pytest.mark.slow),
+        pytest.param((2, -1, "'00:01:00:00'"), 2, marks=pytest.mark.slow),
+        (("null", -1, "'00:00:00:01'"), None),
+    ],
+    ids=str,
+)
+def test_a_grid_may_end_by_steps_or_time(base, here, limits, rounds):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    (base / "base.yaml").write_text(ENDLESS % limits, encoding="utf-8")
+    assert say(grid).code == 0
+    run = CellFiles(Path("out"), "FedAvg-seed0").run
+    kept = len(rows(run / "metrics.csv"))
+    assert kept == rounds or (rounds is None and kept > 0)
+    assert json.loads((run / "done.json").read_text(encoding="utf-8"))["rounds"] == kept
+    before = tables("out")
+    said = say(grid)
+    assert (said.code, len(here)) == (0, 1), said
+    assert "1 of 1 cells in out are done already" in said.out
+    assert tables("out") == before
+
+
+def test_a_grid_that_ends_by_steps_is_continued(base, here):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    (base / "base.yaml").write_text(ENDLESS % ("null", 2, "null"), encoding="utf-8")
+    assert say(grid).code == 0
+    files = CellFiles(Path("out"), "FedAvg-seed0")
+    (files.run / "done.json").write_text(
+        '{"max_epochs": null, "rounds": 2}', encoding="utf-8"
+    )  # as it was once written
+    for limits, rounds in (
+        (("null", 2, "null"), 2),
+        (("null", 4, "null"), 4),
+        ((5, -1, "null"), 5),
+        ((5, 9, "null"), 5),
+    ):
+        (base / "base.yaml").write_text(ENDLESS % limits, encoding="utf-8")
+        assert say(grid).code == 0
+        assert (files.run.name, len(rows(files.run / "metrics.csv")), files.done.rounds) == ("0", rounds, rounds)
+    assert say(f"{grid.replace('--output out', '--output whole')}").code == 0
+    assert tables("out") == tables("whole")
+    (base / "base.yaml").write_text(ENDLESS % ("null", 3, "null"), encoding="utf-8")
+    assert "has 5 rounds already, and trainer.max_steps is 3; ask for at least as many" in refusal(grid, 1)
+
+
+def test_a_cosine_over_max_epochs_is_no_beginning_of_a_longer_one(base, here):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    own = BASE.replace("local_epochs: 1", "local_epochs: 1\n  lr_decay: {cosine: 0.001%s}")
+    (base / "base.yaml").write_text(own % "", encoding="utf-8")
+    assert say(grid).code == 0
+    longer = own.replace("max_epochs: 3", "max_epochs: 5")
+    (base / "base.yaml").write_text(longer % "", encoding="utf-8")
+    said = refusal(grid, 1)
+    assert "of FedAvg-seed0 model.lr_decay.rounds was 3, is 5 (a cosine falls over trainer.max_epochs unless" in said
+    (base / "base.yaml").write_text(longer % ", rounds: 3", encoding="utf-8")
+    assert say(grid).code == 0
+    assert say(grid.replace("--output out", "--output whole")).code == 0
+    assert len(rows("out/cells.csv")) > 0
+    assert tables("out") == tables("whole")
+
+
 @pytest.mark.slow
 def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
     grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
