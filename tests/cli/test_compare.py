@@ -458,20 +458,49 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
         ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 runs the cells in"),
-        ("--methods FedAvg FedDF", "data.proxy_size is 0 for FedAvg and 0.1 for FedDF; give all the same"),
+        ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own.yaml; give all the same"),
     ],
 )
 def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, options, sentence):
+    (base / "own.yaml").write_text("data: {proxy_size: 0.1}", encoding="utf-8")
     assert sentence in refusal(f"compare -c base.yaml --output out {options}", 1)
     assert not here
 
 
+@pytest.mark.parametrize(
+    ("method", "sentence", "setting"),
+    [
+        ("KnFu", "needs the split 'transfer'", "data.transfer_size"),
+        *(
+            pytest.param(method, f"needs the split '{split}'", f"data.{split}_size", marks=pytest.mark.slow)
+            for method, split in (
+                ("FedMD", "transfer"),
+                ("SelectiveFD", "transfer"),
+                ("FedDF", "proxy"),
+                ("FedCL", "proxy"),
+            )
+        ),
+    ],
+)
+def test_the_data_are_the_base_s_and_a_set_that_is_missing_is_named(base, here, method, sentence, setting):
+    grid = f"compare -c base.yaml --methods {method} --seeds 0 --output"
+    said = refusal(f"{grid} out", 1)
+    assert sentence in said
+    assert f"set {setting} (" in said
+    few = " --set model.server_module.distill_steps=2" if method == "FedDF" else ""
+    (base / "base.yaml").write_text(f"{BASE}  {setting.removeprefix('data.')}: 30\n", encoding="utf-8")
+    assert say(f"{grid} given{few}").code == 0
+    run = CellFiles(Path("given"), here[-1]).run
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"][setting[5:]] == 30
+
+
 @pytest.mark.slow
 def test_different_data_are_one_table_where_that_is_asked_for(base, here):
-    grid = "compare -c base.yaml --methods FedAvg FedCL --seeds 0"
+    (base / "own.yaml").write_text("data: {proxy_size: 0.05}", encoding="utf-8")
+    grid = "compare -c base.yaml --methods FedAvg own.yaml --seeds 0"
     for more in ("--output out --allow_different_data true", "--output same --set data.proxy_size=0.1"):
         assert say(f"{grid} {more}").code == 0
-        assert {row["method"] for row in rows(f"{more.split()[1]}/results.csv")} == {"FedAvg", "FedCL"}
+        assert {row["method"] for row in rows(f"{more.split()[1]}/results.csv")} == {"FedAvg", "own.yaml"}
     runs = [read_run(CellFiles(Path("same"), name).run) for name in here[2:]]
     assert runs[0].data["data.clients"] == runs[1].data["data.clients"]
 
