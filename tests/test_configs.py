@@ -182,6 +182,12 @@ def test_another_value_than_the_default_needs_a_reason():
     assert departures(text % "0.01 # not the default: the paper's for digits")  # it is
 
 
+@pytest.mark.parametrize("path", KINDS["method"], ids=name_of)
+def test_a_method_file_sets_nothing_of_the_data(path):
+    """It would win over the base's: the data are the experiment's, whatever the order of the files."""
+    assert set(load(path)) == {"model"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_classes_are_named_by_their_full_path(path):
     classes = [value for keys, value in leaves(load(path)).items() if keys[-1] == "class_path"]

@@ -32,6 +32,10 @@ HOOKS = [
 ]
 
 
+WITHIN = [hook for hook in HOOKS[3:] if hook != "on_train_batch_end"]
+"""Those in which a run that ends by `max_steps` may be cut: in the others Lightning counts a round twice, or none."""
+
+
 class Count(Aggregator):
     """The mean, pulled towards a running mean kept on the server; evaluated is something else again."""
 
@@ -142,6 +146,29 @@ def test_checkpoint_from_any_hook_continues_exactly(uninterrupted, tmp_path, hoo
     trainer(ROUNDS).fit(resumed, datamodule=make_data(), ckpt_path=path)
     assert resumed.trainer.current_epoch == ROUNDS
     assert_same(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("hook", "round_idx"),
+    [pytest.param(hook, 1, marks=[pytest.mark.slow] * (hook != "on_train_epoch_end")) for hook in WITHIN],
+)
+def test_a_run_that_ends_by_steps_continues_exactly_again_and_again(uninterrupted, tmp_path, hook, round_idx):
+    """Of checkpoints within a round, at its end, and after the run; with `max_epochs` between two of them."""
+    first, second, third = (tmp_path / f"{name}.ckpt" for name in "abc")
+    trainer(-1, max_steps=round_idx + 1, callbacks=[SaveIn(hook, round_idx, first)]).fit(
+        make_loop(), datamodule=make_data()
+    )
+    again = trainer(-1, max_steps=3, callbacks=[SaveIn("on_train_epoch_end", 2, second)])
+    again.fit(make_loop(), datamodule=make_data(), ckpt_path=first)
+    again.save_checkpoint(third)
+    assert (again.current_epoch, again.global_step) == (3, 3)
+    for path in (second, third):
+        for limits in ((-1, ROUNDS), (ROUNDS, -1), (ROUNDS, ROUNDS)):
+            resumed = make_loop()
+            run = trainer(limits[0], max_steps=limits[1])
+            run.fit(resumed, datamodule=make_data(), ckpt_path=path)
+            assert run.global_step == ROUNDS
+            assert_same(resumed, uninterrupted)
 
 
 @pytest.mark.parametrize("after", range(1, ROUNDS))

@@ -10,6 +10,9 @@ from fl_lightning.attacks.attack import Attack, attacked
 from fl_lightning.client import ClientModule
 from fl_lightning.types import Batch, Broadcast, ClientData
 
+EVALUATED = ("test", "val")
+"""Splits that nobody trains on: what is read of them says how well a model does, and stays as it is."""
+
 
 def flipped(batch: Batch, num_classes: int) -> Batch:
     """Turn class y into C − 1 − y in a batch (x, y), or ((x, y), positions)."""
@@ -20,7 +23,7 @@ def flipped(batch: Batch, num_classes: int) -> Batch:
 
 
 class FlippedData:
-    """A client's data with the labels of its training samples flipped (the `ClientData` protocol).
+    """A client's data with flipped labels, in every split but those of `EVALUATED` (the `ClientData` protocol).
 
     Args:
         local: the client's data.
@@ -43,12 +46,17 @@ class FlippedData:
     def all(self, split: str = "train") -> Batch:
         """The whole split as one batch."""
         batch = self.local.all(split)
-        return flipped(batch, self.num_classes) if split == "train" else batch
+        return batch if split in EVALUATED else flipped(batch, self.num_classes)
+
+    def labels(self, split: str = "train") -> Tensor:
+        """The classes of a split's samples, (n,) int64 on the CPU."""
+        labels = self.local.labels(split)
+        return labels if split in EVALUATED else self.num_classes - 1 - labels
 
     def batches(self, split: str = "train", *args: Any, **settings: Any) -> Iterator[Batch]:
         """Batches of a split."""
         batches = self.local.batches(split, *args, **settings)
-        return (flipped(batch, self.num_classes) for batch in batches) if split == "train" else batches
+        return batches if split in EVALUATED else (flipped(batch, self.num_classes) for batch in batches)
 
     def restricted(self, split: str, positions: Tensor) -> "FlippedData":
         """Restrict the client to some samples of a split."""
@@ -56,7 +64,7 @@ class FlippedData:
 
 
 class LabelFlip(Attack):
-    """Trains on class C − 1 − y in place of y, and counts its classes so."""
+    """Trains on class C − 1 − y in place of y, in all sets that it has, and counts its classes so."""
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         super().receive(broadcast, self._seen(local))

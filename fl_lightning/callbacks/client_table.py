@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
 
-from fl_lightning.callbacks.drift import drift_of
-from fl_lightning.callbacks.monitor import Found, Monitor, ended
+from fl_lightning.callbacks.drift import OwnMoves, length
+from fl_lightning.callbacks.monitor import Found, Monitor, deployed
 from fl_lightning.federation.inspection import Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.round_table import RoundTable
@@ -21,8 +21,9 @@ class ClientTable(Monitor):
 
     Columns: training samples; optimizer steps, over all exchanges; mean local loss on its own training samples, before
     and after local training; accuracy on its own test samples and on the global test split, before and after; the
-    distance ‖w_i − w‖₂ over the shared trainable weights; bytes down and up; why the client was skipped. A cell without
-    a value is empty.
+    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
+    client was skipped. Before: of the weights as it received them; after: of what it would deploy. A cell without a
+    value is empty.
 
     Args:
         loss: measure the losses, which costs two passes over the client's training samples.
@@ -39,6 +40,7 @@ class ClientTable(Monitor):
         self._table: RoundTable | None = None
         self._found: Mapping[int, Found] = {}
         self._counted: dict[str, int] = {}
+        self._own = OwnMoves()
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self._table = self.table(trainer, "clients.csv", COLUMNS)
@@ -46,6 +48,7 @@ class ClientTable(Monitor):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
         self._found, self._counted = {}, {}
+        self._own.clear()
 
     # --- one client ----------------------------------------------------------------------------------------------
 
@@ -55,8 +58,6 @@ class ClientTable(Monitor):
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         self._count(loop, update.client_id, "up")
-        if (found := self.under_way.get(update.client_id)) is not None:
-            found["steps"] = found.get("steps", 0) + update.num_steps
         super().on_client_end(trainer, loop, update)
 
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -67,10 +68,14 @@ class ClientTable(Monitor):
         found = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
         return {"samples": loop.server.size(client_id), **found}
 
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        found["steps"] = found.get("steps", 0) + update.num_steps
+        self._own.add(loop.client, update.client_id)
+
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._evaluated(loop, update.client_id, ended(loop, update.client_id), "")
+        found |= self._evaluated(loop, update.client_id, deployed(loop, update.client_id), "")
         found["loss_after"] = found.pop("loss", None)
-        found["drift"] = drift_of(loop, 2)
+        found["drift"] = length(self._own.take(update.client_id), 2)
 
     def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Found:
         inspection, found = loop.evaluation.inspection, Found()

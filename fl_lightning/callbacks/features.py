@@ -19,6 +19,8 @@ from fl_lightning.utils.settings import check_at_least
 class FeatureProbe(Monitor):
     """Features of the same test samples in the received, the clients' trained and the new global model.
 
+    The trained one is the client's weights as they were trained, whatever it would deploy.
+
     `features-ROUND.npz` has the `features` (M, n, d), the `models` (M,) by name and the `targets` (n,). The picture is
     `tsne-ROUND.png`, all models embedded together by t-SNE, coloured by class and by model; or, where features have two
     dimensions (`FedNTDHypersphere`), `circle-ROUND.png`: their density in the plane and that of their angle, by class.

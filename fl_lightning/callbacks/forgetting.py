@@ -12,6 +12,7 @@ from fl_lightning.callbacks.monitor import (
     Monitor,
     add_to_row,
     check_classes,
+    deployed,
     ended,
     log_defined,
     log_means,
@@ -36,6 +37,10 @@ class ForgettingMonitor(Monitor):
     of the new global model for the pooled classes of the round's clients (`global/acc_in_local`, …).
     `client_classwise.csv` has A_c in a row for each round, client and moment: `received`, `trained`, and with `epochs`
     the number of each local epoch.
+
+    The trained model is what the client would deploy after its training: the trained weights w_i, as in both papers,
+    for all methods but those that deploy something else (`ClientModule.deployed`: FedRoD both heads, Ditto its own
+    model). The received model and those of the epochs are the client's weights as they are then.
 
     Source: FedKA, Eq. 1 (τ); Lee et al. 2022, arXiv:2106.03097, Definition 1, Figs. 4 and 6.
 
@@ -87,7 +92,7 @@ class ForgettingMonitor(Monitor):
             found["epochs_found"].append(scores[:-2])
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        scores = loop.evaluation.inspection.scores(ended(loop, update.client_id), self.split, self.samples)
+        scores = loop.evaluation.inspection.scores(deployed(loop, update.client_id), self.split, self.samples)
         found["trained"] = scores[:-2]
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
@@ -135,8 +140,9 @@ class ForgettingMonitor(Monitor):
 class PersonalisedAccuracy(Monitor):
     """Accuracy on each client's own test samples: before local training (initial) and after it (personalised).
 
-    Logged, over the clients of a round: `local/initial` of the received model, `local/personalised` of the trained one,
-    each with `/std`; with `train`, `local/train` of the trained one on the client's own training samples.
+    Logged, over the clients of a round: `local/initial` of the received model, `local/personalised` of what the client
+    would deploy after its training (`ClientModule.deployed`: for most methods the trained weights), each with `/std`;
+    with `train`, `local/train` of the latter on the client's own training samples.
 
     Source: Yao and Sun 2020, arXiv:2005.12657, Table 1; Lee et al. 2022, arXiv:2106.03097, App. H (`local/train`).
 
@@ -158,7 +164,7 @@ class PersonalisedAccuracy(Monitor):
         return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        inspection, moment = loop.evaluation.inspection, ended(loop, update.client_id)
+        inspection, moment = loop.evaluation.inspection, deployed(loop, update.client_id)
         found["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
         if self.train:
             found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])

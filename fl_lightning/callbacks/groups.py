@@ -17,9 +17,9 @@ from fl_lightning.runs.round_table import RoundTable
 class GroupMetrics(Monitor):
     """Evaluates torchmetrics objects on the test samples of groups of clients, with the global model of every round.
 
-    Logged: `global/NAME/GROUP`, beside the `global/NAME` of all samples that `model.metrics` gives. `groups.csv` has a
-    row for each evaluated round and group: its test samples and every value. A client's test samples are those of its
-    own test split.
+    Logged: `global/NAME/GROUP`, beside the `global/NAME` of all samples that `model.metrics` gives, of the same weights
+    (with FedEXP the mean of the last two rounds'). `groups.csv` has a row for each evaluated round and group: its test
+    samples and every value. A client's test samples are those of its own test split.
 
     Args:
         groups: client ids by name of a group.
@@ -64,7 +64,9 @@ class GroupMetrics(Monitor):
             return
         processes = current_communicator(pl_module.device)
         mine = list(self.groups)[processes.rank :: processes.world]
-        parts = processes.gather({name: self._evaluated(pl_module, self.groups[name]) for name in mine})
+        with pl_module.evaluation.evaluated_model():
+            own = {name: self._evaluated(pl_module, self.groups[name]) for name in mine}
+        parts = processes.gather(own)
         found = {name: values for part in parts for name, values in part.items()}
         self._last = {name: found[name] for name in self.groups}
         self._write(trainer)

@@ -25,10 +25,10 @@ from fl_lightning.utils.settings import check_above, check_at_least
 class LossLandscape(Monitor):
     r"""Loss around the weights: under Gaussian noise, and on the plane of the Hessian's leading eigenvectors.
 
-    Of the new global model, and of the `clients` that are named, after their training. `landscape-ROUND-MODEL.npz` has
-    `sigmas` (S,), `noise_loss` and `noise_accuracy` (S, R) at w + σε, ε ~ N(0, I); `line` (G,), `plane` (G, G), the
-    loss at w + a·v₁ + b·v₂, and the `eigenvalues` (2,); the picture of the same name shows them. Logged:
-    `global/hessian/1` and `/2`, the eigenvalues. The loss is the mean cross-entropy in eval mode.
+    Of the new global model, and of the weights of the `clients` that are named, as they were trained.
+    `landscape-ROUND-MODEL.npz` has `sigmas` (S,), `noise_loss` and `noise_accuracy` (S, R) at w + σε, ε ~ N(0, I);
+    `line` (G,), `plane` (G, G), the loss at w + a·v₁ + b·v₂, and the `eigenvalues` (2,); the picture of the same name
+    shows them. Logged: `global/hessian/1` and `/2`, the eigenvalues. The loss is the mean cross-entropy in eval mode.
 
     Source: Lee et al. 2022, arXiv:2106.03097, App. J and Fig. 14.
 

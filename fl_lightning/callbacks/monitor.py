@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.distributed import current_communicator
-from fl_lightning.federation.inspection import Inspection, Moment
+from fl_lightning.federation.inspection import DEPLOYED, Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
@@ -58,8 +58,11 @@ class Monitor(Callback):
     def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
         """Measure a client after one of its local epochs, numbered through the round from 0."""
 
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        """Measure a client at the end of each exchange of the round, of the last one before `end`."""
+
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        """Measure a client after its local training; add to what `start` has found."""
+        """Measure a client after its local training, at the end of the last exchange; add to what was found."""
 
     @abstractmethod
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
@@ -87,9 +90,11 @@ class Monitor(Callback):
             found["epochs"] += 1
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        """Measure a client after its training, by `end`."""
-        last = self.exchange == len(loop.client.exchanges) - 1
-        if last and (found := self.under_way.get(update.client_id)) is not None:
+        """Measure a client after an exchange, by `exchange_end`, and after its training, by `end`."""
+        if (found := self.under_way.get(update.client_id)) is None:
+            return
+        self.exchange_end(loop, update, found)
+        if self.exchange == len(loop.client.exchanges) - 1:
             self.end(loop, update, found)
             self.ended[update.client_id] = found
 
@@ -127,6 +132,11 @@ class Monitor(Callback):
 def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
     """The moment at which a client's weights are those after an epoch, or after its training."""
     return (what, loop.server.round_idx, client_id)
+
+
+def deployed(loop: FederatedLoop, client_id: int) -> Moment:
+    """The moment at which a client is what it would deploy after its training: for most methods its weights then."""
+    return (DEPLOYED, loop.server.round_idx, client_id)
 
 
 def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviations: bool = True) -> None:

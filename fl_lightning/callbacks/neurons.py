@@ -18,7 +18,8 @@ from fl_lightning.utils.settings import check_at_least
 class NeuronActivations(Monitor):
     r"""Class preference argmax_c h_c of a layer's neurons in the received, the trained and the new global model.
 
-    h_c is the mean output over the samples of class c. Logged: `local/weight_alignment`, the share of neurons that
+    h_c is the mean output over the samples of class c; the trained model is the client's weights as they were trained,
+    whatever it would deploy. Logged: `local/weight_alignment`, the share of neurons that
     prefer the same class in the received and a client's trained model (mean over clients, and `/std`);
     `global/weight_alignment`, the same for the received and the new global model; `local/dead_neurons`, the share of
     neurons of the trained models that no sample activates: they agree in any two models. `neurons-ROUND.npz` has the

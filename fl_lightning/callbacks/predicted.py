@@ -16,8 +16,8 @@ from fl_lightning.types import ClientUpdate
 class PredictedDistribution(Monitor):
     r"""Mean prediction $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$ of each client on the transfer set (EPD).
 
-    Of the models after local training, before they learn from the others. `predicted_distribution.csv` has a row for
-    each round and client, with a column for each class.
+    Of the weights after local training, from which knowledge is sent, before they learn from the others.
+    `predicted_distribution.csv` has a row for each round and client, with a column for each class.
 
     Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5 and Fig. 1.
 

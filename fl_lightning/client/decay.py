@@ -9,13 +9,13 @@ from fl_lightning.utils.settings import check_above, check_at_least
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Half a cosine from the optimizer's own learning rate down to `final`, over the rounds of the run.
+    """Half a cosine from the optimizer's own learning rate down to `final`, over the first T rounds.
 
-    lr_t = final + (lr − final) · (1 + cos(π t / T)) / 2.
+    lr_t = final + (lr − final) · (1 + cos(π t / T)) / 2 for t ≤ T, and final from then on.
 
     Args:
-        final: learning rate after the last round, ≥ 0.
-        rounds: T.
+        final: learning rate from round T on, ≥ 0.
+        rounds: T, ≥ 1.
 
     Source:
         Loshchilov and Hutter, arXiv:1608.03983, Eq. 5, as in FedCL's code.
@@ -29,7 +29,7 @@ class CosineDecay:
     rounds: int
 
     def factor(self, round_idx: int, lr: float) -> float:
-        """Ratio of the rate in a round to the optimizer's own rate; after the last round that of the last."""
+        """Ratio of the rate in a round to the optimizer's own rate."""
         share = (1 + math.cos(math.pi * min(round_idx, self.rounds) / self.rounds)) / 2
         return share + (1 - share) * self.final / lr if lr else 1.0
 
@@ -54,15 +54,24 @@ LRDecay = float | Mapping[str, float] | Decay
 
 
 def check_decay(lr_decay: LRDecay) -> None:
-    """Refuse what is neither a factor nor `{cosine: FINAL_LR}`.
+    """Refuse what is neither a factor nor `{cosine: FINAL_LR}`, with or without `rounds`.
 
     Raises:
         ValueError: naming the rule and the value.
     """
     if isinstance(lr_decay, Mapping):
-        if set(lr_decay) != {"cosine"}:
-            raise ValueError(f"lr_decay must be a factor > 0 or {{cosine: FINAL_LR}}, got {dict(lr_decay)}")
+        if not {"cosine"} <= set(lr_decay) <= {"cosine", "rounds"}:
+            raise ValueError(
+                f"lr_decay must be a factor > 0, {{cosine: FINAL_LR}} or {{cosine: FINAL_LR, rounds: T}}, got "
+                f"{dict(lr_decay)}"
+            )
         check_at_least(0, "it is the rate after the last round", cosine=lr_decay["cosine"])
+        rounds = lr_decay.get("rounds", 1)
+        if isinstance(rounds, bool) or not isinstance(rounds, int | float) or not (rounds >= 1 and rounds % 1 == 0):
+            raise ValueError(
+                f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
+                f"rate is FINAL_LR"
+            )
     elif isinstance(lr_decay, int | float):
         check_above(0, lr_decay=lr_decay)
 
@@ -71,16 +80,18 @@ def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
     """Make the decay of a run.
 
     Args:
-        lr_decay: a factor, `{"cosine": final}`, or a decay.
-        rounds: T, or None or -1: the run has no last round.
+        lr_decay: a factor, `{"cosine": final}` with or without its own `rounds`, or a decay.
+        rounds: T of a cosine that does not say it, or None or -1: the run has no last round.
 
     Raises:
         ValueError: a cosine over rounds without end.
     """
     if isinstance(lr_decay, Mapping):
-        if rounds is None or rounds < 1:
+        found = lr_decay.get("rounds", rounds)
+        if found is None or found < 1:
             raise ValueError(
-                f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it"
+                f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it, or give "
+                f"{{cosine: FINAL_LR, rounds: T}}"
             )
-        return CosineDecay(lr_decay["cosine"], rounds)
+        return CosineDecay(lr_decay["cosine"], int(found))
     return PowerDecay(lr_decay) if isinstance(lr_decay, int | float) else lr_decay

@@ -26,22 +26,24 @@ class LocalProgress:
         share: of the batches that a step accumulates those that it has: less than 1 for the last step of an epoch
             whose batches `accumulate_grad_batches` does not divide.
         idle_steps: steps of phases that train no shared parameter: they count in K, not in E.
+        lr: learning rate of the last step that counts in E and had one above 0; 0: there is none.
     """
 
     num_steps: int = 0
     exposure: float = 0.0
     share: float = 1.0
     idle_steps: int = 0
+    lr: float = 0.0
 
-    def move(self, steps: int, exposure: float) -> None:
-        """Add `steps` to K and set E."""
+    def move(self, steps: int, exposure: float, lr: float = 0.0) -> None:
+        """Add `steps`, taken with the learning rate `lr`, to K and set E."""
         self.num_steps += steps
-        self.exposure = exposure
+        self.exposure, self.lr = exposure, lr or self.lr
 
     def was_idle(self, since: "LocalProgress") -> None:
         """Note that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps
-        self.exposure = since.exposure
+        self.exposure, self.lr = since.exposure, since.lr
 
     def accumulated(self, share: float) -> None:
         """Set `share` for the step to come."""
@@ -80,14 +82,15 @@ class Exposure:
 
     def step(self, *_: Any) -> None:
         """Count one step (a hook of the optimizers)."""
-        self.steps += 1
+        self.steps, lr = self.steps + 1, 0.0
         if (group := self.group) is not None:
             slope = self._progress.share * (1.0 if self.slope is None else self.slope(self._value))
             rho = group["momentum"]
             self._momentum = rho * self._momentum + slope
             travelled = slope + rho * self._momentum if group["nesterov"] else self._momentum
-            self._value += float(group["lr"]) * travelled
-        self._progress.move(1, self._before + self._value)
+            lr = float(group["lr"])
+            self._value += lr * travelled
+        self._progress.move(1, self._before + self._value, lr)
 
 
 class LocalOptimizers:

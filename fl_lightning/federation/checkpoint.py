@@ -186,6 +186,8 @@ class SavedFederation:
         identity.compare(saved["settings"], evaluates=not fits)
         if identity.has_changed("model.server_optimizer", "model.server_lr_scheduler"):
             checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
+        if fits and trainer.max_steps != -1:
+            begin_next_round(checkpoint)
         return saved
 
     def check(self, entries: Mapping[str, Any], own: Mapping[str, Any], ready: bool) -> None:
@@ -253,6 +255,20 @@ def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
         batches = progress["epoch_loop.batch_progress"]
         batches["current"] = dict.fromkeys(batches["current"], 0)
         batches["is_last_batch"] = False
+
+
+def begin_next_round(checkpoint: Mapping[str, Any]) -> None:
+    """Correct a checkpoint of a complete round, to be continued up to `max_steps`.
+
+    There Lightning would count the round's epoch twice, or take its batch for that of the next round.
+    """
+    progress = checkpoint.get("loops", {}).get("fit_loop", {})
+    epochs = progress.get("epoch_progress", {})
+    if epochs and epochs["current"]["ready"] == epochs["current"]["started"] <= epochs["current"]["processed"]:
+        for counted in epochs.values():
+            counted.update(dict.fromkeys(counted, counted["ready"]))
+        batches = progress["epoch_loop.batch_progress"]
+        batches |= {"current": dict.fromkeys(batches["current"], 0), "is_last_batch": False}
 
 
 def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class CohortEngine(SequentialEngine):
         if checks:
             self._structure.check()
             self.transient.find_new()
-            self.client.begin(member.context)
+        self.client.begin(member.context)  # the rule may ask how it has trained
         job, progress = member.job, member.context.progress
         weights = state if job.broadcast.uploads and state else None
         counts = job.data.num_samples, progress.num_steps, progress.exposure

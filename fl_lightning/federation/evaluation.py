@@ -2,7 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -81,6 +82,11 @@ class Evaluation:
             self._accuracy.reset()
         if self.metrics is not None:
             self.metrics.reset()
+        self._load_evaluated()
+
+    def _load_evaluated(self) -> None:
+        """Load the weights that are evaluated, if they are not the global ones; `restore` takes them back."""
+        weights = self.weights
         if not weights.shared:
             return  # there is no global model
         live = weights.live(weights.shared)
@@ -88,6 +94,15 @@ class Evaluation:
         if evaluated is not live:
             self.before = weights.snapshot(weights.shared)
             weights.load(evaluated)
+
+    @contextmanager
+    def evaluated_model(self) -> Iterator[None]:
+        """Context in which the module is the global model as it is evaluated."""
+        try:
+            self._load_evaluated()
+            yield
+        finally:
+            self.restore()
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""

@@ -46,6 +46,9 @@ LONGEST = 200
 
 DEEPEST = 8
 
+COSINE_ROUNDS = "model.lr_decay.rounds"
+"""Name of the rounds over which a cosine learning rate falls: those given, else `trainer.max_epochs`."""
+
 Settings = dict[str, Any]
 """Plain values by dotted name; an object is its class at its own name, and its arguments below."""
 
@@ -58,7 +61,13 @@ class Difference(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} was {self.was}, is {self.now}"
+        said = f"{self.name} was {self.was}, is {self.now}"
+        if self.name != COSINE_ROUNDS:
+            return said
+        return (
+            f"{said} (a cosine falls over trainer.max_epochs unless model.lr_decay says rounds; "
+            f"{{cosine: FINAL_LR, rounds: {self.was}}} goes on after round {self.was}, at FINAL_LR)"
+        )
 
 
 class RunIdentity:
@@ -88,6 +97,7 @@ class RunIdentity:
     def describe(self, client: ClientModule, parts: Mapping[str, Any], data: FederatedDataModule, trainer: Any) -> None:
         """Take the client, the other parts of the federation by their names in the configuration, data and Trainer."""
         found = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
+        found |= cosine_rounds(parts, trainer.max_epochs)
         if client.module is None:
             found |= described_optimizer("model.client.optimizer", client.optimizer_factory)
         for name, value in parts.items():
@@ -188,7 +198,8 @@ def described_optimizer(name: str, factory: Any) -> Settings:
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
     """Flatten a parsed configuration; `class_path` and `init_args` leave the names."""
-    found: Settings = {}
+    model, trainer = ({} if prefix else config.get(name) for name in ("model", "trainer"))
+    found = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
         if key in PATHS or is_free(name):
@@ -202,6 +213,15 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
         elif not isinstance(value, PurePath):
             found[name] = shortened(value if is_plain(value) else str(value))
     return found
+
+
+def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
+    """Name a cosine learning rate and its rounds, where there is one: with them `max_epochs` is not free."""
+    lr_decay = model.get("lr_decay") if isinstance(model, Mapping) else None
+    if not isinstance(lr_decay, Mapping) or "cosine" not in lr_decay:
+        return {}
+    rounds = lr_decay.get("rounds", max_epochs)
+    return {"model.lr_decay": "cosine"} | ({} if rounds is None else {COSINE_ROUNDS: rounds})
 
 
 def is_free(name: str) -> bool:

@@ -1,18 +1,21 @@
 """Looks at the client in the module, in the middle of its training, which leaves no trace there."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.reported import computed
+from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.types import Batch
@@ -20,6 +23,9 @@ from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
 """Name of the module's weights: the kind of the moment (`received`, `trained`, …), then whose and when."""
+
+DEPLOYED = "deployed"
+"""Kind of the moment at which scores and losses are those of what the client in the module would deploy."""
 
 Value = TypeVar("Value")
 
@@ -39,6 +45,8 @@ class Inspection:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
         self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
+        self._weights, self._predict = engine.weights, cast(Callable[[Tensor], Tensor], engine.client)
+        self._deploys = overridden(engine.client, "deployed", ClientModule)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -69,9 +77,22 @@ class Inspection:
             values = {}
             self._found[moment[0]] = moment, values
         if key not in values:
-            values[key] = compute()
+            with self._deployed() if moment[0] == DEPLOYED and self._deploys else nullcontext():
+                values[key] = compute()
         found: Value = values[key]
         return found
+
+    @contextmanager
+    def _deployed(self) -> Iterator[None]:
+        """Context of what the client in the module would deploy: in its place, or a predictor of its own."""
+        before = self._weights.snapshot(self._weights.entries)
+        try:
+            with self.look():
+                self._predict = self.client.deployed()
+            yield
+        finally:
+            self._predict = self.client
+            self._weights.load(before)
 
     def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
         """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.
@@ -93,7 +114,10 @@ class Inspection:
         return self.once(moment, (split, "of", client_id), compute)
 
     def own_loss(self, moment: Moment, client_id: int) -> float:
-        """Mean local loss over a client's own training samples; NaN without, and under manual optimization."""
+        """Mean local loss over a client's own training samples; NaN without, and under manual optimization.
+
+        Of a client that deploys another predictor than its module the mean cross-entropy.
+        """
         if not self.client.automatic_optimization:
             return float("nan")
 
@@ -101,11 +125,17 @@ class Inspection:
             total, count = 0.0, 0
             with self.look():
                 for i, batch in enumerate(self.data.view(client_id, 0).batches(batch_size=self.data.eval_batch_size)):
-                    loss, n = self.client.local_loss(self._transfer(batch), i), batch_length(batch)
+                    loss, n = self._loss(self._transfer(batch), i), batch_length(batch)
                     total, count = total + float(loss) * n, count + n
             return total / count if count else float("nan")
 
         return self.once(moment, ("loss", client_id), compute)
+
+    def _loss(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self._predict is self.client:
+            return self.client.local_loss(batch, batch_idx)
+        x, y = batch
+        return cross_entropy(self._predict(x), y)
 
     def outputs(
         self, moment: Moment, layer: str | None, split: str, samples: int | None = None
@@ -180,7 +210,7 @@ class Inspection:
         with self.look():
             for batch in batches:
                 x, y = self._transfer(batch)
-                self._metric.update(self.client(x), y)
+                self._metric.update(self._predict(x), y)
             found: Tensor = computed(self._metric).cpu()
         return found
 

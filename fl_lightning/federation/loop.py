@@ -49,8 +49,8 @@ class FederatedLoop(Forwarding):
         server_lr_scheduler: of the server optimizer, stepped once a round.
         local_epochs: passes over a client's data in a round; a list gives each client its own.
         max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t; `{cosine: FINAL_LR}`: half a cosine from lr to
-            FINAL_LR over the Trainer's `max_epochs`.
+        lr_decay: the local learning rate of round t is lr · lr_decay^t; `{cosine: FINAL_LR, rounds: T}`: half a cosine
+            to FINAL_LR over T rounds, which then stays; without `rounds` T is the Trainer's `max_epochs`, then fixed.
         accumulate_grad_batches: batches per local optimizer step.
         clip_norm: largest norm of a local gradient; None: not clipped.
         personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.

@@ -132,7 +132,8 @@ class StackTrainer:
             member.saw(block.last_size)
         if phase.counts:
             progress, before = member.context.progress, replace(member.context.progress)
-            progress.move(block.progress.num_steps, progress.exposure + block.progress.exposure)
+            own = block.progress
+            progress.move(own.num_steps, progress.exposure + own.exposure, own.lr)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             member.passed[phase.split] += block.passes.epochs
@@ -237,7 +238,7 @@ class StackTrainer:
                 member.saw(block.last_size)
                 progress = replace(member.context.progress)
                 if stretch.phase.counts:
-                    progress.move(done.num_steps, progress.exposure + done.exposure)
+                    progress.move(done.num_steps, progress.exposure + done.exposure, done.lr)
                 on_epoch_end(member, states[row], progress, epoch)
 
     def _cache(self, stretch: "_Stretch") -> StackLogits | None:

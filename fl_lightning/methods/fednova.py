@@ -63,11 +63,11 @@ class FedNovaAggregator(Aggregator):
     def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
         if update.weights is None:
             return {}
-        if not (self.counts_steps and update.num_steps):
+        if not (self.counts_steps and update.exposure):
             return {"length": update.exposure}
-        client: Any = self.server.module  # it still has its optimizer
-        lr, idle = client.optimizers(use_pl_optimizer=False).param_groups[0]["lr"], client.context.progress.idle_steps
-        return {"length": update.exposure / lr, "steps": update.num_steps - idle}
+        client: Any = self.server.module  # it still is this client
+        progress = client.context.progress
+        return {"length": update.exposure / progress.lr, "steps": update.num_steps - progress.idle_steps}
 
     def add(self, update: ClientUpdate) -> None:
         super().add(update)

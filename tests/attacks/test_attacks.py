@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from fl_lightning import Aggregator, FederatedDataModule
+from fl_lightning import Aggregator, ClientModule, FederatedDataModule, methods
 from fl_lightning.aggregation import (
     GeometricMedianAggregator,
     KrumAggregator,
@@ -17,13 +17,13 @@ from fl_lightning.aggregation import (
 )
 from fl_lightning.attacks import label_flip, noise, sign_flip
 from fl_lightning.attacks.labels import FlippedData, flipped
-from fl_lightning.data import Digits
+from fl_lightning.data import Digits, TensorSource
 from fl_lightning.methods import SAM, FedAvg, FedED, FedKA, FedProx, Local
 from fl_lightning.nets import Perceptron
 from tests.commands import CONFIGS, say
 from tests.hooks.toy import SCAFFOLD, Updates
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 ATTACKS = [sign_flip, noise, label_flip]
@@ -83,6 +83,61 @@ def test_labels_are_flipped_wherever_a_method_sees_them():
     assert torch.equal(seen.restricted("train", torch.tensor([3])).all()[1], 2 - local.all()[1][3:4])
     assert torch.equal(seen.all("test")[1], local.all("test")[1])
     assert seen.size() == 12
+
+
+SET = TensorSource(samples(11, seed=5), samples(2), num_classes=3)
+SETS = {"proxy": SET, "transfer": SET, "shared": SET}
+"""Splits that methods need besides the clients' own."""
+
+
+def test_everything_that_a_client_is_given_is_flipped_but_what_it_is_evaluated_on():
+    data = toy_data(extra_splits={**SETS, "mine": SET})
+    data.setup()
+    local, chosen = data.view(1, 0), torch.tensor([1, 0])
+    seen = FlippedData(local, 3)
+    for split in ("train", "transfer", "shared", "mine", "test"):
+        turned = (lambda y: y) if split == "test" else (lambda y: 2 - y)
+        whole, part = (one.restricted(split, chosen) for one in (local, seen))
+        assert torch.equal(seen.labels(split), turned(local.labels(split)))
+        assert torch.equal(part.labels(split), turned(whole.labels(split)))
+        assert torch.equal(part.all(split)[1], turned(whole.all(split)[1]))
+        for one, other in zip(seen.batches(split, with_index=True), local.batches(split, with_index=True), strict=True):
+            assert torch.equal(one[0][1], turned(other[0][1]))
+            assert torch.equal(one[1], other[1])
+    assert torch.equal(seen.label_counts, torch.bincount(seen.labels(), minlength=3))
+    assert torch.equal(
+        seen.restricted("train", chosen).label_counts, torch.bincount(2 - local.labels()[chosen], minlength=3)
+    )
+
+
+METHODS = [kind for kind in vars(methods).values() if isinstance(kind, type) and issubclass(kind, ClientModule)]
+
+
+@pytest.mark.parametrize(
+    "sizes",  # in small clients classes are missing
+    [pytest.param((12, 0, 3, 1, 9), id="small"), pytest.param((7, 12, 5, 9, 16), id="large", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_flipped_labels_are_flipped_data_for_every_method(kind, sizes):
+    """Two rounds in which all clients attack, and two of honest clients whose data are flipped."""
+    make = partial(kind, net=partial(BatchNormNet, dropout=0.0), optimizer=sgd(0.05, momentum=0.0))
+    runs = []
+    for flips in (True, False):
+        data = toy_data(sizes, extra_splits=SETS)
+        data.setup()
+        for split in map(data.split, ("train", "shared", "transfer") if not flips else ()):
+            split.y, split.labels = 2 - split.y, 2 - split.labels
+        client = label_flip(make(), list(range(5))) if flips else make()
+        runs.append(updates(client, 2, data, local_epochs=2))  # anchors and teachers tell from the second step on
+    (attacked, poisoned), (loop, honest) = runs
+    assert equal(weights_of(attacked), weights_of(loop))
+    for one, other in zip(poisoned.rounds, honest.rounds, strict=True):
+        for client_id, update in one.items():
+            assert (update.weights is None) == (other[client_id].weights is None)
+            assert update.weights is None or equal(update.weights, other[client_id].weights)
+    logged = [{k: v for k, v in one.round_metrics.items() if k.startswith("train/")} for one in (attacked, loop)]
+    assert logged[0]
+    assert logged[0] == logged[1]
 
 
 def test_a_client_with_flipped_labels_is_an_honest_one_with_flipped_data():

@@ -1,13 +1,16 @@
 """Metrics of the global model on groups of clients are those of their test samples taken together."""
 
+import copy
 import csv
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import GroupMetrics
+from fl_lightning.methods import FedEXPAggregator
 from tests.callbacks.toy import Regression, data, trainer
 
 GROUPS = {"north": [0, 2], "south": [3], "all": [0, 1, 2, 3]}
@@ -50,6 +53,25 @@ def test_each_group_has_its_own_values(tmp_path, capsys):
 def test_the_metrics_are_those_of_the_loop_where_none_are_given(tmp_path):
     loop, _ = fitted(tmp_path, of_loop={"mae": MeanAbsoluteError()}, rounds=1)
     assert loop.round_metrics.keys() >= {"global/mae", "global/mae/north", "global/mae/south"}
+
+
+def test_the_weights_are_those_that_are_evaluated():
+    """FedEXP's mean of the last two rounds; the next round begins from the last one's."""
+    after = []
+
+    class Weights(Callback):
+        def on_train_batch_end(self, trainer, loop, *_):
+            after.append(copy.deepcopy(loop.client.module.net.state_dict()))
+
+    loop, divided = FederatedLoop(Line(), FedEXPAggregator(), seed=0), data(classes=False)
+    trainer([GroupMetrics(GROUPS, {"mae": MeanAbsoluteError()}), Weights()], rounds=2).fit(loop, datamodule=divided)
+    weight, bias = (after[0][name] / 2 + after[1][name] / 2 for name in ("weight", "bias"))
+    x, y = divided.split("test").all()
+    for name, clients in GROUPS.items():
+        chosen = torch.cat([divided.client_indices("test", client) for client in clients])
+        wanted = float((x[chosen] @ weight.T + bias - y[chosen]).abs().mean())
+        assert loop.round_metrics[f"global/mae/{name}"] == pytest.approx(wanted, rel=1e-5)
+    assert torch.equal(loop.client.module.net.weight, after[1]["weight"])
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,74 @@ def test_more_rounds_continue_and_other_settings_are_refused(base, here):
     assert "of FedAvg-seed0 model.client.optimizer.lr was 0.05, is 0.5" in refusal(grid, 1)
 
 
+ENDLESS = BASE.replace("max_epochs: 3", "max_epochs: %s, max_steps: %s, max_time: %s")
+
+
+@pytest.mark.parametrize(
+    ("limits", "rounds"),
+    [
+        (("null", 2, "null"), 2),
+        pytest.param((-1, 2, "null"), 2, marks=pytest.mark.slow),
+        pytest.param((3, 2, "null"), 2, marks=pytest.mark.slow),
+        pytest.param((2, -1, "'00:01:00:00'"), 2, marks=pytest.mark.slow),
+        (("null", -1, "'00:00:00:01'"), None),
+    ],
+    ids=str,
+)
+def test_a_grid_may_end_by_steps_or_time(base, here, limits, rounds):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    (base / "base.yaml").write_text(ENDLESS % limits, encoding="utf-8")
+    assert say(grid).code == 0
+    run = CellFiles(Path("out"), "FedAvg-seed0").run
+    kept = len(rows(run / "metrics.csv"))
+    assert kept == rounds or (rounds is None and kept > 0)
+    assert json.loads((run / "done.json").read_text(encoding="utf-8"))["rounds"] == kept
+    before = tables("out")
+    said = say(grid)
+    assert (said.code, len(here)) == (0, 1), said
+    assert "1 of 1 cells in out are done already" in said.out
+    assert tables("out") == before
+
+
+def test_a_grid_that_ends_by_steps_is_continued(base, here):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    (base / "base.yaml").write_text(ENDLESS % ("null", 2, "null"), encoding="utf-8")
+    assert say(grid).code == 0
+    files = CellFiles(Path("out"), "FedAvg-seed0")
+    (files.run / "done.json").write_text(
+        '{"max_epochs": null, "rounds": 2}', encoding="utf-8"
+    )  # as it was once written
+    for limits, rounds in (
+        (("null", 2, "null"), 2),
+        (("null", 4, "null"), 4),
+        ((5, -1, "null"), 5),
+        ((5, 9, "null"), 5),
+    ):
+        (base / "base.yaml").write_text(ENDLESS % limits, encoding="utf-8")
+        assert say(grid).code == 0
+        assert (files.run.name, len(rows(files.run / "metrics.csv")), files.done.rounds) == ("0", rounds, rounds)
+    assert say(f"{grid.replace('--output out', '--output whole')}").code == 0
+    assert tables("out") == tables("whole")
+    (base / "base.yaml").write_text(ENDLESS % ("null", 3, "null"), encoding="utf-8")
+    assert "has 5 rounds already, and trainer.max_steps is 3; ask for at least as many" in refusal(grid, 1)
+
+
+def test_a_cosine_over_max_epochs_is_no_beginning_of_a_longer_one(base, here):
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    own = BASE.replace("local_epochs: 1", "local_epochs: 1\n  lr_decay: {cosine: 0.001%s}")
+    (base / "base.yaml").write_text(own % "", encoding="utf-8")
+    assert say(grid).code == 0
+    longer = own.replace("max_epochs: 3", "max_epochs: 5")
+    (base / "base.yaml").write_text(longer % "", encoding="utf-8")
+    said = refusal(grid, 1)
+    assert "of FedAvg-seed0 model.lr_decay.rounds was 3, is 5 (a cosine falls over trainer.max_epochs unless" in said
+    (base / "base.yaml").write_text(longer % ", rounds: 3", encoding="utf-8")
+    assert say(grid).code == 0
+    assert say(grid.replace("--output out", "--output whole")).code == 0
+    assert len(rows("out/cells.csv")) > 0
+    assert tables("out") == tables("whole")
+
+
 @pytest.mark.slow
 def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
     grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
@@ -390,20 +458,49 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
         ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 runs the cells in"),
-        ("--methods FedAvg FedDF", "data.proxy_size is 0 for FedAvg and 0.1 for FedDF; give all the same"),
+        ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own.yaml; give all the same"),
     ],
 )
 def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, options, sentence):
+    (base / "own.yaml").write_text("data: {proxy_size: 0.1}", encoding="utf-8")
     assert sentence in refusal(f"compare -c base.yaml --output out {options}", 1)
     assert not here
 
 
+@pytest.mark.parametrize(
+    ("method", "sentence", "setting"),
+    [
+        ("KnFu", "needs the split 'transfer'", "data.transfer_size"),
+        *(
+            pytest.param(method, f"needs the split '{split}'", f"data.{split}_size", marks=pytest.mark.slow)
+            for method, split in (
+                ("FedMD", "transfer"),
+                ("SelectiveFD", "transfer"),
+                ("FedDF", "proxy"),
+                ("FedCL", "proxy"),
+            )
+        ),
+    ],
+)
+def test_the_data_are_the_base_s_and_a_set_that_is_missing_is_named(base, here, method, sentence, setting):
+    grid = f"compare -c base.yaml --methods {method} --seeds 0 --output"
+    said = refusal(f"{grid} out", 1)
+    assert sentence in said
+    assert f"set {setting} (" in said
+    few = " --set model.server_module.distill_steps=2" if method == "FedDF" else ""
+    (base / "base.yaml").write_text(f"{BASE}  {setting.removeprefix('data.')}: 30\n", encoding="utf-8")
+    assert say(f"{grid} given{few}").code == 0
+    run = CellFiles(Path("given"), here[-1]).run
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"][setting[5:]] == 30
+
+
 @pytest.mark.slow
 def test_different_data_are_one_table_where_that_is_asked_for(base, here):
-    grid = "compare -c base.yaml --methods FedAvg FedCL --seeds 0"
+    (base / "own.yaml").write_text("data: {proxy_size: 0.05}", encoding="utf-8")
+    grid = "compare -c base.yaml --methods FedAvg own.yaml --seeds 0"
     for more in ("--output out --allow_different_data true", "--output same --set data.proxy_size=0.1"):
         assert say(f"{grid} {more}").code == 0
-        assert {row["method"] for row in rows(f"{more.split()[1]}/results.csv")} == {"FedAvg", "FedCL"}
+        assert {row["method"] for row in rows(f"{more.split()[1]}/results.csv")} == {"FedAvg", "own.yaml"}
     runs = [read_run(CellFiles(Path("same"), name).run) for name in here[2:]]
     assert runs[0].data["data.clients"] == runs[1].data["data.clients"]
 

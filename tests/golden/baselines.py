@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -378,7 +379,8 @@ def feddf_rounds(inputs: Inputs) -> dict[str, Any]:
     made = Noting(cfg["T"], distill_schedule=cfg.get("distill_schedule", "constant"), distill_batch="full", **settings)
     none = {"mean": None, "teacher_probs": None}
     adapter = plain(side=lambda loop: vars(made).pop("noted", none), server_module=made, sets=("proxy",))
-    return adapter({**inputs, "proxy": {"X": X, "y": X[:, 0].astype("int64")}})
+    unread = np.zeros(len(X), dtype=np.int64)
+    return adapter({**inputs, "proxy": {"X": X, "y": unread}})
 
 
 def optimizer_rounds(kind: str, inputs: Inputs) -> dict[str, Any]:

@@ -62,6 +62,14 @@ def test_case(case: Case) -> None:
         pytest.fail("\n".join(found[:10] + more), pytrace=False)
 
 
+@pytest.mark.parametrize("other", [lambda x: -abs(x), lambda x: 1e3 * x - 7], ids=["negative", "large"])
+def test_unlabelled_samples_may_have_any_values(other) -> None:
+    """The server's samples of FedDF have no labels in the file, and none are made of them."""
+    case = next(one for one in load(HERE / "trajectories_0.json") if one.name == "e2e:feddf")
+    adapter = ADAPTERS["method"][case.name]
+    assert adapter({**case.inputs, "unlabelled": other(case.inputs["unlabelled"])})["rounds"]
+
+
 @pytest.mark.parametrize("table", ["fn", "method"])
 def test_no_name_is_both_adapted_and_pending(table: str) -> None:
     both = sorted(ADAPTERS[table].keys() & PENDING[table].keys())

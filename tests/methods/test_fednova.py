@@ -7,12 +7,12 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
-from fl_lightning.methods import SAM, FedAvg, FedEXPAggregator, FedFOMO, FedNovaAggregator, FedProx, FedRep
+from fl_lightning.methods import SAM, Ditto, FedAvg, FedEXPAggregator, FedFOMO, FedNovaAggregator, FedProx, FedRep
 from fl_lightning.nets import Perceptron
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientUpdate, Phase
 from tests.hooks.toy import Updates
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 UNEQUAL = [1, 4, 2, 3, 1]
@@ -199,3 +199,50 @@ def test_steps_that_train_nothing_shared_are_in_neither_length():
     (exposure, _), (steps, _) = (nova(FedRep(**settings), tau_eff=tau_eff) for tau_eff in ("exposure", "steps"))
     for name in exposure.server.trainable:
         torch.testing.assert_close(steps.server.weights[name], exposure.server.weights[name], rtol=0, atol=1e-12)
+
+
+CLIENTS = [partial(FedProx, mu=0.2), partial(FedRep, head_epochs=2), partial(Ditto, personal_epochs=2)]
+
+
+@pytest.mark.parametrize("chunk", [3, 2, "auto"])
+@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+@pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.func.__name__)
+def test_clients_trained_at_once_have_the_lengths_of_single_ones(kind, tau_eff, chunk):
+    """Where the learning rate falls, too: η is that of the round, of the steps that train what is shared."""
+    loops = []
+    for size in (1, chunk):
+        client = kind(net=Small, optimizer=sgd(0.05, momentum=0.5))
+        loop = FederatedLoop(client, FedNovaAggregator(tau_eff), seed=3, local_epochs=UNEQUAL, chunk=size, lr_decay=0.5)
+        data = toy_data((7, 0, 12, 5, 9), dtype=torch.float64)
+        loops.append(fit(None, 2, data, loop=loop, precision="64-true"))
+    for name, value in loops[0].client.state_dict().items():
+        torch.testing.assert_close(loops[1].client.state_dict()[name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loops[0].aggregator.tau_eff, loops[1].aggregator.tau_eff)
+
+
+def test_steps_count_with_the_learning_rate_of_their_phase_and_round():
+    """τ_eff is a number of steps, and the move that of η Σ p_i K_i with the η of the phase."""
+
+    class Phased(FedAvg):
+        def phases(self, exchange):
+            return (Phase(lr=0.02), Phase(lr=0.02))
+
+    watch, sizes = Updates(), (5, 15)
+    client = Phased(net=Small, optimizer=sgd(0.7, momentum=0.0))
+    loop = FederatedLoop(client, FedNovaAggregator("steps"), seed=3, lr_decay=0.5)
+    fit(None, 2, toy_data(sizes, dtype=torch.float64), loop=loop, callbacks=[watch], precision="64-true")
+    updates, before, after = watch.rounds[1], watch.after[0], watch.after[1]
+    assert float(loop.aggregator.tau_eff) == pytest.approx((5 * 2 + 15 * 6) / 20)
+    name = "net.head.weight"
+    step = sum(n * (updates[c].weights[name] - before[name]) / (2, 6)[c] for c, n in enumerate(sizes)) / 20
+    torch.testing.assert_close(after[name], before[name] + 5 * step)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+def test_a_learning_rate_of_0_leaves_the_weights(tau_eff, chunk):
+    watch = Updates()
+    loop = FederatedLoop(FedProx(mu=0.1, net=Small, optimizer=sgd(0.0)), FedNovaAggregator(tau_eff), chunk=chunk)
+    fit(None, 2, loop=loop, callbacks=[watch])
+    assert equal(watch.after[0], watch.after[1])
+    assert all(value.isfinite().all() for value in weights_of(loop).values())

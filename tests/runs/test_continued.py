@@ -15,6 +15,7 @@ from fl_lightning.data import Digits, DirichletPartition, IIDPartition
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from fl_lightning.utils.files import save_with_digest
+from tests.callbacks.toy import At
 from tests.commands import TINY, empty_pictures, refusal, run_in, say
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 
@@ -331,3 +332,57 @@ def test_our_methods_check_what_they_load(begun, tmp_path):
     assert FedNTD.load_from_checkpoint(path, net=net).beta == 1.0
     with pytest.raises(ValueError, match="is damaged"):
         FedNTD.load_from_checkpoint(damaged(path, tmp_path / "client.ckpt", 0.5), net=net)
+
+
+# --- a cosine learning rate
+
+
+def cosine(rounds, lr_decay, path=None, ckpt_path=None, **limits):
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, lr_decay=lr_decay)
+    keep = At(rounds - 1, lambda run: path and run.save_checkpoint(path))
+    trainer(rounds, callbacks=[keep], **limits).fit(loop, datamodule=toy_data(), ckpt_path=ckpt_path)
+    return {name: value.clone() for name, value in loop.client.state_dict().items()}
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_steps": 5}], ids=str)
+def test_a_cosine_of_its_own_rounds_is_continued_exactly(tmp_path, limits):
+    """Also beyond its rounds, and where the run has no number of rounds."""
+    at, decay = tmp_path / "at.ckpt", {"cosine": 0.001, "rounds": 3}
+    cosine(2, decay, at)
+    rounds = -1 if limits else 5
+    again, whole = (cosine(rounds, decay, ckpt_path=path, **limits) for path in (at, None))
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+
+
+def test_a_cosine_over_max_epochs_is_not_continued_with_others(tmp_path):
+    """Rounds that are done would have had other rates; with the rounds that it had it goes on."""
+    at = tmp_path / "at.ckpt"
+    cosine(3, {"cosine": 0.001}, at)
+    for rounds in (2, 5):
+        with pytest.raises(
+            ValueError, match=rf"model.lr_decay.rounds was 3, is {rounds} \(a cosine falls over trainer"
+        ):
+            cosine(rounds, {"cosine": 0.001}, ckpt_path=at)
+    with pytest.raises(
+        ValueError, match=r"model.lr_decay.rounds was 3, is 4 .*\{cosine: FINAL_LR, rounds: 3\} goes on"
+    ):
+        cosine(5, {"cosine": 0.001, "rounds": 4}, ckpt_path=at)
+    with pytest.raises(ValueError, match=r"model\.lr_decay was cosine, is 0\.9"):
+        cosine(5, 0.9, ckpt_path=at)
+    given = {"cosine": 0.001, "rounds": 3}
+    again, whole = (cosine(5, given, ckpt_path=path) for path in (at, None))
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+
+
+def test_the_command_line_refuses_it_in_one_sentence_that_says_what_to_do(tmp_path, monkeypatch, without_pictures):
+    monkeypatch.chdir(tmp_path)
+    decay = "--model.lr_decay"
+    assert say(f"{FIT} 2 {decay} '{{cosine: 0.001}}'").code == 0
+    before = content(tmp_path)
+    said = refusal(f"{FIT} 3 {decay} '{{cosine: 0.001}}' --ckpt_path last", 1)
+    assert "model.lr_decay.rounds was 2, is 3" in said
+    assert "rounds: 2} goes on after round 2" in said
+    assert "--allow_changes model.lr_decay.rounds" in said
+    assert content(tmp_path) == before
+    assert say(f"{FIT} 3 {decay} '{{cosine: 0.001, rounds: 2}}' --ckpt_path last").code == 0
+    assert say(f"test {TINY} {decay} '{{cosine: 0.001}}' --trainer.max_epochs 9 --ckpt_path last").code == 0

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 import yaml  # type: ignore[import-untyped]
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fl_lightning.cli.compare.grid import Cell
+from fl_lightning.cli.compare.grid import Cell, limits_of
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
@@ -74,12 +74,25 @@ class CellFiles:
         return run
 
     @property
-    def rounds_done(self) -> int | None:
-        """Rounds that it was to have when it was complete; None: it is not."""
+    def done(self) -> "Done | None":
+        """What was asked for and what there is, when it is complete; None: it is not."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None
-        return int(json.loads(marker.read_text(encoding="utf-8"))["max_epochs"])
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        return Done(limits_of(content), int(content["rounds"]))
+
+
+class Done(NamedTuple):
+    """State of a complete run.
+
+    Attributes:
+        limits: that ended it, if nothing else did, by the names in `LIMITS`.
+        rounds: that it has.
+    """
+
+    limits: dict[str, Any]
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -116,19 +129,15 @@ def prepare(cell: Cell, folder: Path) -> bool:
                 f"a grid is continued with the settings it was begun with, but of {cell.name} {changed[0]}; give it "
                 f"those, or another --output than {folder}"
             )
-    done = files.rounds_done
-    if done is not None and not enough(cell.max_epochs, done):
+    done = files.done
+    if done is not None and 0 <= cell.max_rounds < done.rounds:
+        name = next(name for name, value in cell.limits.items() if value == cell.max_rounds)
         raise ValueError(
-            f"{cell.name} in {folder} has {done} rounds already, and trainer.max_epochs is {cell.max_epochs}; ask for "
-            f"at least as many, or give another --output"
+            f"{cell.name} in {folder} has {done.rounds} rounds already, and trainer.{name} is {cell.max_rounds}; ask "
+            f"for at least as many, or give another --output"
         )
     write_atomically(files.config, lambda part: part.write_text(cell.text(), encoding="utf-8"))
-    return done != cell.max_epochs
-
-
-def enough(max_epochs: int, done: int) -> bool:
-    """True where a run of `done` rounds can be continued to `max_epochs`; -1 has no limit."""
-    return max_epochs == -1 or max_epochs >= done
+    return done is None or done.limits != cell.limits
 
 
 class Rounds(Callback):
@@ -214,8 +223,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
     if files.test and cli.datamodule.evaluated == "val":
         evaluate(run, words, cli.datamodule)
-    content = {"max_epochs": config["trainer"]["max_epochs"], "rounds": cli.trainer.global_step}
-    write_json(run / DONE, content)
+    write_json(run / DONE, {**limits_of(config["trainer"]), "rounds": cli.trainer.global_step})
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:

@@ -23,6 +23,9 @@ Case = tuple[Setting, ...]
 """Settings of the grid that make one table."""
 
 Held = Literal["partition", "cohorts", "training"]
+LIMITS = ("max_epochs", "max_steps", "max_time")
+"""Settings of the Trainer that end a run; a step is a round."""
+
 CONFIGS = (Path("configs"), HOME)
 """Folders in which the files of methods are looked up."""
 
@@ -46,14 +49,27 @@ class Cell:
     config: Mapping[str, Any]
 
     @property
-    def max_epochs(self) -> int:
-        """Rounds that it is to have; -1: no limit."""
-        found = self.config["trainer"]["max_epochs"]
-        return -1 if found is None else int(found)
+    def limits(self) -> dict[str, Any]:
+        """What ends it, by the names in `LIMITS`."""
+        return limits_of(self.config["trainer"])
+
+    @property
+    def max_rounds(self) -> int:
+        """Rounds that it has at most; -1: no limit."""
+        return min((int(value) for name, value in self.limits.items() if name != "max_time"), default=-1)
 
     def text(self) -> str:
         """Its configuration as YAML."""
         return str(yaml.safe_dump(dict(self.config), sort_keys=False))
+
+
+def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the limits that are limits.
+
+    >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
+    {'max_time': '00:00:10:00'}
+    """
+    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
 
 
 # --- configurations -------------------------------------------------------------------------------

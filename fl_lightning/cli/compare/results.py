@@ -36,7 +36,7 @@ def write_results(
     runs = {}
     for cell in (cell for group in cells.values() for cell in group):
         files = CellFiles(folder, cell.name)
-        if cell.name not in runs and files.run is not None and files.rounds_done is not None:
+        if cell.name not in runs and files.run is not None and files.done is not None:
             runs[cell.name] = read_run(files.run)
     by_case = {case: grouped(group, runs) for case, group in cells.items()}
     keys = list(metrics) or known_metrics([group for groups in by_case.values() for group in groups])

@@ -67,8 +67,8 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        total = progress.add_task(f"{len(cells)} cells", total=sum(max(cell.max_epochs, 0) for cell in left))
-        rounds = {cell.name: max(cell.max_epochs, 0) for cell in left}
+        total = progress.add_task(f"{len(cells)} cells", total=sum(max(cell.max_rounds, 0) for cell in left))
+        rounds = {cell.name: max(cell.max_rounds, 0) for cell in left}
         tasks: dict[str, TaskID] = {}
 
         def on_round(files: CellFiles, done: int) -> None:

@@ -77,7 +77,7 @@ def mean_score(folder: Path, cells: Sequence[Cell], metric: str) -> float | None
     values = []
     for cell in cells:
         files = CellFiles(folder, cell.name)
-        if files.run is None or files.rounds_done is None:
+        if files.run is None or files.done is None:
             return None
         values.append(statistics_of(read_run(files.run), metric).get("last five"))
     known = [value for value in values if value is not None]
