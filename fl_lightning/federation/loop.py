@@ -274,8 +274,9 @@ class FederatedLoop(Forwarding):
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_idx, optimizer = self.current_epoch, cast(Optimizer, self.optimizers())
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # only a client's forward is in the Trainer's region
-        with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
+        # only a client's forward is in the Trainer's region; in one of ours a module's own would keep cast weights
+        casts = torch.is_autocast_enabled(self.device.type)
+        with torch.autocast(self.device.type, enabled=False) if casts else nullcontext(), torch.enable_grad():
             metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]

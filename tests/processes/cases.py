@@ -34,6 +34,7 @@ from fl_lightning.callbacks import (
 )
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
+from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 from tests.user_data import Pairs, Sensors
@@ -212,6 +213,12 @@ def stacked():
     return FederatedLoop(client, seed=5, threads=1, local_epochs=2, chunk=2), toy_data((10,) * 8)
 
 
+def preprocessed():
+    """A callback of the module's own changes batches, of which some ranks have none in validation."""
+    pl.seed_everything(3, verbose=False)
+    return FederatedLoop(Scaled(), seed=5, threads=1, local_epochs=2), toy_data(SIZES, participation=0.6)
+
+
 def restless():
     """A module that changes itself in evaluation, whose batches processes divide: logged values depend on that."""
     pl.seed_everything(3, verbose=False)
@@ -249,6 +256,7 @@ LIST = (
     adapted,
     stacked,
     streams,
+    preprocessed,
     restless,
     restless_clients,
 )
