@@ -1,8 +1,11 @@
 """Half precision in the forward pass only: losses, gradients, steps and aggregates stay float32 or better."""
 
+import copy
+
 import pytest
 import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
+from torch.nn import functional as F
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import ServerModule
@@ -141,3 +144,25 @@ def test_an_optimizer_with_a_closure_refuses_the_scaler():
 
     with pytest.raises(ValueError, match=r"LBFGS computes its gradient more than once a step.*=bf16-mixed"):
         federate(Newton(), "16-mixed")
+
+
+class CastsItself(Plain):
+    """Runs its net in a region of its own, whose cast weights torch keeps until the outermost region ends."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self.net(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_module_that_casts_by_itself_casts_the_weights_of_every_step(precision):
+    module, data = CastsItself(), toy_data((20,), shuffle=False)
+    alone = copy.deepcopy(module)
+    trainer(1, precision=precision).fit(FederatedLoop(module, seed=1), datamodule=data)
+    optimizer = alone.configure_optimizers()
+    for i, batch in enumerate(data.view(0, 0).batches("train", 0, 5)):
+        optimizer.zero_grad()
+        alone.training_step(batch, i).backward()
+        optimizer.step()
+    assert equal(module.state_dict(), alone.state_dict())

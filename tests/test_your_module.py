@@ -318,8 +318,9 @@ def test_several_test_loaders_are_refused():
         def test_dataloader(self):
             return [super().val_dataloader(), super().test_dataloader()]
 
+    loop, run, data = federate(Plain, Several)  # which does not ask for them: there are validation samples
     with pytest.raises(TypeError, match=r"must return one torch DataLoader, got 2; .* join several"):
-        federate(Plain, Several)
+        run.test(loop, datamodule=data)
 
 
 def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():

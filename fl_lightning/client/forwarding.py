@@ -1,14 +1,16 @@
 """Hands the Trainer's hooks on to the client's modules, which stock Lightning calls for the fitted module only."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 
 from fl_lightning.client.checkpoint_io import CheckedLoading
-from fl_lightning.client.hooks import hooks
+from fl_lightning.client.hooks import hooks, hooks_on_batches, overridden
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
+from fl_lightning.utils.settings import as_list
 
 
 def forwards(name: str) -> Callable[..., None]:
@@ -27,6 +29,8 @@ class Forwarding(CheckedLoading):
     def __init__(self) -> None:
         super().__init__()
         self._forwarded: dict[str, list[Callable[..., Any]]] = {}
+        self.batch_hooks: dict[str, list[Callable[..., None]]] = {}
+        """Hooks on batches of the callbacks that the modules make, by name."""
 
     def client_modules(self) -> list[LightningModule]:
         """List the modules whose hooks are called."""
@@ -40,11 +44,30 @@ class Forwarding(CheckedLoading):
         """Call the hook `name` of the modules that override it."""
         found = self._forwarded.get(name)
         if found is None:
-            found = self._forwarded[name] = hooks(self.client_modules(), name)
+            found = [*self.batch_hooks.get(name, ()), *hooks(self.client_modules(), name)]
+            self._forwarded[name] = found
         if not found:
             return []
         with attach_services(self.client_modules(), self.services_of(name).methods):
             return [hook(*args, **kwargs) for hook in found]
+
+    def module_callbacks(self) -> list[Callback]:
+        """Ask the modules for their callbacks; their hooks on batches are taken over, since the Trainer's are rounds.
+
+        These are called as `(trainer, module, ...)` of the module that made the callback, before its own of the name.
+        """
+        self._forwarded.clear()
+        self.batch_hooks.clear()
+        asked = [module for module in self.client_modules() if overridden(module, "configure_callbacks")]
+        made = [*zip(asked, self.forward_hook("configure_callbacks"), strict=True)]
+        pairs = [(module, callback) for module, found in made for callback in as_list(found)]
+        for module, callback in pairs:
+            for name in hooks_on_batches(callback):
+                hook = getattr(callback, name)
+                if not isinstance(hook, NotOfTheLoop):
+                    vars(callback)[name] = hook = NotOfTheLoop(hook)
+                self.batch_hooks.setdefault(name, []).append(partial(hook, self.trainer, module))
+        return [callback for _, callback in pairs]
 
     def on_validation_model_zero_grad(self) -> None:
         """Do nothing: there are no gradients between rounds."""
@@ -63,10 +86,12 @@ class Forwarding(CheckedLoading):
 
     on_fit_end = forwards("on_fit_end")
     on_train_end = forwards("on_train_end")
+    on_validation_start = forwards("on_validation_start")
     on_validation_end = forwards("on_validation_end")
     on_validation_epoch_start = forwards("on_validation_epoch_start")
     on_validation_batch_start = forwards("on_validation_batch_start")
     on_validation_batch_end = forwards("on_validation_batch_end")
+    on_test_start = forwards("on_test_start")
     on_test_end = forwards("on_test_end")
     on_test_epoch_start = forwards("on_test_epoch_start")
     on_test_batch_start = forwards("on_test_batch_start")
@@ -78,3 +103,18 @@ class Forwarding(CheckedLoading):
     on_predict_batch_start = forwards("on_predict_batch_start")
     on_predict_batch_end = forwards("on_predict_batch_end")
     teardown = forwards("teardown")
+
+
+class NotOfTheLoop:
+    """A callback's hook `(trainer, module, ...)` that does nothing when the Trainer calls it with the loop.
+
+    Args:
+        hook: the callback's own.
+    """
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
+        if not isinstance(module, Forwarding):
+            self._hook(trainer, module, *args)

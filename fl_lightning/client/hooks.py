@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from pytorch_lightning.utilities import rank_zero_info
 
@@ -21,6 +21,15 @@ FORWARDED = frozenset({
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_save_checkpoint",
     "on_load_checkpoint",
 })  # fmt: skip
+
+BATCH_HOOKS = (
+    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start",
+    "on_test_batch_end", "on_predict_batch_start", "on_predict_batch_end",
+)  # fmt: skip
+"""Hooks of callbacks that are about a batch, or a step on one."""
+
+SHIPPED = ("pytorch_lightning.", "lightning.pytorch.", "fl_lightning.")
 
 IGNORED = ("prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 """Hooks of a module that a data module takes the place of."""
@@ -49,6 +58,23 @@ def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., A
 def own_hook(module: LightningModule, name: str) -> Callable[..., Any] | None:
     """The bound method `name` of a module that overrides it, else None."""
     return next(iter(hooks([module], name)), None)
+
+
+def hooks_on_batches(callback: Callback) -> list[str]:
+    """Name the `BATCH_HOOKS` that a callback has of its author, and that are no part of a callback of Lightning's.
+
+    >>> from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
+    >>> hooks_on_batches(LambdaCallback(on_train_batch_end=print)), hooks_on_batches(ModelCheckpoint())
+    (['on_train_batch_end'], [])
+    """
+    found = []
+    for name in BATCH_HOOKS:
+        owners = [base for base in type(callback).__mro__ if name in vars(base)]
+        shipped = [base for base in owners if base.__module__.startswith(SHIPPED)]
+        own = owners[:1] != shipped[:1] and all(base.__name__ == "Callback" for base in shipped)
+        if name in vars(callback) or own:
+            found.append(name)
+    return found
 
 
 def refuse_unforwarded(module: LightningModule) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone
@@ -30,7 +31,7 @@ class OwnModelClient(ClientModule):
     def entries(self) -> State:
         """All entries of the client as they are now: they change in training, so clone what is kept."""
         own = self.context.client_id
-        return {n: value for n, value in self.state_dict().items() if isinstance(value, Tensor) and self.has(own, n)}
+        return {n: value for n, value in self.state_dict().items() if is_entry(n, value) and self.has(own, n)}
 
     def own_models(self) -> list[State]:
         """Return the models that this client kept, the last one at the end."""
@@ -85,7 +86,7 @@ class InitialModelClient(OwnModelClient):
 
     def on_fit_start(self) -> None:
         if self.initial is None:
-            self.initial = clone({n: value for n, value in self.state_dict().items() if isinstance(value, Tensor)})
+            self.initial = clone({n: value for n, value in self.state_dict().items() if is_entry(n, value)})
         device = next(self.parameters()).device
         self.initial = {name: value.to(device) for name, value in self.initial.items()}
 

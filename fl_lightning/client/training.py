@@ -1,9 +1,10 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class LocalTrainer:
         transfer: puts batches where they belong.
         device: that the client is trained on.
         precision: the Trainer's precision plugin.
+        batch_hooks: of callbacks, by name, called before the client's of the same name.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class LocalTrainer:
         transfer: BatchTransfer,
         device: torch.device,
         precision: Precision,
+        batch_hooks: Mapping[str, Sequence[Callable[..., None]]] = MappingProxyType({}),
     ) -> None:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
@@ -67,7 +70,8 @@ class LocalTrainer:
         self._modes = [(module, module.training) for module in client.modules()]
         self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.lr_factors: Sequence[Sequence[float]] = ()
-        self._hooks = {name: hooks(self.modules, name) for name in LOCAL_HOOKS}
+        self.batch_hooks = {name: found for name, found in batch_hooks.items() if found and name in LOCAL_HOOKS}
+        self._hooks = {name: [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)] for name in LOCAL_HOOKS}
         inner, clip_gradients = self.modules[-1], services.clip_gradients if settings.clip_norm else None
         self._optimizer_step, self._zero_grad = (
             own_hook(inner, "optimizer_step"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from fl_lightning.data.datasets import KnownSplit, count_known, make_split
@@ -13,6 +14,9 @@ from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
 from fl_lightning.types import DataModule
 from fl_lightning.utils.packages import lightning_base
+
+ABSENT = ("MisconfigurationException", "NotImplementedError")
+"""Names of errors by which a data module says that it has no such loader; Lightning's own is of either package."""
 
 
 class DataModuleSource(Source):
@@ -32,6 +36,7 @@ class DataModuleSource(Source):
                 f"{type(datamodule).__name__}; derive it from pytorch_lightning.LightningDataModule"
             )
         self.datamodule = cast(LightningDataModule, datamodule)
+        self._splits: dict[str, KnownSplit] = {}
         self.validates = self._has("val_dataloader")
 
     def attach(self, trainer: Trainer | None) -> None:
@@ -46,17 +51,39 @@ class DataModuleSource(Source):
         validating = self._loaders("val_dataloader")
         train, self.loader_spec = self._train()
         loaders = {validation_name(i): loader for i, loader in enumerate(validating)}
-        if self._has("test_dataloader"):
-            module.setup("test")
-        if (test := self._loader("test_dataloader")) is not None:
-            loaders["test"] = test
         splits = {name: make_split(loader.dataset, read_loader(loader)) for name, loader in loaders.items()}
-        splits = {"train": train, **splits}
-        self.num_classes, self.classes = count_known(splits, getattr(module, "num_classes", None))
+        self._splits = {"train": train, **splits}
+        self._count_classes()
         self.class_names = getattr(module, "class_names", None)
         self.validation = splits.get("val")
         self.further_validation = tuple(splits[validation_name(i)] for i in range(1, len(validating)))
-        return splits["train"], splits.get("test")
+        return train, None
+
+    def tested(self, counted: bool = False) -> Split | None:
+        """Set up the test and read `test_dataloader`, which a Trainer asks in `test` only."""
+        if not self._has("test_dataloader"):
+            return None
+        self.datamodule.setup("test")
+        try:
+            loader = self._loader("test_dataloader")
+        except Exception as error:
+            if type(error).__name__ not in ABSENT:
+                raise
+            rank_zero_info(f"{type(self.datamodule).__name__} gives no test samples: {error}")
+            return None
+        if loader is None:
+            return None
+        split = make_split(loader.dataset, read_loader(loader))
+        if counted:
+            self._splits["test"] = split
+            self._count_classes()
+        elif self.num_classes is not None:
+            count_known({"test": split}, self.num_classes)  # refuses labels that are no classes
+        return split
+
+    def _count_classes(self) -> None:
+        """Count the classes of the splits, or note what counts them when asked."""
+        self.num_classes, self.classes = count_known(self._splits, getattr(self.datamodule, "num_classes", None))
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
         """Get the training samples, or the clients' streams, and the settings of their loader."""
@@ -83,8 +110,9 @@ class DataModuleSource(Source):
         self.datamodule.teardown(stage)
 
     def _has(self, name: str) -> bool:
-        own = name in vars(self.datamodule)  # LightningDataModule.from_datasets puts them there
-        return own or getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
+        if name in vars(self.datamodule):  # LightningDataModule.from_datasets puts them there, others put None
+            return vars(self.datamodule)[name] is not None
+        return getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
 
     def _loaders(self, name: str) -> list[DataLoader[Any]]:
         """Get the DataLoaders that the method of this name returns."""

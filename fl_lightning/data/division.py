@@ -19,7 +19,7 @@ class Division:
     """Divides the samples of a source; the same seed gives the same division.
 
     Args:
-        splits: the source's, by name; not changed.
+        splits: by name; not changed.
         data: tells the number of classes, which may have to be counted.
         partition: divides among the clients.
         num_clients: N.
@@ -29,7 +29,7 @@ class Division:
     def __init__(
         self, splits: Mapping[str, Split], data: Labelled, partition: Partition, num_clients: int, seed: int
     ) -> None:
-        self._splits, self._data = dict(splits), data
+        self._splits, self._data = splits, data
         self.partition, self.num_clients, self.seed = partition, num_clients, seed
         self._left: np.ndarray[Any, Any] | None = None
         """The clients' training samples, where these are not all."""

@@ -19,7 +19,7 @@ from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.reduction import ClientSamples
-from fl_lightning.data.sources import Source
+from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
@@ -115,7 +115,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
         self.batch_seed, self.drop_last = 0, False
-        self._splits: dict[str, Split] = {}
+        self._splits = Splits()
         self._clients: dict[str, Sequence[Tensor]] = {}
         self.samples: ClientSamples | ClientStreams = ClientSamples(ClientIndices(()), self, seed)
         self._division = Division({}, self, self.partition, num_clients, seed)
@@ -193,11 +193,13 @@ class FederatedDataModule(LightningDataModule):
         if stage in ("fit", None):
             self.client_indices("train", 0)
 
-    def _load(self) -> dict[str, Split]:
+    def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples."""
         source = self.source
         source.attach(self.trainer)
         train, test = source.load()
+        now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
+        test = source.tested(counted=True) if test is None and now else test
         if source.validation is not None and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
@@ -209,14 +211,13 @@ class FederatedDataModule(LightningDataModule):
             vars(self).pop("num_classes")  # counted when somebody asks
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         spec = source.loader_spec
-        self.batch_size = self._batch_size or spec.batch_size or self.batch_size
-        self.drop_last = spec.drop_last
+        self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
         found = {"train": train, "test": test, "val": source.validation}
         found |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
         splits = {name: split for name, split in found.items() if split is not None}
-        return splits | load_extra(self.extra_splits, train)
+        return Splits(splits | load_extra(self.extra_splits, train), None if now else source)
 
     @cached_property
     def num_classes(self) -> int | None:

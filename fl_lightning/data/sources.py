@@ -1,7 +1,8 @@
 """Sources of samples: the base class, scikit-learn's digits, tensors of one's own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from pytorch_lightning import Trainer
@@ -46,12 +47,40 @@ class Source(ABC):
         """Give the samples to be predicted; None: the test samples."""
         return None
 
+    def tested(self, counted: bool = False) -> Split | None:
+        """Give test samples that `load` has left out; None: there are none.
+
+        Args:
+            counted: whether their classes are counted with the others', as long as nobody has asked for `num_classes`.
+        """
+        return None
+
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
         """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
 
     @abstractmethod
     def load(self) -> tuple[Split, Split | None]:
         """Load the training and the test split."""
+
+
+class Splits(dict[str, Split]):
+    """Splits by name; for test samples that `load` has left out the source is asked once somebody looks for them.
+
+    Args:
+        found: those that are known.
+        source: that is asked; None: nobody.
+    """
+
+    def __init__(self, found: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
+        super().__init__(found)
+        self._source = source
+
+    def __contains__(self, name: object) -> bool:
+        if name == "test" and not super().__contains__(name) and self._source is not None:
+            source, self._source = self._source, None
+            if (test := source.tested()) is not None:
+                self["test"] = test
+        return super().__contains__(name)
 
 
 def labelled_split(

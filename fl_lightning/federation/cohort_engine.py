@@ -71,18 +71,16 @@ class CohortEngine(SequentialEngine):
     is a trial: where it fails, its clients and all later ones are trained one after the other, and one line says why.
 
     Args:
-        client, settings, weights, services, device, precision, datamodule, hooks: as of `SequentialEngine`.
+        client, settings, weights, services, device, precision, datamodule, hooks, batch_hooks, tolerant: as of
+            `SequentialEngine`; with `tolerant` clients are trained one after the other.
         chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
-        tolerant: whether clients that fail are left out, which takes one at a time.
         compiles: whether the step of a stack is compiled.
     """
 
-    def __init__(
-        self, *args: Any, chunk: Chunk = "auto", tolerant: bool = False, compiles: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, chunk: Chunk = "auto", compiles: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self.tolerant, self._steps = chunk, tolerant, StackStep(compiles)
+        self.chunk, self._steps = chunk, StackStep(compiles)
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
@@ -97,6 +95,12 @@ class CohortEngine(SequentialEngine):
             return self._refused
         if self.tolerant:
             return "model.on_error=skip leaves out single clients"
+        if self.local.batch_hooks:
+            return (
+                f"{next(iter(self.local.batch_hooks))} of a callback of the module is called for one client at a time"
+            )
+        if self.weights.extra is not None:
+            return "get_extra_state gives the state of one client"
         local = self.local
         return why_not(self.client, local.settings, self.chunk, self.weights, local.precision, local.device)
 

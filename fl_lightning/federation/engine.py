@@ -26,6 +26,7 @@ from fl_lightning.federation.buffers import KEPT
 from fl_lightning.federation.faults import client_error
 from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.federation.structure import Structure
+from fl_lightning.federation.traces import Traces
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 from fl_lightning.utils.life import LIFE
 
@@ -45,6 +46,8 @@ class SequentialEngine:
         precision: the Trainer's precision plugin; None: 32-true.
         datamodule: the user's own, with its transfer hooks; or None.
         hooks: called at the start of a client and the end of its epochs; or None.
+        batch_hooks: of callbacks of the module's own, called before the module's of the same name; or None.
+        tolerant: whether the run goes on without a client that fails, so that nothing of it may stay.
     """
 
     def __init__(
@@ -57,6 +60,9 @@ class SequentialEngine:
         precision: Precision | None = None,
         datamodule: LightningDataModule | None = None,
         hooks: ClientHooks | None = None,
+        *,
+        batch_hooks: ClientHooks | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.client, self.hooks = client, {} if hooks is None else hooks
         self.weights = weights or GlobalWeights(client)
@@ -68,7 +74,8 @@ class SequentialEngine:
         client.connect(forward_context(precision), transfer)
         self.services, self.transient = services or ClientServices(), self.weights.transient
         self.transient.place()
-        self.local = LocalTrainer(client, settings or LocalSettings(), self.services, transfer, device, precision)
+        parts = client, settings or LocalSettings(), self.services, transfer, device, precision
+        self.local, self.tolerant = LocalTrainer(*parts, batch_hooks or {}), tolerant
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._structure = Structure(client, self.weights.entries, self.weights.tied)
         self._noted = False
@@ -84,6 +91,9 @@ class SequentialEngine:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
         self._structure.begin()
+        extra = self.weights.extra
+        if extra is not None:
+            extra.begin()
         try:
             with attach_services(self.modules, self.services.methods), self._without_others(self.client):
                 yield from self._results(exchange, jobs)
@@ -101,6 +111,8 @@ class SequentialEngine:
             self._last_start = None
             if self.transient.places:
                 self.transient.load({})
+            if extra is not None:
+                extra.reset()
             self.local.restore_modes()
             self.client.zero_grad()
 
@@ -109,14 +121,19 @@ class SequentialEngine:
     ) -> Generator[ClientResult, None, None]:
         """Train the jobs one after the other; `announces`: `on_client_start` is called."""
         for job in jobs:
+            traces = Traces(self.client, self.local.device.type) if self.tolerant else None
             try:
                 neutral = self.client.is_neutral
                 context, logged = self._receive(exchange, job, neutral, announces)
                 self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
                 result = self._reply(exchange, job, context, logged)
-            except Exception as error:
+                yield result
+            except BaseException as error:  # also where the caller takes no more results, since it refused this one
+                if traces is not None:
+                    traces.undo()
+                if not isinstance(error, Exception):
+                    raise
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
-            yield result
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
         """Callables for the end of each of a client's epochs, which take its number."""
@@ -179,6 +196,8 @@ class SequentialEngine:
             self.weights.load(job.personal)
         if self.transient.places:
             self.transient.load(job.memory.get(KEPT, {}))
+        if self.weights.extra is not None:
+            self.weights.extra.reset()
         self.client.begin(context)
         return context
 

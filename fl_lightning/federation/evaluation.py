@@ -1,18 +1,20 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
 from fl_lightning.client.checks import num_arguments
-from fl_lightning.client.hooks import overridden
+from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
@@ -22,9 +24,13 @@ from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
+from fl_lightning.federation.structure import HeldEntries
 from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ALMA, ClassifierScores
 from fl_lightning.types import Broadcast, ClientJob, State
+
+PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
+"""A module's first and last hook of a pass of the Trainer's."""
 
 IMAGES = 4
 """Dimensions of a batch of images."""
@@ -44,7 +50,7 @@ class Evaluation:
         channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
 
     Attributes:
-        before: the global weights while others are evaluated in their place, else None.
+        before: all entries while a pass is under way, else None.
         inspection: evaluates clients in the middle of a round, for monitors.
     """
 
@@ -63,7 +69,10 @@ class Evaluation:
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
         self.metrics, self.inspection = metrics, Inspection(engine, data)
-        self.before: State | None = None
+        self.before: HeldEntries | None = None
+        self._left: tuple[HeldEntries, HeldEntries] | None = None
+        """All entries as a pass has left them, and as they were before it, until the module's last hook of it."""
+        self._put_generators_back: Callable[[], None] = nothing
         self._channels_last = channels_last
         classifies = self.client.module is None and data.num_classes is not None
         self._several = bool(data.further_validation)
@@ -73,7 +82,7 @@ class Evaluation:
     def start(self) -> None:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
-        self.restore()
+        self.hold()
         weights.transient.load({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.recorder.evaluated(None)
@@ -92,17 +101,26 @@ class Evaluation:
         live = weights.live(weights.shared)
         evaluated = self.evaluated(live)
         if evaluated is not live:
-            self.before = weights.snapshot(weights.shared)
             weights.load(evaluated)
 
     @contextmanager
     def evaluated_model(self) -> Iterator[None]:
         """Context in which the module is the global model as it is evaluated."""
+        self.hold()
         try:
             self._load_evaluated()
             yield
         finally:
-            self.restore()
+            self.finish()
+
+    def hold(self) -> None:
+        """Note what `finish` puts back: all entries, and the random generators."""
+        self.restore()
+        if not self.weights.shared and self.client.module is None:
+            return  # nothing is evaluated
+        self.before = HeldEntries(self.weights)
+        own = self.client.module is not None or self.metrics is not None or self.transfer.hooked
+        self._put_generators_back = keep_generators(self.communicator.device, own)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
@@ -154,19 +172,58 @@ class Evaluation:
             return step(*arguments[: num_arguments(step)])
 
     def restore(self) -> None:
-        """Load the global weights again, after a pass with others (also one that was broken off)."""
+        """Put the entries back that a pass has changed (also one that was broken off)."""
         if self.before is not None:
-            self.weights.load(self.before)
-            self.before = None
+            self.before.restore()
+        self.before = self._left = None
+
+    def finish(self) -> None:
+        """Put everything back that a pass has changed; its metric objects have been computed."""
+        self.restore()
+        self._put_generators_back()
+        self._put_generators_back = nothing
+
+    @contextmanager
+    def around(self, hook: str) -> Iterator[None]:
+        """Context of the module's first and last hook of a pass.
+
+        The last one may undo what the first did, so that it finds the entries as the pass has left them.
+        """
+        first = hook.endswith("_start")
+        if first and hook != "on_predict_start":
+            self.start()
+        elif first:
+            self.hold()
+        elif self._left is not None:
+            left, self.before = self._left
+            left.restore()
+        yield
+        if not first:
+            self.finish()
 
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes, for log keys and pictures."""
         return class_names(self.data)
 
-    def end(self, prefix: str) -> dict[str, float]:
-        """End a pass: load the global weights again and return the pass's values by log key."""
-        self.restore()
+    def end(self, prefix: str, last_hook: str) -> dict[str, float]:
+        """End a pass: put back what it has changed and return its values by log key.
+
+        Args:
+            prefix: of the keys.
+            last_hook: name of the module's hook that follows within `around`.
+        """
+        values, before = self._values(prefix), self.before
+        if before is not None and hooks(self.modules, last_hook):
+            left = HeldEntries(self.weights)
+            self.finish()
+            self._left = left, before
+        else:
+            self.finish()
+        return values
+
+    def _values(self, prefix: str) -> dict[str, float]:
+        """Values of a pass by log key."""
         logged = self.services.logged
         gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
         values = logged.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
@@ -197,8 +254,10 @@ class Evaluation:
         """
         store, device = server.store, self.communicator.device
         mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
-        before = self.weights.snapshot(self.weights.entries)
-        start = {name: before[name] for name in self.weights.shared}
+        before, idle = HeldEntries(self.weights), self.weights.frozen.idle
+        start, put_generators_back = self.weights.snapshot(self.weights.shared), keep_generators(device)
+        if self.weights.extra is not None:
+            self.weights.extra.begin()
         accuracy, own = ALMA(server.num_clients).to(device), None if self.metrics is None else alone(self.metrics)
         found: dict[int, dict[str, float]] = {}
         try:
@@ -209,7 +268,9 @@ class Evaluation:
                 memory, personal = store.record(client_id)
                 personal = initial_personal(client_id) if personal is None else personal
                 sent = Broadcast(round_idx, "deployed", None)
+                before.put_back()
                 self.engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
+                self.weights.load(idle)
                 self.client.eval()
                 predict = self.client.deployed()
                 for x, y in map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size)):
@@ -221,8 +282,9 @@ class Evaluation:
                     found[client_id] = values_of(own.compute(), "local", self.class_names)
                     own.reset()
         finally:
-            self.weights.load(before)
+            before.restore()
             self.engine.local.restore_modes()
+            put_generators_back()
         values = {"local/alma": float(computed(accuracy))}
         return values if own is None else values | self._means(found)
 
@@ -233,3 +295,27 @@ class Evaluation:
             for name, value in values.items():
                 columns[name] += [] if math.isnan(value) else [value]
         return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}
+
+
+def nothing() -> None:
+    """Put no random generator back."""
+
+
+def keep_generators(device: torch.device, all_of_them: bool = True) -> Callable[[], None]:
+    """Note the states of the global random generators; returns what puts them back.
+
+    Args:
+        device: whose generator of torch is noted, besides the CPU's.
+        all_of_them: numpy's and Python's as well, which takes some 80 µs.
+    """
+    states: list[tuple[Callable[[Any], Any], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
+    if device.type == "cuda":
+        states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
+    if all_of_them:
+        states += [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+
+    def put_back() -> None:
+        for put, state in states:
+            put(state)
+
+    return put_back

@@ -15,6 +15,7 @@ from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.reported import computed
+from fl_lightning.federation.structure import HeldEntries
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.metrics import ClassifierScores
@@ -43,6 +44,7 @@ class Inspection:
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
+        self._weights = engine.weights
         self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
         self._weights, self._predict = engine.weights, cast(Callable[[Tensor], Tensor], engine.client)
@@ -62,9 +64,13 @@ class Inspection:
 
     @contextmanager
     def look(self) -> Iterator[None]:
-        """Context of a look: eval mode, no gradients, no logging, random generators restored at its end."""
-        with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
-            yield
+        """Context of a look: eval mode, no gradients, no logging; entries and random generators restored at its end."""
+        before = HeldEntries(self._weights)
+        try:
+            with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
+                yield
+        finally:
+            before.restore()
 
     def forget(self) -> None:
         """Forget what was computed: a round is run again, whose moments have the same names."""

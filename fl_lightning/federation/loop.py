@@ -1,6 +1,7 @@
 """The federation as a LightningModule: one training step of it is one communication round."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -19,7 +20,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.engine import SequentialEngine
-from fl_lightning.federation.evaluation import Evaluation
+from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.hyperparameters import log_final, summary_key
@@ -144,7 +145,8 @@ class FederatedLoop(Forwarding):
         process = (Execution(threads, chunk, memory_format, compile), store or ClientStore())
         entries = (tuple(as_list(personal)), tuple(as_list(keep)))
         parts = (*method, LocalSettings(*local), faults, *transform, *process, *entries)
-        self.parts = FederationParts(*parts, metrics=self.metrics, plateau=Plateau(plateau), given_seed=seed)
+        named = partial(FederationParts, metrics=self.metrics, given_seed=seed, batch_hooks=self.batch_hooks)
+        self.parts = named(*parts, plateau=Plateau(plateau))
         self.aggregator.weigh_by(weighting)
         check_at_least(1, alma_every=alma_every)
         self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal
@@ -199,6 +201,11 @@ class FederatedLoop(Forwarding):
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 
+    def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a hook of the client's modules; with its first and last hooks an evaluation begins and ends."""
+        with self.evaluation.around(name) if name in PASS_HOOKS else nullcontext():
+            return super().forward_hook(name, *args, **kwargs)
+
     def services_of(self, hook: str) -> ClientServices:
         """Choose the services of a hook: those of the evaluation in its hooks, else those of training."""
         evaluates = hook.startswith(("on_validation", "on_test", "on_predict"))
@@ -208,8 +215,7 @@ class FederatedLoop(Forwarding):
 
     def configure_callbacks(self) -> list[Callback]:
         check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
-        found = self.forward_hook("configure_callbacks")
-        return [callback for result in found for callback in as_list(result)]
+        return self.module_callbacks()
 
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
@@ -268,8 +274,9 @@ class FederatedLoop(Forwarding):
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_idx, optimizer = self.current_epoch, cast(Optimizer, self.optimizers())
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # only a client's forward is in the Trainer's region
-        with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
+        # only a client's forward is in the Trainer's region; in one of ours a module's own would keep cast weights
+        casts = torch.is_autocast_enabled(self.device.type)
+        with torch.autocast(self.device.type, enabled=False) if casts else nullcontext(), torch.enable_grad():
             metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
@@ -315,19 +322,11 @@ class FederatedLoop(Forwarding):
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
-    def on_validation_start(self) -> None:
-        self.evaluation.start()
-        self.forward_hook("on_validation_start")
-
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self.evaluation.step("validation", batch, batch_idx, dataloader_idx)
 
     def on_validation_epoch_end(self) -> None:
         self._evaluated("on_validation_epoch_end", "val" if self.data.evaluated == "val" else "global")
-
-    def on_test_start(self) -> None:
-        self.evaluation.start()
-        self.forward_hook("on_test_start")
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self.evaluation.step("test", batch, batch_idx, dataloader_idx)
@@ -341,7 +340,7 @@ class FederatedLoop(Forwarding):
     def _evaluated(self, hook: str, prefix: str) -> None:
         self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix)
+        values = self.evaluation.end(prefix, hook.replace("_epoch_end", "_end"))
         if self.trainer.sanity_checking:
             self.parts.plateau.saw(values)
             return
@@ -363,7 +362,7 @@ class FederatedLoop(Forwarding):
         if self._begun is not None:
             state |= self._begun.state_dict()
         elif self._evaluation is not None and self._evaluation.before is not None:
-            state |= self.weights.saved(self._evaluation.before)
+            state |= self._evaluation.before.state_dict()
         state |= self._saved.shape_entry()
         return state
 

@@ -83,6 +83,7 @@ class FederationParts:
         services: attached to the client in training.
         evaluation_services: attached to it in evaluation.
         hooks: of the run's callbacks, by name.
+        batch_hooks: of the callbacks that the client's modules make, by name.
         initial_personal: personal entries before any training, by name; the server's making fills it.
 
     Raises:
@@ -111,6 +112,7 @@ class FederationParts:
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: ClientServices = field(default_factory=partial(ClientServices, False))
     hooks: Hooks = field(default_factory=no_hooks)
+    batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
@@ -266,10 +268,10 @@ class FederationParts:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
         own, precision = getattr(data.source, "datamodule", None), trainer.precision_plugin
         parts = (self.client, settings, server.global_weights, services, self.client.device, precision, own, hooks)
-        if self.execution.chunk == 1:
-            return SequentialEngine(*parts)
-        chunk, tolerant = self.execution.chunk, self.faults.on_error == "skip"
-        return CohortEngine(*parts, chunk=chunk, tolerant=tolerant, compiles=self.execution.compile)
+        make: Callable[..., SequentialEngine] = SequentialEngine
+        if self.execution.chunk != 1:
+            make = partial(CohortEngine, chunk=self.execution.chunk, compiles=self.execution.compile)
+        return make(*parts, batch_hooks=self.batch_hooks, tolerant=self.faults.on_error == "skip")
 
     def make_evaluation(self, engine: SequentialEngine, data: FederatedDataModule) -> Evaluation:
         """Make the evaluation of the global model."""

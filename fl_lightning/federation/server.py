@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.client.extra_states import ExtraStates, is_entry
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.buffers import TransientBuffers
@@ -41,7 +42,7 @@ class GlobalWeights:
         self.entries: dict[str, tuple[nn.Module, str]] = {}
         self.tied: dict[str, str] = {}
         """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
-        state = {n: v for n, v in client.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+        state = {n: v for n, v in client.state_dict(keep_vars=True).items() if is_entry(n, v)}
         first: dict[int, str] = {}
         kept: set[str] = set()
         for alias, value in state.items():
@@ -69,6 +70,7 @@ class GlobalWeights:
         """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
         """The shared trainable entries."""
+        self.extra = ExtraStates.of(client)
         self._room: dict[torch.dtype, Tensor] = {}
         """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
         self._kept, self._flags, self.freezes = kept, list[bool](), True
@@ -134,7 +136,7 @@ class GlobalWeights:
             copied[name] = value
         return copied
 
-    def saved(self, state: State) -> State:
+    def saved(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Rename the entries of `state` as in the loop's state dict, tied names included."""
         again = {alias: state[name] for alias, name in self.tied.items() if name in state}
         return {f"client.{name}": value for name, value in {**state, **again}.items()}

@@ -1,11 +1,14 @@
-"""Structure of the client module: a client that adds, replaces or reshapes an entry is found, and undone."""
+"""Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.server import GlobalWeights
 
 
 class Structure:
@@ -50,7 +53,7 @@ class Structure:
         state, layout, parameters = self._client.state_dict(keep_vars=True), self._layout, self._parameters
         for name, value in state.items():
             if name not in layout:
-                if isinstance(value, Tensor):
+                if is_entry(name, value):
                     raise ValueError(
                         f"the client's entries must exist before training, to be sent and saved, but {name!r} came to "
                         f"be in it; allocate it in __init__ or configure_model"
@@ -79,7 +82,7 @@ class Structure:
             if getattr(parent, name, None) is not module:
                 setattr(parent, name, module)
         for name, value in self._client.state_dict(keep_vars=True).items():
-            if name not in self._layout and isinstance(value, Tensor):
+            if name not in self._layout and is_entry(name, value):
                 self._remove(name)
         for name, (owner, attribute) in self._entries.items():
             shape, dtype, device = self._layout[name]
@@ -105,3 +108,51 @@ class Structure:
         owner = self._client.get_submodule(".".join(path[:-1]))
         if getattr(owner, path[-1], None) is not None:
             setattr(owner, path[-1], None)
+
+
+class HeldEntries:
+    """Copies of all entries of the client module, which are put back whatever an evaluation did to them.
+
+    Buffers with `persistent=False`, extra states and `requires_grad` are among them.
+
+    Args:
+        weights: of the module.
+    """
+
+    def __init__(self, weights: GlobalWeights) -> None:
+        self._weights = weights
+        self._extra = {} if weights.extra is None else weights.extra.snapshot()
+        places = {**weights.entries, **weights.transient.places}
+        found = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        self._there = [(place, value) for place, value in found.values()]
+        with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
+            self._copies = {
+                name: (value, value.detach().clone(), value.requires_grad)
+                for name, (_, value) in found.items()
+                if value is not None
+            }
+
+    def put_back(self) -> None:
+        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ."""
+        for (owner, attribute), value in self._there:
+            if getattr(owner, attribute, None) is not value:
+                setattr(owner, attribute, value)
+        for value, copy, flag in self._copies.values():
+            if value.shape != copy.shape or value.dtype != copy.dtype:
+                value.data = copy.clone()
+            if value.requires_grad != flag:
+                value.requires_grad_(flag)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back, values too."""
+        self.put_back()
+        for value, copy, _ in self._copies.values():
+            value.copy_(copy)
+        if self._weights.extra is not None:
+            self._weights.extra.load(self._extra)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the entries of the state dict, by their names in the loop's."""
+        entries = {name: self._copies[name][1] for name in self._weights.entries if name in self._copies}
+        return self._weights.saved({**entries, **self._extra})

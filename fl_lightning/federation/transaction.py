@@ -32,12 +32,15 @@ class RoundStart:
     ) -> None:
         self._weights, self._parts, self._transforms = weights, parts, transforms
         self.entries = weights.snapshot(weights.entries, weights.frozen.idle)
+        self._extra = {} if weights.extra is None else weights.extra.snapshot()
         self._part_states = {name: part.snapshot() for name, part in parts.items()}
         self.transform_states = copy.deepcopy([transform.state_dict() for transform in transforms])
 
     def restore(self) -> None:
         """Undo the round."""
         self._weights.load(self.entries)
+        if self._weights.extra is not None:
+            self._weights.extra.load(self._extra)
         for name, part in self._parts.items():
             part.load_state_dict(self._part_states[name])
         for transform, state in zip(self._transforms, self.transform_states, strict=True):
@@ -46,7 +49,7 @@ class RoundStart:
     def state_dict(self) -> dict[str, Any]:
         """Give module, rule and server module by their names in the loop's state dict."""
         states = {f"{name}.{key}": value for name, state in self._part_states.items() for key, value in state.items()}
-        return self._weights.saved(self.entries) | states
+        return self._weights.saved({**self.entries, **self._extra}) | states
 
 
 class Transactions:

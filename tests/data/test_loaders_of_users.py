@@ -13,7 +13,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import DirichletPartition, FixedPartition
 from fl_lightning.methods import FedAvg
 from tests.toys import equal, fit, trainer
-from tests.user_data import points
+from tests.user_data import Pairs, points
 from tests.user_modules import Plain
 
 
@@ -188,3 +188,119 @@ def test_loaders_of_the_module_itself_are_ignored_with_one_line(caplog):
     )
     assert sum(said in message for message in caplog.messages) == 1
     assert all(value.isfinite().all() for value in loop.client.module.state_dict().values())
+
+
+# --- the test loader, which a plain fit does not ask for -----------------------------------------------------------
+
+
+class Asked(Pairs):
+    """Notes what it is asked for; without a test set."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.error, self.asked = error, []
+
+    def setup(self, stage):
+        super().setup(stage)
+        self.asked.append(stage)
+
+    def test_dataloader(self):
+        self.asked.append("test_dataloader")
+        if self.error is not None:
+            raise self.error
+        return super().test_dataloader()
+
+
+class Unvalidated(Asked):
+    val_dataloader = pl.LightningDataModule.val_dataloader
+
+
+class AbsentByDefault(Asked):
+    def test_dataloader(self):
+        return pl.LightningDataModule.test_dataloader(self)
+
+
+class AbsentByNone(Asked):
+    def test_dataloader(self):
+        return None
+
+
+class AbsentOnTheInstance(Asked):
+    """As the data modules of PyTorch Geometric do."""
+
+    def __init__(self):
+        super().__init__()
+        self.test_dataloader = None
+
+
+def federated(datamodule, **settings):
+    return FederatedDataModule.from_datamodule(datamodule, num_clients=3, **settings)
+
+
+def test_a_fit_with_validation_samples_asks_for_no_test_samples():
+    own = Asked(AssertionError("there is no test set"))
+    data, loop = federated(own), FederatedLoop(Plain())
+    run = trainer(2)
+    run.fit(loop, datamodule=data)
+    run.validate(loop, datamodule=data, verbose=False)
+    assert own.asked == ["fit"]
+    with pytest.raises(AssertionError, match="no test set"):
+        run.test(loop, datamodule=data)
+
+
+def test_nor_does_one_that_holds_validation_samples_back():
+    own = Unvalidated(AssertionError("there is no test set"))
+    trainer(1).fit(FederatedLoop(Plain()), datamodule=federated(own, val_fraction=0.2))
+    assert own.asked == ["fit"]
+
+
+def test_they_are_asked_for_once_where_they_are_evaluated():
+    own = Unvalidated()
+    data, loop = federated(own), FederatedLoop(Plain())
+    trainer(2).fit(loop, datamodule=data)
+    assert own.asked == ["fit", "test", "test_dataloader"]
+    assert "val_loss" in loop.round_metrics
+
+    own = Asked()
+    data, loop = federated(own), FederatedLoop(FedAvg(), alma_every=1)
+    run = trainer(2)
+    run.fit(loop, datamodule=data)
+    run.test(loop, datamodule=data, verbose=False)
+    assert own.asked == ["fit", "test", "test_dataloader"]
+    assert sum(len(data.client_indices("test", i)) for i in range(3)) > 0
+    assert loop.round_metrics["local/alma"] > 0
+    assert run.callback_metrics["test/acc"] > 0
+
+
+@pytest.mark.parametrize("kind", [AbsentByDefault, AbsentByNone, AbsentOnTheInstance])
+def test_no_test_loader_means_no_test_samples(kind):
+    class Neither(kind):
+        val_dataloader = Unvalidated.val_dataloader
+
+    data, loop = federated(Neither()), FederatedLoop(Plain())
+    run = trainer(1)
+    run.fit(loop, datamodule=data)
+    assert data.evaluated is None
+    assert "val_loss" not in loop.round_metrics
+    with pytest.raises(ValueError, match="the data have no split 'test'"):
+        run.test(loop, datamodule=data)
+    with pytest.raises(ValueError, match="the data have no split 'test'"):
+        federated_and_set_up(kind()).split("test")
+
+
+def federated_and_set_up(datamodule):
+    data = federated(datamodule)
+    data.setup("fit")
+    return data
+
+
+def test_labels_of_test_samples_that_come_late_are_checked():
+    class Further(Pairs):
+        def test_dataloader(self):
+            return DataLoader(TensorDataset(torch.randn(4, 4), torch.tensor([0, 1, 2, 3])))
+
+    data = federated_and_set_up(Further())
+    assert data.num_classes == 3
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 3 at index 3"):
+        data.split("test")
+    assert federated_and_set_up(type("Own", (Further,), {"num_classes": 4})()).split("test").labels.max() == 3

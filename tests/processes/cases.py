@@ -34,6 +34,8 @@ from fl_lightning.callbacks import (
 )
 from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
+from tests.client.test_forwarding import Scaled
+from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 from tests.user_data import Pairs, Sensors
 from tests.user_modules import Adapted, Classifier
@@ -211,6 +213,25 @@ def stacked():
     return FederatedLoop(client, seed=5, threads=1, local_epochs=2, chunk=2), toy_data((10,) * 8)
 
 
+def preprocessed():
+    """A callback of the module's own changes batches, of which some ranks have none in validation."""
+    pl.seed_everything(3, verbose=False)
+    return FederatedLoop(Scaled(), seed=5, threads=1, local_epochs=2), toy_data(SIZES, participation=0.6)
+
+
+def restless():
+    """A module that changes itself in evaluation, whose batches processes divide: logged values depend on that."""
+    pl.seed_everything(3, verbose=False)
+    return FederatedLoop(Restless(), seed=5, threads=1), toy_data(SIZES, participation=0.6, eval_batch_size=7)
+
+
+def restless_clients():
+    """The same for a net that is evaluated for every client, too."""
+    client = FedAvg(net=RestlessNet, optimizer=sgd())
+    loop = FederatedLoop(client, seed=5, threads=1, alma_every=1, personal="*head*")
+    return loop, toy_data(SIZES, participation=0.6, eval_batch_size=7)
+
+
 def streams():
     """Samples that have no number until they were trained on."""
     pl.seed_everything(3, verbose=False)
@@ -235,8 +256,12 @@ LIST = (
     adapted,
     stacked,
     streams,
+    preprocessed,
+    restless,
+    restless_clients,
 )
 CASES = {case.__name__: case for case in LIST}
+RESTLESS = ("restless", "restless_clients")
 
 
 def callbacks_of(name, folder):

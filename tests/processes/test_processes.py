@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.processes.cases import CASES, run_case
+from tests.processes.cases import CASES, RESTLESS, run_case
 from tests.processes.forked import run_script
 
 SCRIPT = Path(__file__).with_name("cases.py")
@@ -45,7 +45,8 @@ def read(folder, name, devices):
 def test_several_processes_give_the_numbers_of_one(alone, together, name):
     one, many = read(alone, name, 1), read(alone, name, together)
     assert many["hash"] == one["hash"]
-    check_rows(many["rows"], one["rows"])
+    if name not in RESTLESS:
+        check_rows(many["rows"], one["rows"])
     files = [contents(alone / f"{name}-{devices}") for devices in (1, together)]
     assert files[1] == files[0]
     assert {Path(file).suffix for file in files[0]} == ({".csv", ".npz"} if name == "monitors" else set())
@@ -73,7 +74,8 @@ def contents(folder):
 def test_a_run_goes_on_with_another_number_of_processes(alone, together, name):
     one, many = read(alone, name, 1), read(alone, name, together)
     assert many["resumed"] == one["hash"]
-    check_rows(many["resumed_rows"], one["rows"][2:])
+    if name not in RESTLESS:
+        check_rows(many["resumed_rows"], one["rows"][2:])
 
 
 def test_the_cases_do_what_they_are_there_for(alone):

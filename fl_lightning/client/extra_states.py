@@ -1,0 +1,59 @@
+"""Extra states of modules (`get_extra_state`), which a state dict has and nobody averages."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor, nn
+
+EXTRA = "_extra_state"
+"""Last part of the name under which a state dict has what a module's `get_extra_state` returns."""
+
+
+def is_entry(name: str, value: Any) -> bool:
+    """True for an entry of a state dict that is a parameter or a buffer; an extra state may be a tensor, too.
+
+    >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
+    (True, False)
+    """
+    return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA
+
+
+class ExtraStates:
+    """Sets what modules return by `get_extra_state` back for every client: it is in the state dict, but has no mean.
+
+    Args:
+        client: the module.
+    """
+
+    def __init__(self, client: nn.Module) -> None:
+        self._owners = {
+            f"{path}.{EXTRA}".lstrip("."): module
+            for path, module in client.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+            and type(module).set_extra_state is not nn.Module.set_extra_state
+        }
+        self._start: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, client: nn.Module) -> "ExtraStates | None":
+        """The extra states of a module; None: it has none."""
+        found = cls(client)
+        return found if found._owners else None
+
+    def begin(self) -> None:
+        """Let clients start from the states as they are now."""
+        self._start = self.snapshot()
+
+    def reset(self) -> None:
+        """Set all states to those that clients start from."""
+        self.load(self._start)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copy the states, by name."""
+        return {name: deepcopy(owner.get_extra_state()) for name, owner in self._owners.items()}
+
+    def load(self, states: Mapping[str, Any]) -> None:
+        """Hand every module a copy of its state."""
+        for name, state in states.items():
+            self._owners[name].set_extra_state(deepcopy(state))

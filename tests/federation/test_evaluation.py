@@ -1,0 +1,211 @@
+"""Evaluation leaves the model, and what the next round draws from, as they were."""
+
+import copy
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torchmetrics.classification import MulticlassAccuracy
+
+from fl_lightning import FederatedLoop
+from fl_lightning.callbacks import (
+    ClientTable,
+    FeatureProbe,
+    ForgettingMonitor,
+    GroupMetrics,
+    LossLandscape,
+    NeuronActivations,
+    PersonalisedAccuracy,
+)
+from fl_lightning.methods import FedAvg
+from tests.restless import HABITS, Restless, RestlessNet
+from tests.toys import equal, sgd, toy_data, trainer, weights_of
+from tests.user_modules import Plain
+
+SIZES = (7, 12, 5)
+
+
+def data(**settings):
+    return toy_data(SIZES, **settings)
+
+
+def everything(loop):
+    """Values, flags and modes of all that the client module consists of."""
+    client = loop.client
+    named = [*client.named_parameters(), *client.named_buffers(), *client.state_dict().items()]
+    found = {name: value.detach().clone() for name, value in named if isinstance(value, torch.Tensor)}
+    flags = {name: value.requires_grad for name, value in client.named_parameters()}
+    return found, flags, {name: module.training for name, module in client.named_modules()}
+
+
+def same(one, other):
+    return equal(one[0], other[0]) and one[1:] == other[1:]
+
+
+def fit(client, rounds=3, callbacks=None, run=None, more=None, **settings):
+    pl.seed_everything(7, verbose=False)
+    loop = FederatedLoop(client(), seed=1, **settings)
+    how = trainer(rounds, callbacks=callbacks, **(run or {}))
+    how.fit(loop, datamodule=data(**(more or {})))
+    return loop
+
+
+def net(habit):
+    return lambda: FedAvg(net=partial(RestlessNet, habit=habit), optimizer=sgd(0.1))
+
+
+CLIENTS = {f"module {habit}": partial(Restless, habit) for habit in (*HABITS, "all")}
+CLIENTS |= {f"net {habit}": net(habit) for habit in HABITS}
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_what_is_trained_does_not_depend_on_how_often_it_is_evaluated(client):
+    never = fit(client, run={"limit_val_batches": 0})
+    for run in {}, {"check_val_every_n_epoch": 2}, {"num_sanity_val_steps": 2}, {"inference_mode": False}:
+        assert equal(weights_of(fit(client, run=run)), weights_of(never))
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize("how", ["validate", "test", "predict"])
+def test_a_pass_of_its_own_leaves_everything(client, how):
+    loop, run = fit(client, 1), trainer(1)
+    before = everything(loop)
+    for _ in range(2):
+        getattr(run, how)(loop, datamodule=data(), **({} if how == "predict" else {"verbose": False}))
+        assert same(everything(loop), before)
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_no_client_is_evaluated_with_what_another_left(habit):
+    """`local/alma` is the mean of what each client has by itself; training goes on as without."""
+
+    def alma(**more):
+        loop = fit(net(habit), 2, alma_every=2, metrics={"accuracy": MulticlassAccuracy(3)}, **more)
+        return loop, loop.round_metrics["local/alma"]
+
+    loop, found = alma()
+    assert equal(weights_of(loop), weights_of(fit(net(habit), 2)))
+    evaluation, server, own = loop.evaluation, loop.server, []
+    first = everything(loop)
+    loop.data.setup("fit")
+    for client_id in range(len(SIZES)):
+        evaluation.data.view(client_id, 1)
+        own.append(alone(loop, client_id))
+        assert same(everything(loop), first)
+    assert found == pytest.approx(sum(own) / len(own), abs=1e-12)
+    assert server.num_clients == len(SIZES)
+
+
+def alone(loop, client_id):
+    """Accuracy of one client's own pass, in a copy of the module."""
+    client = copy.deepcopy(loop.client).eval()
+    hits = count = 0
+    with torch.no_grad():
+        for x, y in loop.data.view(client_id, 1).batches("test", batch_size=loop.data.eval_batch_size):
+            hits, count = hits + int((client(x).argmax(1) == y).sum()), count + len(y)
+    return hits / count
+
+
+def monitors(habit):
+    # the gradients of a landscape are those of all parameters
+    return [
+        *([] if habit == "freeze" else [LossLandscape(every=1, repeats=1, grid=3, iterations=1)]),
+        GroupMetrics({"first": [0, 1], "last": [2]}, {"accuracy": MulticlassAccuracy(3)}),
+        ClientTable(),
+        ForgettingMonitor(epochs=True),
+        FeatureProbe(layer="net.head", plot=False, every=1),
+        NeuronActivations(layer="net.head"),
+        PersonalisedAccuracy(train=True),
+    ]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_monitors_leave_the_clients_that_they_look_at(habit, tmp_path):
+    watched = fit(net(habit), 2, monitors(habit), run={"default_root_dir": tmp_path})
+    assert equal(weights_of(watched), weights_of(fit(net(habit), 2)))
+
+
+class Swaps(Plain):
+    """Evaluates other weights than it trains, put in and taken out in its own hooks."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.kept = [torch.full_like(p, 0.25) for p in self.parameters()]
+        self.last, self.seen = last, []
+
+    def swap(self):
+        for parameter, other in zip(self.parameters(), self.kept, strict=True):
+            mine = parameter.detach().clone()
+            parameter.data.copy_(other)
+            other.copy_(mine)
+
+    def on_validation_start(self):
+        self.swap()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(float(self.net[0].weight.mean()))
+
+    def on_validation_epoch_end(self):
+        if self.last == "on_validation_epoch_end":
+            self.swap()
+
+    def on_validation_end(self):
+        if self.last == "on_validation_end":
+            self.swap()
+
+
+@pytest.mark.parametrize("last", ["on_validation_epoch_end", "on_validation_end"])
+def test_a_module_may_evaluate_other_weights_of_its_own(last):
+    loop = fit(lambda: Swaps(last))
+    assert loop.client.module.seen == pytest.approx([0.25] * 3)
+    assert all(bool((other == 0.25).all()) for other in loop.client.module.kept)
+    assert equal(weights_of(loop), weights_of(fit(lambda: Swaps(last), run={"limit_val_batches": 0})))
+
+
+def test_random_numbers_between_rounds_do_not_depend_on_evaluations():
+    class Draws(pl.Callback):
+        def __init__(self):
+            self.drawn = []
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            self.drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
+
+    class Noisy(Plain):
+        def validation_step(self, batch, batch_idx):
+            self.log("noise", torch.rand(()) + np.random.rand() + random.random())
+
+    draws = []
+    for run in {}, {"limit_val_batches": 0}, {"check_val_every_n_epoch": 2}:
+        draws.append(Draws())
+        fit(Noisy, callbacks=[draws[-1]], run=run)
+    assert draws[0].drawn == draws[1].drawn == draws[2].drawn
+
+
+def test_a_checkpoint_within_an_evaluation_has_the_model_before_it(tmp_path):
+    class Saves(pl.Callback):
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / "one.ckpt")
+
+    loop = fit(lambda: Restless("all"), 1, [Saves()])
+    saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
+    assert equal(saved, weights_of(loop))
+
+
+def test_a_metric_with_saved_states_is_computed_before_it_is_put_back():
+    class Counts(Plain):
+        def __init__(self):
+            super().__init__()
+            self.accuracy = MulticlassAccuracy(3, average="micro")
+            self.accuracy.persistent(True)
+
+        def validation_step(self, batch, batch_idx):
+            logits = self.net(batch[0])
+            self.accuracy(logits, batch[1])
+            self.log("val_acc", self.accuracy)
+            self.log("by_hand", (logits.argmax(1) == batch[1]).float().mean())
+
+    loop = fit(Counts, 2)
+    assert loop.round_metrics["val_acc"] == pytest.approx(loop.round_metrics["by_hand"], abs=1e-6)
