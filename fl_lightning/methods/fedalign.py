@@ -3,8 +3,8 @@
 Source: Mendieta et al., CVPR 2022, arXiv:2111.14213. Server: FedAvg. The paper trains ResNet-56 (`FedAlignResNet`) with
 SGD of lr 0.01, momentum 0.9, Nesterov and weight decay 1e-4, and clips gradients at norm 10 (`model.clip_norm`).
 Note: the narrow copy reads a narrow input, as in the authors' code (`narrow_input`). Its BatchNorm has the first
-    entries of scale and shift and the batch's statistics; the running ones are the whole block's. The authors' code divides by
-    zero where both norms agree; here the term is left out.
+    entries of scale and shift and the batch's statistics; the running ones are the whole block's. The authors' code
+    divides by zero where both norms agree; here the term is left out.
 """
 
 from typing import Any

@@ -191,9 +191,7 @@ def test_two_rounds_and_a_single_sample():
 
 def test_a_net_without_stages_is_refused_but_not_where_nothing_is_aligned():
     Small = partial(Perceptron, hidden=(6,))
-    with pytest.raises(
-        ValueError, match=r"Perceptron does not say what its last block.* or FedAlignResNet"
-    ):
+    with pytest.raises(ValueError, match=r"Perceptron does not say what its last block.* or FedAlignResNet"):
         fit(FedAlign(net=Small), 1)
     fit(FedAlign(mu=0.0, net=Small), 1)
 
