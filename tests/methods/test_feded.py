@@ -235,22 +235,22 @@ def test_the_number_of_empty_classes_is_logged():
 
 
 def prototypes(n, seed):
-    """Ten classes of 784 inputs with MNIST's mean square and more noise than signal."""
-    centres, g = torch.randn(10, 784, generator=torch.Generator().manual_seed(99)), torch.Generator().manual_seed(seed)
-    y = torch.randint(10, (n,), generator=g)
+    """Six classes of 784 inputs with MNIST's mean square and more noise than signal."""
+    centres, g = torch.randn(6, 784, generator=torch.Generator().manual_seed(99)), torch.Generator().manual_seed(seed)
+    y = torch.randint(6, (n,), generator=g)
     return centres[y] + 2 * torch.randn(n, 784, generator=g), y
 
 
 @pytest.mark.slow
 def test_the_default_does_not_run_away_where_the_printed_form_does_at_the_same_weight():
     """As on MNIST: two classes a client, hundreds of steps a round, at the paper's rate, net and batches."""
-    x, y = prototypes(10_000, seed=0)
-    clients = [(y // 2 == pair).nonzero().flatten().tolist() for pair in range(5)]
-    source = TensorSource((x, y), prototypes(2_000, seed=1), num_classes=10)
-    data = FederatedDataModule(source, num_clients=5, batch_size=64, partition=FixedPartition(clients))
+    x, y = prototypes(6_000, seed=0)
+    clients = [(y // 2 == pair).nonzero().flatten().tolist() for pair in range(3)]
+    source = TensorSource((x, y), prototypes(1_000, seed=1), num_classes=6)
+    data = FederatedDataModule(source, num_clients=3, batch_size=64, partition=FixedPartition(clients))
     client = partial(FedED, net=partial(Perceptron, hidden=(200, 200)), optimizer=sgd(lr=0.01, weight_decay=1e-5))
     with pytest.raises(NonFiniteUpdateError, match=r"no lower bound.* here 0\.005: set logit_form to official"):
         fit(client(omega=0.005, logit_form="paper"), 1, data, local_epochs=16)
     loop = fit(client(), 1, data, local_epochs=16)
-    assert loop.round_metrics["global/acc"] > 0.75
+    assert loop.round_metrics["global/acc"] > 0.9
     assert loop.round_metrics["train/suppression"] > -5
