@@ -1,9 +1,10 @@
 """FedAlign: make a narrow copy of the last block as smooth as the block itself.
 
-Source: Mendieta et al., CVPR 2022, arXiv:2111.14213. Server: FedAvg. The paper trains ResNet-56 with SGD of
-lr 0.01, momentum 0.9, Nesterov and weight decay 1e-4, and clips gradients at norm 10 (`model.clip_norm`).
-Note: the narrow block's BatchNorm has the first entries of scale and shift and the batch's statistics; the running ones
-are the whole block's. The authors' code divides by zero where both norms agree; here the term is left out.
+Source: Mendieta et al., CVPR 2022, arXiv:2111.14213. Server: FedAvg. The paper trains ResNet-56 (`FedAlignResNet`) with
+SGD of lr 0.01, momentum 0.9, Nesterov and weight decay 1e-4, and clips gradients at norm 10 (`model.clip_norm`).
+Note: the narrow copy reads a narrow input, as in the authors' code (`narrow_input`). Its BatchNorm has the first
+    entries of scale and shift and the batch's statistics; the running ones are the whole block's. The authors' code
+    divides by zero where both norms agree; here the term is left out.
 """
 
 from typing import Any
@@ -56,36 +57,45 @@ def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
     return mu * scale.where(scale.isfinite(), 0.0) * gap
 
 
-def narrowed(block: nn.Module, width: float, inputs: int) -> State:
-    """The first share `width` of the channels of a block's parameters and buffers, by name.
+def kept(channels: int, width: float) -> int:
+    """Round width · c to the nearest multiple of 8, at least 8 and at most c; fewer than 16 channels to a whole number.
+
+    >>> [kept(channels, 0.25) for channels in (256, 80, 24, 16, 12, 1)]
+    [64, 24, 8, 8, 3, 1]
+    """
+    if channels < 16:
+        return max(1, round(width * channels))
+    return min(channels, max(8, int(width * channels + 4) // 8 * 8))
+
+
+def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State:
+    """Cut a block's parameters and buffers, by name, to the first share `width` of their channels.
 
     Args:
         block: of Linear, Conv2d (ungrouped) and BatchNorm layers, and others without parameters.
-        width: in (0, 1].
-        inputs: channels of the block's own input, which stay whole; the layers that read it are told by this number.
+        width: in (0, 1]; `kept` rounds.
+        inputs: channels of the block's own input where that stays whole; the layers that read it are told by this
+            number. None: the input is made narrow as all else.
 
     Raises:
-        ValueError: if a layer within the block has as many channels.
+        ValueError: if a layer within the block has as many channels as an input that stays whole.
     """
-
-    def kept(channels: int) -> int:
-        return max(1, round(width * channels))
-
     found: State = {}
     made_before = False
     for name, layer in block.named_modules():
         own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
         for entry, value in own:
-            cut = value[: kept(len(value))] if value.ndim else value
+            cut = value[: kept(len(value), width)] if value.ndim else value
             reads_input = value.ndim > 1 and value.shape[1] == inputs
             if reads_input and made_before:
                 raise ValueError(
                     f"FedAlign knows the layers that read the last block's input by its {inputs} channels, but an "
-                    f"earlier layer than {name} has as many; give the block's inner layers another width"
+                    f"earlier layer than {name} has as many; give the block's inner layers another width, or set "
+                    f"narrow_input to true"
                 )
             made_before = made_before or (value.ndim > 1 and value.shape[0] == inputs)
             if value.ndim > 1 and not reads_input:
-                cut = cut[:, : kept(value.shape[1])]
+                cut = cut[:, : kept(value.shape[1], width)]
             buffer = not isinstance(value, nn.Parameter)
             found[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics
     return found
@@ -102,7 +112,7 @@ def check_block(block: nn.Module) -> None:
         if not plain and [*layer.parameters(recurse=False)]:
             raise ValueError(
                 f"FedAlign makes the last block narrower, which must be of Linear, BatchNorm and ungrouped Conv2d "
-                f"layers, but {name or 'it'} is {type(layer).__name__}; take ResNet or CIFARResNet"
+                f"layers, but {name or 'it'} is {type(layer).__name__}; take ResNet, CIFARResNet or FedAlignResNet"
             )
 
 
@@ -111,20 +121,22 @@ class FedAlign(ClientModule):
 
     Args:
         mu: μ >= 0; 0 is FedAvg.
-        width: share of the last block's channels in the narrow copy, in (0, 1].
-        base: of `ClientModule`; needs a `net` with `stages` (ResNet, CIFARResNet).
+        width: share of the last block's channels in the narrow copy, in (0, 1], rounded to a multiple of 8 channels.
+        narrow_input: whether the narrow copy reads the same share of its input's channels, as in the authors' code, or
+            all of them.
+        base: of `ClientModule`; needs a `net` with `stages` (ResNet, CIFARResNet, FedAlignResNet).
     """
 
     needs = frozenset({"logits"})
     neutral = {"mu": 0}
     stackable = True
 
-    def __init__(self, mu: float = 0.45, width: float = 0.25, **base: Any) -> None:
+    def __init__(self, mu: float = 0.45, width: float = 0.25, narrow_input: bool = True, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", mu=mu)
         if not 0 < width <= 1:
             raise ValueError(f"width must lie in (0, 1], got {width}; the paper takes 0.25")
-        self.mu, self.width = mu, width
+        self.mu, self.width, self.narrow_input = mu, width, narrow_input
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -142,10 +154,12 @@ class FedAlign(ClientModule):
             inner = before(x)
             outer = last(inner)
             logits = self.built_net.head(after(outer))
-            inner = inner.detach()
-            narrow = functional_call(last, narrowed(last, self.width, inner.shape[1]), (inner,))
+            inner, whole = inner.detach(), inner.shape[1]
+            fewer = inner[:, : kept(whole, self.width)] if self.narrow_input else inner
+            entries = narrowed(last, self.width, None if self.narrow_input else whole)
+            narrow = functional_call(last, entries, (fewer,))
         ce = cross_entropy(logits, y)
-        norms = [spectral_norm(transmission(inner, out)) for out in (narrow, outer.detach())]
+        norms = [spectral_norm(transmission(*pair)) for pair in ((fewer, narrow), (inner, outer.detach()))]
         term = aligned(ce, norms[0], norms[1], self.mu)
         self.log_dict({"train/ce": ce, "train/aligned": F.mse_loss(norms[0], norms[1])})
         return ce + term

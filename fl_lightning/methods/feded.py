@@ -2,8 +2,9 @@
 
 Source: FedED, Eqs. 2-6; its successor FedVLS, AAAI 2025, for the other form of Eq. 5 and for ω.
 Server: FedAvg. The paper's empty classes are those without a local sample, its prior p_c = n_c / n.
-Note: Eq. 3 is printed as −KL; the sign is repaired. Eq. 6 has ω = 1, which diverges: L_cal does not change when all
-    observed logits fall together, and L_logit falls with them without bound.
+Note: Eq. 3 is printed as −KL; the sign is repaired. Eqs. 4-6 as printed (ω = 1) diverge at every ω > 0, given enough
+    steps: L_cal does not change when all observed logits fall together, and L_logit falls with them without bound. The
+    default is the form of the authors' code with its ω.
 """
 
 import math
@@ -18,6 +19,9 @@ from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entro
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_at_least, check_choice
+
+OMEGA = 0.005
+"""Weight of the authors' form of L_logit in their code."""
 
 RUNAWAY = -1000.0
 """Value of L_logit below which a run has diverged: in training it stays above -10."""
@@ -58,9 +62,10 @@ class FedED(ClientModule):
 
     Args:
         lam: λ, weight of the empty-class distillation, >= 0; 0 leaves it out.
-        omega: ω, weight of the logit suppression, >= 0; 0 leaves it out. 0.005 is the authors' code; large values
-            (0.1 already) make the printed form collapse.
-        logit_form: `paper`: Eq. 5 as printed; `official`: the authors' code, which does not run away.
+        omega: ω, weight of the logit suppression, >= 0; 0 leaves it out. None: 0.005, as in the authors' code; must be
+            given with `paper`.
+        logit_form: `official`: the authors' code, bounded below for the classes of a batch. `paper`: Eqs. 4-5 as
+            printed, which diverge at every ω > 0: at 1 in the first rounds, at 0.005 within one round of MNIST.
         calibrated: whether cross-entropy is calibrated by the prior (Eq. 2); False with lam = omega = 0 is FedAvg.
         prior_eps: added to the prior in L_cal, >= 0; 0 leaves empty classes out, 1e-9 is the authors' code.
         teacher_mode: `eval`, or `train`: BatchNorm of the teacher uses batch statistics.
@@ -74,16 +79,22 @@ class FedED(ClientModule):
     def __init__(
         self,
         lam: float = 0.1,
-        omega: float = 0.005,
-        logit_form: Literal["paper", "official"] = "paper",
+        omega: float | None = None,
+        logit_form: Literal["paper", "official"] = "official",
         calibrated: bool = True,
         prior_eps: float = 0.0,
         teacher_mode: Literal["eval", "train"] = "eval",
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        check_at_least(0, "0 leaves its part out", lam=lam, omega=omega, prior_eps=prior_eps)
         check_choice(("paper", "official"), logit_form=logit_form)
+        if omega is None and logit_form == "paper":
+            raise ValueError(
+                "FedED with logit_form=paper needs omega, got None: Eq. 6 prints 1, and training diverges at every "
+                "omega above 0; leave logit_form at official for one that does not, or set omega"
+            )
+        omega = OMEGA if omega is None else omega
+        check_at_least(0, "0 leaves its part out", lam=lam, omega=omega, prior_eps=prior_eps)
         check_choice(("eval", "train"), teacher_mode=teacher_mode)
         self.lam, self.omega, self.logit_form = lam, omega, logit_form
         self.calibrated, self.prior_eps, self.teacher_mode = calibrated, prior_eps, teacher_mode
@@ -101,8 +112,8 @@ class FedED(ClientModule):
         if not self.omega or self.logit_form == "official":
             return super().nonfinite_hint()
         return (
-            f"FedED's logit suppression as printed has no lower bound, and with omega={self.omega} training runs away "
-            f"along it: set omega to 0.005 or logit_form to official; else {super().nonfinite_hint()}"
+            f"FedED's logit suppression as printed has no lower bound, and training runs away along it at every omega "
+            f"above 0, here {self.omega}: set logit_form to official; else {super().nonfinite_hint()}"
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

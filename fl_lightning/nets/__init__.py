@@ -13,4 +13,5 @@ from fl_lightning.nets.mobilenet import CIFARMobileNetV2 as CIFARMobileNetV2
 from fl_lightning.nets.perceptron import Perceptron as Perceptron
 from fl_lightning.nets.projected import Projected as Projected
 from fl_lightning.nets.resnet import CIFARResNet as CIFARResNet
+from fl_lightning.nets.resnet import FedAlignResNet as FedAlignResNet
 from fl_lightning.nets.resnet import ResNet as ResNet

@@ -38,8 +38,8 @@ class Backbone(nn.Module, ABC):
             ValueError: if the net does not say where its last block begins.
         """
         raise ValueError(
-            f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet or "
-            f"CIFARResNet"
+            f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet, "
+            f"CIFARResNet or FedAlignResNet"
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Residual nets: torchvision's, also with a stem for small images, and He's thin ones for CIFAR."""
+"""Residual nets: torchvision's, also with a stem for small images, and thin ones for CIFAR."""
 
 from functools import partial
 from typing import Any, Literal
@@ -122,3 +122,45 @@ class CIFARResNet(BodyAndHead):
     def stages(self) -> Stages:
         end = len(self.body) - 2
         return Stages(self.body[: end - self.blocks], self.body[end - self.blocks : end], self.body[end:])
+
+
+class FedAlignResNet(BodyAndHead):
+    """Bottleneck ResNet for small images: widths 64, 128, 256, n blocks each, a 3×3 stem of 16 channels.
+
+    At depth 56 FedAlign's ResNet-56, with 591,322 parameters for ten classes of colour images.
+
+    Args:
+        num_classes: C ≥ 1.
+        input_shape: (channels, height, width).
+        depth: 9n + 2: 11, 20, 56.
+
+    Raises:
+        ValueError: not an image shape, or a depth of another form.
+
+    Source:
+        Code of arXiv:2111.14213; blocks of He et al. 2016, arXiv:1512.03385, with 1×1 convolutions as shortcuts.
+    """
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...], depth: int = 56) -> None:
+        from torchvision.models.resnet import Bottleneck  # noqa: PLC0415 - slow to import
+
+        super().__init__()
+        channels, *_ = check_images("FedAlignResNet", num_classes, input_shape)
+        if depth < 11 or depth % 9 != 2:
+            raise ValueError(f"FedAlignResNet needs a depth of 9n + 2 (11, 20, 56), got {depth}")
+        self.body = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        before = 16
+        for planes, stride in ((16, 1), (32, 2), (64, 2)):
+            width = planes * Bottleneck.expansion
+            shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            rest = [Bottleneck(width, planes) for _ in range(depth // 9 - 1)]
+            self.body.append(nn.Sequential(Bottleneck(before, planes, stride, shortcut), *rest))
+            before = width
+        self.body.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
+        self.head = nn.Linear(before, num_classes)
+        for layer in self.body.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def stages(self) -> Stages:
+        return Stages(self.body[:5], self.body[5], self.body[6:])

@@ -158,6 +158,47 @@ def test_settings_that_json_cannot_write_reach_the_runs():
     assert place.cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
 
 
+PUBLISHED = [
+    ("fedntd/12", "FedCurv", {"fisher": "batch", "fisher_samples": 500, "lam": 1.0}),
+    ("fedntd/12", "FedProx", {"mu": 0.1}),
+    ("fedntd/12", "MOON", {"mu": 1.0, "temperature": 0.5}),
+    ("fedntd/13", "FedAlign", {"mu": 0.45, "width": 0.25, "narrow_input": True}),
+    ("feded/5", "FedProx", {"mu": 0.01}),
+    ("feded/5", "MOON", {"mu": 0.01, "temperature": 0.5}),
+    *((f"feded/{number}", "FedNTD", {"beta": 0.1, "temperature": 1.0}) for number in (5, 6)),
+    *((f"feded/{number}", "FedLC", {"tau": 0.5, "form": "softmax"}) for number in (1, 4, 5)),
+    *((f"feded/{number}", "FedED", {"lam": 0.1, "omega": None, "logit_form": "official"}) for number in (1, 4, 5, 6)),
+]
+"""Figures, the names of methods in them, and what these have in the paper of the figure."""
+
+
+def composed(name, method):
+    """The model's configuration of a method, as the figure names it, in the first case of its runs."""
+    figure = spec.read(spec.shipped_path(name))
+    (runs,) = (runs for runs in figure.runs if method == runs.label or (not runs.label and method in runs.methods))
+    runs.cases = dict(list(runs.cases.items())[:1])
+    runs.methods = runs.methods if runs.label else [method]
+    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
+    return place.cell.config["model"]
+
+
+@pytest.mark.parametrize(("name", "method", "settings"), PUBLISHED)
+def test_a_method_has_the_settings_of_the_figure_s_paper_and_is_what_it_is_named(name, method, settings):
+    client = composed(name, method)["client"]
+    assert client["class_path"] == f"fl_lightning.methods.{method}"
+    assert settings.items() <= client["init_args"].items()
+
+
+def test_fedcl_s_learning_rate_falls_by_a_hundredth_each_round():
+    for name in ("fedcl/1", "fedcl/2", "fedcl/table1"):
+        assert composed(name, "FedCL")["lr_decay"] == 0.99
+
+
+def test_fedalign_clips_as_its_paper_and_the_others_do_not():
+    assert composed("fedntd/13", "FedAlign")["clip_norm"] == 10.0
+    assert composed("fedntd/13", "FedAvg")["clip_norm"] is None
+
+
 @pytest.mark.parametrize("width", [3.3, 5.0, 12.0])
 @pytest.mark.parametrize(
     "names",

@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from fl_lightning.methods import FedAlign, FedAvg
-from fl_lightning.methods.fedalign import aligned, check_block, narrowed, spectral_norm, transmission
-from fl_lightning.nets import CIFARResNet, Perceptron, ResNet
+from fl_lightning.methods.fedalign import aligned, check_block, kept, narrowed, spectral_norm, transmission
+from fl_lightning.nets import CIFARResNet, FedAlignResNet, Perceptron, ResNet
 from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, fit, sgd, toy_data
 
 NETS = [partial(CIFARResNet, depth=8), partial(CIFARResNet, depth=20), partial(ResNet, depth=10, stem="cifar")]
-NETS += [partial(ResNet, depth=50, stem="cifar")]
+NETS += [partial(ResNet, depth=50, stem="cifar"), partial(FedAlignResNet, depth=20)]
 
 
 def test_many_iterations_give_the_largest_singular_value_and_ten_need_not():
@@ -48,8 +49,9 @@ def test_the_term_has_the_value_mu_ce_and_vanishes_where_both_agree():
     assert not torch.autograd.grad(value, narrow)[0].any()
 
 
+@pytest.mark.parametrize("narrow_input", [True, False])
 @pytest.mark.parametrize("net", NETS, ids=lambda net: f"{net.func.__name__}{net.keywords['depth']}")
-def test_the_stages_are_the_net_and_the_narrow_block_is_its_first_channels(net):
+def test_the_stages_are_the_net_and_the_narrow_block_is_its_first_channels(net, narrow_input):
     """At width 1 it is the block; at 1/4 its output has a quarter of the channels, and statistics stay."""
     built, x = net(3, (3, 16, 16)).eval(), torch.randn(2, 3, 16, 16)
     before, last, after = built.stages()
@@ -57,23 +59,100 @@ def test_the_stages_are_the_net_and_the_narrow_block_is_its_first_channels(net):
     outer = last(inner)
     torch.testing.assert_close(built.head(after(outer)), built(x))
     check_block(last)
-    torch.testing.assert_close(functional_call(last, narrowed(last, 1.0, inner.shape[1]), (inner,)), outer)
+    inputs = None if narrow_input else inner.shape[1]
+    torch.testing.assert_close(functional_call(last, narrowed(last, 1.0, inputs), (inner,)), outer)
     statistics = {name: value.clone() for name, value in built.named_buffers()}
     built.train()
-    narrow = functional_call(last, narrowed(last, 0.25, inner.shape[1]), (inner,))
+    fewer = inner[:, : inner.shape[1] // 4] if narrow_input else inner
+    narrow = functional_call(last, narrowed(last, 0.25, inputs), (fewer,))
     assert narrow.shape == (2, outer.shape[1] // 4, *outer.shape[2:])
     assert all(torch.equal(value, statistics[name]) for name, value in built.named_buffers())
 
 
-def test_the_narrow_block_is_a_smaller_net_s():
+@pytest.mark.parametrize("inputs", [None, 4])
+def test_the_narrow_block_is_a_smaller_net_s(inputs):
     block = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 1), nn.BatchNorm2d(12))
-    small = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6))
+    first = nn.Conv2d(inputs or 2, 4, 3)
+    small = nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6))
     with torch.no_grad():
         for name, value in block.state_dict().items():
             own = small.state_dict()[name]
             own.copy_(value[tuple(slice(size) for size in own.shape)])
-    x = torch.randn(3, 4, 5, 5)
-    torch.testing.assert_close(functional_call(block, narrowed(block, 0.5, 4), (x,)), small(x))
+    x = torch.randn(3, first.in_channels, 5, 5)
+    torch.testing.assert_close(functional_call(block, narrowed(block, 0.5, inputs), (x,)), small(x))
+
+
+def test_widths_are_multiples_of_8():
+    """The nearest, half a step up; at least 8, at most all; nets of fewer than 16 channels to whole channels."""
+    for share in (0.1, 0.25, 0.5, 0.75, 1.0):
+        for channels in range(16, 600):
+            left = kept(channels, share)
+            assert left == channels or left % 8 == 0
+            assert min(8, channels) <= left <= channels
+            assert left in (8, channels) or abs(left - share * channels) <= 4
+        assert [kept(channels, share) for channels in (1, 4, 12)] == [max(1, round(share * c)) for c in (1, 4, 12)]
+    assert [kept(channels, 0.25) for channels in (16, 48, 80, 112, 2048)] == [8, 16, 24, 32, 512]
+
+
+def by_hand(client, x, y, narrow_input):
+    """ℓ, and the gradient of CE + μ (CE/ℓ) ℓ at the first layer of the last block, layer by layer."""
+    p, net = dict(client.net.named_parameters()), client.net
+    blocks = [f"body.5.{k}" for k in range(len(net.body[5]))]
+
+    def norm(z, name, width):
+        mean, var = z.mean((0, 2, 3), keepdim=True), z.var((0, 2, 3), correction=0, keepdim=True)
+        scale, shift = (p[f"{name}.{entry}"][:width, None, None] for entry in ("weight", "bias"))
+        return (z - mean) / (var + 1e-5).sqrt() * scale + shift
+
+    def conv(z, name, width, **how):
+        return F.conv2d(z, p[f"{name}.weight"][:width, : z.shape[1]], **how)
+
+    def last(z, inner, outer):
+        for k, name in enumerate(blocks):
+            stride = 1 if k else 2
+            out = norm(conv(z, f"{name}.conv1", inner), f"{name}.bn1", inner).relu()
+            out = norm(conv(out, f"{name}.conv2", inner, stride=stride, padding=1), f"{name}.bn2", inner).relu()
+            out = norm(conv(out, f"{name}.conv3", outer), f"{name}.bn3", outer)
+            if k == 0:
+                z = norm(conv(z, f"{name}.downsample.0", outer, stride=2), f"{name}.downsample.1", outer)
+            z = (out + z).relu()
+        return z
+
+    def bound(f1, f2):
+        pooled = f1.unflatten(2, (f2.shape[2], 2)).unflatten(4, (f2.shape[3], 2)).mean((3, 5))
+        T = torch.einsum("bchw,bdhw->bcd", pooled, f2) / f2.shape[2] / f2.shape[3]
+        v = torch.ones(len(T), T.shape[1], 1, dtype=T.dtype)
+        for _ in range(10):
+            v = T @ T.transpose(1, 2) @ v
+            size = v.norm(dim=1, keepdim=True)
+            v = v / size
+        return size.sqrt(), T.shape
+
+    before = net.body[:5](x).detach()
+    full = last(before, 64, 256)
+    ce = F.cross_entropy(net.head(full.mean((2, 3))), y)
+    fewer = before[:, :32] if narrow_input else before
+    (narrow, shape), (whole, _) = bound(fewer, last(fewer, 16, 64)), bound(before, full.detach())
+    assert shape == (len(x), 32 if narrow_input else 128, 64)
+    gap = (narrow - whole.detach()).square().mean()
+    (gradient,) = torch.autograd.grad(ce + 0.45 * (ce / gap).detach() * gap, p["body.5.0.conv1.weight"])
+    return gap.item(), gradient
+
+
+@pytest.mark.parametrize("narrow_input", [True, False])
+@pytest.mark.parametrize("depth", [11, 20])
+def test_a_step_is_that_of_the_net_narrowed_by_hand(depth, narrow_input):
+    """128 and 256 channels around the last block, 64 within: 32, 64 and 16 are kept; the input's 32 by default."""
+    settings = {"net": partial(FedAlignResNet, depth=depth), "num_classes": 3, "input_shape": (1, 8, 8)}
+    client = FedAlign(**settings) if narrow_input else FedAlign(narrow_input=False, **settings)
+    client.double().train()
+    x, y = torch.randn(4, 1, 8, 8).double(), torch.tensor([0, 1, 2, 0])
+    gap, gradient = by_hand(client, x, y, narrow_input)
+    found = {}
+    client.log_dict = found.update
+    client.training_step((x, y), 0).backward()
+    assert float(found["train/aligned"]) == pytest.approx(gap)
+    torch.testing.assert_close(client.net.body[5][0].conv1.weight.grad, gradient, rtol=1e-6, atol=1e-9)
 
 
 def gradients(client, batch):
@@ -97,8 +176,9 @@ def test_the_term_reaches_the_last_block_only():
     assert any(not torch.allclose(ours[name], gradient) for name, gradient in gradients(plain, batch).items())
 
 
-def test_it_stacks():
-    client = FedAlign(net=partial(CIFARResNet, depth=8), num_classes=3, input_shape=(1, 8, 8)).double()
+@pytest.mark.parametrize("net", [partial(CIFARResNet, depth=8), partial(FedAlignResNet, depth=11)])
+def test_it_stacks(net):
+    client = FedAlign(net=net, num_classes=3, input_shape=(1, 8, 8)).double()
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(3, 5, 1, 8, 8, generator=g).double(), torch.randint(3, (3, 5), generator=g)
     torch.testing.assert_close(*stacked_and_alone(client, {}, x, y), rtol=1e-6, atol=1e-9)
@@ -111,7 +191,7 @@ def test_two_rounds_and_a_single_sample():
 
 def test_a_net_without_stages_is_refused_but_not_where_nothing_is_aligned():
     Small = partial(Perceptron, hidden=(6,))
-    with pytest.raises(ValueError, match=r"Perceptron does not say what its last block is.*ResNet or CIFARResNet"):
+    with pytest.raises(ValueError, match=r"Perceptron does not say what its last block.* or FedAlignResNet"):
         fit(FedAlign(net=Small), 1)
     fit(FedAlign(mu=0.0, net=Small), 1)
 
@@ -122,12 +202,13 @@ def test_a_block_that_cannot_be_narrowed_is_refused(layer):
         check_block(nn.Sequential(nn.ReLU(), layer))
 
 
-def test_a_block_with_inner_layers_as_wide_as_its_input_is_refused_by_the_layer():
+def test_a_block_with_inner_layers_as_wide_as_its_input_is_refused_by_the_layer_where_that_stays_whole():
     wide = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 1))
     with pytest.raises(
         ValueError, match="read the last block's input by its 8 channels, but an earlier layer than 3 has"
     ):
         narrowed(wide, 0.25, 8)
+    assert narrowed(wide, 0.25)["3.weight"].shape == (3, 2, 1, 1)
     last = nn.Sequential(nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Conv2d(12, 8, 1))  # which nothing within it reads
     assert [len(value) for value in narrowed(last, 0.25, 8).values()] == [3, 3, 2, 2]
 

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from fl_lightning import FederatedLoop, NonFiniteUpdateError
+from fl_lightning import FederatedDataModule, FederatedLoop, NonFiniteUpdateError
+from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.classes import in_local
 from fl_lightning.methods import SAM, FedAvg, FedED, FedEXPAggregator
 from fl_lightning.methods.feded import calibrated_softmax, empty_class_distillation, logit_suppression
@@ -182,15 +183,20 @@ def test_the_teacher_is_no_part_of_the_client():
 
 @pytest.mark.parametrize("omega", [1.0, 1e6])
 def test_the_printed_weight_stops_the_run_with_cause_and_remedy(omega):
-    client = FedED(omega=omega, net=partial(Perceptron, hidden=(32, 32)), optimizer=sgd(lr=0.3))
-    with pytest.raises(
-        NonFiniteUpdateError, match=r"client \d+ .* round \d+.*no lower bound.*omega=.*0\.005.*official"
-    ):
+    client = FedED(omega=omega, logit_form="paper", net=partial(Perceptron, hidden=(32, 32)), optimizer=sgd(lr=0.3))
+    remedy = rf"client \d+ .* round \d+.*no lower bound.* every omega above 0, here {omega}: set logit_form to official"
+    with pytest.raises(NonFiniteUpdateError, match=remedy):
         fit(client, 40, local_epochs=5)
 
 
+def test_the_default_is_the_authors_form_and_the_printed_one_has_no_default_weight():
+    ours, printed = FedED(), FedED(omega=1, logit_form="paper")
+    assert (ours.logit_form, ours.omega, ours.lam) == ("official", 0.005, 0.1)
+    assert (printed.logit_form, printed.omega) == ("paper", 1)
+
+
 def test_the_remedy_of_other_settings_does_not_blame_omega():
-    for client in (FedED(omega=0), FedED(omega=1.0, logit_form="official")):
+    for client in (FedED(), FedED(omega=0, logit_form="paper"), FedED(omega=1.0)):
         assert "omega" not in client.nonfinite_hint()
 
 
@@ -213,6 +219,8 @@ def test_feded_with_fedexp_and_sam():
         ({"lam": -1}, "lam must be at least 0, got -1"),
         ({"omega": float("nan")}, "omega must be at least 0, got nan"),
         ({"logit_form": "code"}, "logit_form must be one of paper, official, got 'code'"),
+        ({"logit_form": "paper"}, "logit_form=paper needs omega, got None.* diverges .* leave logit_form at official"),
+        ({"logit_form": "paper", "omega": -1.0}, "omega must be at least 0, got -1.0"),
     ],
 )
 def test_wrong_settings_are_refused(settings, sentence):
@@ -224,3 +232,25 @@ def test_the_number_of_empty_classes_is_logged():
     data = toy_data((4, 12))
     loop = fit(FedED(net=Small, optimizer=sgd()), 1, data)
     assert loop.round_metrics["train/empty_classes"] == (data.label_counts == 0).sum(1).double().mean()
+
+
+def prototypes(n, seed):
+    """Six classes of 784 inputs with MNIST's mean square and more noise than signal."""
+    centres, g = torch.randn(6, 784, generator=torch.Generator().manual_seed(99)), torch.Generator().manual_seed(seed)
+    y = torch.randint(6, (n,), generator=g)
+    return centres[y] + 2 * torch.randn(n, 784, generator=g), y
+
+
+@pytest.mark.slow
+def test_the_default_does_not_run_away_where_the_printed_form_does_at_the_same_weight():
+    """As on MNIST: two classes a client, hundreds of steps a round, at the paper's rate, net and batches."""
+    x, y = prototypes(6_000, seed=0)
+    clients = [(y // 2 == pair).nonzero().flatten().tolist() for pair in range(3)]
+    source = TensorSource((x, y), prototypes(1_000, seed=1), num_classes=6)
+    data = FederatedDataModule(source, num_clients=3, batch_size=64, partition=FixedPartition(clients))
+    client = partial(FedED, net=partial(Perceptron, hidden=(200, 200)), optimizer=sgd(lr=0.01, weight_decay=1e-5))
+    with pytest.raises(NonFiniteUpdateError, match=r"no lower bound.* here 0\.005: set logit_form to official"):
+        fit(client(omega=0.005, logit_form="paper"), 1, data, local_epochs=16)
+    loop = fit(client(), 1, data, local_epochs=16)
+    assert loop.round_metrics["global/acc"] > 0.9
+    assert loop.round_metrics["train/suppression"] > -5
