@@ -1,7 +1,7 @@
 """The local optimizers of one client, whose steps are counted."""
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -201,9 +201,9 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
     >>> optimizer = SGD([torch.zeros(2)], lr=0.1)
     >>> handle = optimizer.register_step_post_hook(print)
     >>> foreign_part(optimizer), foreign_part(optimizer, [handle])
-    ('a hook of its SGD', None)
+    ("the hook 'print' of its SGD", None)
     """
-    kind, mine = type(optimizer), Counter(id(handle.hooks_dict_ref()) for handle in ours)
+    kind, mine = type(optimizer), {handle.id for handle in ours}
     if not kind.__module__.startswith("torch.optim."):
         return f"{kind.__name__}, which is not torch's"
     make: Callable[..., Optimizer] = kind
@@ -211,8 +211,8 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
     for name, value in vars(optimizer).items():
         if name not in attributes and unwrapped_step(value) is None:  # schedulers of torch's wrap `step`
             return f"the attribute {name!r} of its {kind.__name__}"
-        if isinstance(value, OrderedDict) and len(value) != mine[id(value)]:
-            return f"a hook of its {kind.__name__}"
+        for hook in [value[key] for key in value.keys() - mine] if isinstance(value, OrderedDict) else ():
+            return f"the hook {getattr(hook, '__name__', type(hook).__name__)!r} of its {kind.__name__}"
     for name in (name for group in optimizer.param_groups for name in group.keys() - keys):
         return f"the entry {name!r} of a parameter group of its {kind.__name__}"
     return f"the state that its {kind.__name__} has from the start" if not ours and optimizer.state else None
