@@ -35,7 +35,11 @@ class OptimizerBuilder:
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
 
     def of(self, phase: Phase) -> LocalOptimizers:
-        """Build the phase's optimizers."""
+        """Build the phase's optimizers, or take those at hand."""
+        if phase.plain and self.reusable is not None:
+            if self.reusable.reusable:
+                return self.reusable
+            self.forget()  # somebody has made more of them than they were
         if self._passing is not None:
             self._passing.release()
         found = self.new(phase.optimizer)

@@ -1,18 +1,21 @@
 """The local optimizers of one client, whose steps are counted."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from fl_lightning.client.bare_step import BareStep
+from fl_lightning.client.bare_step import BareStep, unwrapped_step
 from fl_lightning.client.schedulers import parse_optimizers
 
 
@@ -113,15 +116,33 @@ class LocalOptimizers:
         backward: Callable[..., None] = Tensor.backward,
     ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
+        self.foreign = next(filter(None, map(foreign_part, self.raw)), None)
         self.exposure = Exposure(self.raw, slope)
         self.backward = backward
         self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
         self._scheduled = any(not entry.reduce_on_plateau for entry in self.schedulers)  # while a client trains
-        # torch's own optimizers keep their state in `state` and `param_groups` only, so a reset one equals a new one
-        torchs = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.raw)
-        self.reusable = torchs and not self.schedulers and scaler is None
-        self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self.raw]
+        self._groups = [
+            [(group, dict(group), list(group["params"])) for group in optimizer.param_groups] for optimizer in self.raw
+        ]
         self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
+        self._defaults = [dict(optimizer.defaults) for optimizer in self.raw]
+        # torch's own keep their state in `state` and `param_groups` only: a reset one equals a new one
+        values = (group[name] for groups in self._groups for group, *_ in groups for name in group.keys() - {"params"})
+        fixed = all(isinstance(value, int | float | str | tuple | None) for value in values)
+        self._resets = fixed and not self.schedulers and scaler is None and self.foreign is None
+
+    @property
+    def reusable(self) -> bool:
+        """True where optimizers that are begun anew equal new ones, whatever happened to them since they were built."""
+        return self._resets and all(
+            optimizer.defaults.keys() == defaults.keys()
+            and all(optimizer.defaults[name] is value for name, value in defaults.items())
+            and len(optimizer.param_groups) == len(groups)
+            and foreign_part(optimizer, wrapped.hooks) is None
+            for optimizer, defaults, groups, wrapped in zip(
+                self.raw, self._defaults, self._groups, self.wrapped, strict=True
+            )
+        )
 
     def begin(
         self,
@@ -138,12 +159,16 @@ class LocalOptimizers:
             factor: gives that of a learning rate in this round (`lr_decay`), which schedulers do not see; None: 1.
             factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
-        for optimizer, settings, (params, states) in zip(self.raw, self._settings, self._states, strict=True):
-            if self.exposure.steps:
+        for optimizer, groups, (owners, states) in zip(self.raw, self._groups, self._states, strict=True):
+            if self.exposure.steps or len(optimizer.state) != len(owners):
                 optimizer.state.clear()
-                optimizer.state.update(zip(params, deepcopy(states), strict=True))
-            for group, setting in zip(optimizer.param_groups, settings, strict=True):
+                optimizer.state.update(zip(owners, deepcopy(states), strict=True))
+            optimizer.param_groups[:] = [group for group, *_ in groups]  # a hook may have added some
+            for group, setting, params in groups:
+                if group.keys() != setting.keys():
+                    group.clear()
                 group.update(setting)
+                group["params"][:] = params
                 if lr is not None:
                     group.update({key: lr for key in ("lr", "initial_lr") if key in group})
         for entry in self.schedulers:
@@ -164,6 +189,41 @@ class LocalOptimizers:
         for wrapped in self.wrapped:
             for hook in wrapped.hooks:
                 hook.remove()
+
+
+def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> str | None:
+    """Name what makes an optimizer more than its settings: torch's constructor gives one none of it.
+
+    Args:
+        optimizer: any.
+        ours: handles of hooks on it that do not count.
+
+    >>> optimizer = SGD([torch.zeros(2)], lr=0.1)
+    >>> handle = optimizer.register_step_post_hook(print)
+    >>> foreign_part(optimizer), foreign_part(optimizer, [handle])
+    ("the hook 'print' of its SGD", None)
+    """
+    kind, mine = type(optimizer), {handle.id for handle in ours}
+    if not kind.__module__.startswith("torch.optim."):
+        return f"{kind.__name__}, which is not torch's"
+    make: Callable[..., Optimizer] = kind
+    attributes, keys = shape_of(make)
+    for name, value in vars(optimizer).items():
+        if name not in attributes and unwrapped_step(value) is None:  # schedulers of torch's wrap `step`
+            return f"the attribute {name!r} of its {kind.__name__}"
+        for hook in [value[key] for key in value.keys() - mine] if isinstance(value, OrderedDict) else ():
+            return f"the hook {getattr(hook, '__name__', type(hook).__name__)!r} of its {kind.__name__}"
+    for name in (name for group in optimizer.param_groups for name in group.keys() - keys):
+        return f"the entry {name!r} of a parameter group of its {kind.__name__}"
+    return f"the state that its {kind.__name__} has from the start" if not ours and optimizer.state else None
+
+
+@cache
+def shape_of(kind: Callable[..., Optimizer]) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the attributes of a new optimizer of torch's, and of the entries of its parameter groups."""
+    plain = kind([torch.zeros(1, 1)])
+    fused = kind([torch.zeros(1, 1)], fused=True) if kind in (SGD, Adam, AdamW, Adagrad) else plain
+    return frozenset({*vars(plain), *vars(fused)}), frozenset(plain.param_groups[0]) | {"param_names", "initial_lr"}
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -146,7 +146,7 @@ class LocalTrainer:
         """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
         client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
-        optimizers = (self.builder.reusable if phase.plain else None) or self.builder.of(phase)
+        optimizers = self.builder.of(phase)
         factors = self.lr_factors if phase.optimizer is None else ()
         factor = settings.lr_factor(data.round_idx) if self._decays else None
         optimizers.begin(progress, phase.lr, factor, factors)

@@ -84,7 +84,7 @@ class CohortEngine(SequentialEngine):
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
-        self._stacks = StackTrainer(self.client, self.local)
+        self._stacks = StackTrainer(self.client, self.local, cautious=chunk == "auto")
         self._epochs_told = Counter[int]()
         """Epochs of the stack under way of which callbacks know, by client."""
         self._phased = overridden(self.client, "phases", ClientModule)

@@ -198,7 +198,7 @@ def described_optimizer(name: str, factory: Any) -> Settings:
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
     """Flatten a parsed configuration; `class_path` and `init_args` leave the names."""
-    model, trainer = ({} if prefix else config.get(name) for name in ("model", "trainer"))
+    model, trainer = ({} if prefix else config).get("model"), ({} if prefix else config).get("trainer")
     found = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")

@@ -65,10 +65,11 @@ class StackTrainer:
     Args:
         client: the module whose step is taken.
         local: trains single clients; its settings, optimizers and batch transfer are used.
+        cautious: whether what differs from single clients by more than the last bits is refused (`auto`).
     """
 
-    def __init__(self, client: ClientModule, local: LocalTrainer) -> None:
-        self.client, self.local = client, local
+    def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
+        self.client, self.local, self._cautious = client, local, cautious
         self._has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in client.modules())
         self._rebuilds = overridden(local.modules[-1], "configure_optimizers", ClientModule)
         self._spare: LocalOptimizers | None = None
@@ -177,9 +178,12 @@ class StackTrainer:
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
         if phase.plain and self._spare is not None:
-            return self._spare
+            if self._spare.reusable:
+                return self._spare
+            self.forget_optimizers()
         found = self.local.builder.new(phase.optimizer)
-        if reason := why_not_optimizers(found.raw):
+        if reason := why_not_optimizers(found, self._has_batch_norm and self._cautious):
+            found.release()
             raise StackingError(reason)
         if phase.plain and found.reusable and not self._rebuilds:
             self._spare = found

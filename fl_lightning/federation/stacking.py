@@ -1,16 +1,18 @@
 """Reasons against training several clients at once, and how many are."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from pytorch_lightning.plugins.precision import Precision
-from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
+from fl_lightning.client.bare_step import no_hook
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
+from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.training import LOCAL_HOOKS
 from fl_lightning.federation.server import GlobalWeights
@@ -129,11 +131,32 @@ def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None)
 def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
     if weights.transient.places:
         return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
+    if (pair := aliases(client)) is not None:
+        return f"{pair[0]!r} shares memory with the parameter {pair[1]!r}"
     for name, value in client.named_parameters():
         if not value.requires_grad:
             return f"the parameter {name!r} is not trained"
         if has_backward_hooks(value):
             return f"a hook of the parameter {name!r} would not be called"
+    return None
+
+
+def aliases(client: nn.Module) -> tuple[str, str] | None:
+    """Name a tensor of the module, and a parameter in whose memory it lies: rows of a stack do not.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> layer.register_buffer("last", layer.weight.data[0])
+    >>> aliases(layer)
+    ('last', 'weight')
+    """
+    params = {value.untyped_storage().data_ptr(): (name, value) for name, value in client.named_parameters()}
+    for path, module in client.named_modules():
+        tensors = {n: value for n, value in vars(module).items() if isinstance(value, Tensor)}
+        tensors |= dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+        for name, value in tensors.items():
+            whose, parameter = params.get(value.untyped_storage().data_ptr(), ("", value))
+            if value is not parameter and value.numel():
+                return f"{path}.{name}".lstrip("."), whose
     return None
 
 
@@ -148,9 +171,33 @@ def has_backward_hooks(part: nn.Module | nn.Parameter) -> bool:
     return any(getattr(part, name, None) for name in BACKWARD_HOOKS)
 
 
-def why_not_optimizers(optimizers: Sequence[Optimizer]) -> str | None:
-    """Say why a stack cannot be stepped by these optimizers; None: it can."""
-    if len(optimizers) != 1:
-        return f"it has {len(optimizers)} optimizers"
-    kind = type(optimizers[0])
-    return None if kind in ELEMENTWISE else f"{kind.__name__} is not known to treat every number by itself"
+def why_not_optimizers(optimizers: LocalOptimizers, plain: bool = False) -> str | None:
+    """Say why a stack cannot be stepped by these optimizers; None: it can.
+
+    Args:
+        optimizers: of a client.
+        plain: whether only a step in proportion to the gradient will do. Where BatchNorm follows, gradients of a bias
+            are nothing but what is left by rounding, which Adam and its like make steps of full length of.
+    """
+    if len(optimizers.raw) != 1:
+        return f"it has {len(optimizers.raw)} optimizers"
+    optimizer = optimizers.raw[0]
+    kind = type(optimizer)
+    if kind not in ELEMENTWISE:
+        return f"{kind.__name__} is not known to treat every number by itself"
+    if optimizers.foreign is not None and not (kind is Adagrad and optimizers.foreign.startswith("the state ")):
+        return f"{optimizers.foreign} is one client's"
+    if listens_to_all():
+        return "a global hook of optimizers would see all clients at once"
+    if plain and kind is not SGD:
+        return f"BatchNorm under {kind.__name__} differs by more than the last bits; ask for it by model.chunk=K"
+    return None
+
+
+def listens_to_all() -> bool:
+    """True where somebody has a hook on the steps of all optimizers."""
+    handles = [register_optimizer_step_pre_hook(no_hook), register_optimizer_step_post_hook(no_hook)]
+    found = [len(handle.hooks_dict_ref() or ()) > 1 for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return any(found)
