@@ -44,7 +44,6 @@ class Inspection:
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
-        self._weights = engine.weights
         self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
         self._weights, self._predict = engine.weights, cast(Callable[[Tensor], Tensor], engine.client)
@@ -91,14 +90,14 @@ class Inspection:
     @contextmanager
     def _deployed(self) -> Iterator[None]:
         """Context of what the client in the module would deploy: in its place, or a predictor of its own."""
-        before = self._weights.snapshot(self._weights.entries)
+        before = HeldEntries(self._weights)
         try:
-            with self.look():
+            with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
                 self._predict = self.client.deployed()
             yield
         finally:
             self._predict = self.client
-            self._weights.load(before)
+            before.restore()
 
     def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
         """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.

@@ -275,8 +275,9 @@ class FederatedLoop(Forwarding):
         round_idx, optimizer = self.current_epoch, cast(Optimizer, self.optimizers())
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         # only a client's forward is in the Trainer's region; in one of ours a module's own would keep cast weights
-        casts = torch.is_autocast_enabled(self.device.type)
-        with torch.autocast(self.device.type, enabled=False) if casts else nullcontext(), torch.enable_grad():
+        kind = self.device.type
+        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
             metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]

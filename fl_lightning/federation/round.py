@@ -333,15 +333,15 @@ class Round:
         )
 
     def forget(self, logged: Sizes) -> None:
-        """Drop everything that the round has collected, what was logged since there were so many values included."""
+        """Drop what all exchanges of the round have left, what was logged since there were so many values included."""
         self.guard.take_findings()
         self.aggregator.take_unchecked()
         self.recorder.logged.cut(logged)
-        for part in self._parts:
-            part.end_exchange()
 
     def abandon(self) -> None:
         """Drop everything that a failed round has collected."""
         self.forget({})
         self.traffic.clear()
         self.recorder.discard_round()
+        for part in self._parts:
+            part.end_exchange()
