@@ -143,10 +143,9 @@ class FederatedLoop(Forwarding):
         faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
         transform = (NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms))
         process = (Execution(threads, chunk, memory_format, compile), store or ClientStore())
-        entries = (tuple(as_list(personal)), tuple(as_list(keep)))
-        parts = (*method, LocalSettings(*local), faults, *transform, *process, *entries)
-        named = partial(FederationParts, metrics=self.metrics, given_seed=seed, batch_hooks=self.batch_hooks)
-        self.parts = named(*parts, plateau=Plateau(plateau))
+        rest = (tuple(as_list(personal)), tuple(as_list(keep)), self.metrics, Plateau(plateau), seed)
+        parts = (*method, LocalSettings(*local), faults, *transform, *process, *rest)
+        self.parts = FederationParts(*parts, batch_hooks=self.batch_hooks)
         self.aggregator.weigh_by(weighting)
         check_at_least(1, alma_every=alma_every)
         self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal

@@ -97,7 +97,7 @@ class Round:
         Raises:
             FaultError: naming client and round.
         """
-        server, result = self.server, RoundResult(cohort, failed=dict(failed), mark=self.recorder.logged.sizes)
+        server, result = self.server, RoundResult(cohort, failed=dict(failed), mark=self.sizes)
         server.begin_round(round_idx, start)
         asked = result.asked
         if len(asked) < self.min_clients:
@@ -158,7 +158,7 @@ class Round:
                     try:
                         self._take(one, sent[client_id], partials, result)
                         if self.counts_skipped:
-                            result.took(client_id, self.recorder.logged.sizes)
+                            result.took(client_id, self.sizes)
                     except TransformError:
                         raise
                     except Exception as problem:
@@ -331,6 +331,11 @@ class Round:
             or any(overridden(transform, "state_dict", UpdateTransform) for transform in self.transforms)
             or any(overridden(part, "add", base) and part.state_dict() for part, base in adds)
         )
+
+    @property
+    def sizes(self) -> Sizes:
+        """Numbers of the values logged so far, where clients may be left out."""
+        return self.recorder.logged.sizes if self.counts_skipped else {}
 
     def forget(self, logged: Sizes) -> None:
         """Drop what all exchanges of the round have left, what was logged since there were so many values included."""

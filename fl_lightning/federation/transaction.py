@@ -119,7 +119,7 @@ class Transactions:
 
     def _run(self, round_idx: int, cohort: list[int], start: State, begun: RoundStart) -> RoundResult:
         """Run a round, and again without the clients that failed where they have left traces: every draw is keyed."""
-        round_, failed, logged = self.round, dict[int, str](), self.round.recorder.logged.sizes
+        round_, failed, logged = self.round, dict[int, str](), self.round.sizes
         while (result := round_.run(round_idx, cohort, start, begun.entries, failed)).repeats and not result.lost:
             failed = result.failed
             begun.restore()
