@@ -63,8 +63,8 @@ def check_decay(lr_decay: LRDecay) -> None:
         if set(lr_decay) != {"cosine"}:
             raise ValueError(f"lr_decay must be a factor > 0 or {{cosine: FINAL_LR}}, got {dict(lr_decay)}")
         check_at_least(0, "it is the rate after the last round", cosine=lr_decay["cosine"])
-    elif isinstance(lr_decay, int | float):
-        check_above(0, lr_decay=lr_decay)
+    elif not isinstance(lr_decay, Decay):
+        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
 
 
 def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:

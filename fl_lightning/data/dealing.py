@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_lightning.utils.settings import check_numbers
+
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
@@ -33,13 +35,15 @@ def check_clients(num_samples: int, num_clients: int) -> None:
         )
 
 
-def check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float | None) -> None:
     """Refuse what no Dirichlet distribution can be drawn with.
 
     Raises:
         ValueError: alpha is not positive.
+        TypeError: alpha is no number.
     """
-    if not alpha > 0:
+    check_numbers(alpha=alpha)
+    if alpha is None or not alpha > 0:
         raise ValueError(
             f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
         )

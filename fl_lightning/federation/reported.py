@@ -1,13 +1,14 @@
 """The user's torchmetrics objects that are evaluated besides what the package reports itself."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.functional.state import raised
+from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
 """A metric, a collection, or metrics by name; `update` takes predictions and targets."""
@@ -24,6 +25,10 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
+    given = metrics.values() if isinstance(metrics, Mapping) else metrics
+    for metric in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
+        remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
+        check_kind((Metric, MetricCollection), "torchmetrics objects", remedy, metrics=metric)
     found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
     for name in found:
         if name in OWN:
