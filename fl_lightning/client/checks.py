@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
+from fl_lightning.utils.signatures import check_call
 
 
 def uncompiled(module: Any) -> Any:
@@ -48,8 +49,11 @@ def check_module(module: object) -> None:
             f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
             f"take (batch, batch_idx)"
         )
-    arguments = inspect.signature(kind.state_dict).parameters
-    if "prefix" not in arguments and all(p.kind is not p.VAR_KEYWORD for p in arguments.values()):
+    step: Any = module.training_step
+    arguments = ["batch", "batch_idx"][: max(1, num_arguments(step))]
+    check_call(f"{kind.__name__}.training_step", step, arguments, of_object=True)
+    takes = inspect.signature(kind.state_dict).parameters
+    if "prefix" not in takes and all(p.kind is not p.VAR_KEYWORD for p in takes.values()):
         raise TypeError(
             f"{kind.__name__}.state_dict must take torch's arguments, since the module is part of another one; define "
             f"state_dict(self, *args, **kwargs) and hand them on"

@@ -13,7 +13,8 @@ from pytorch_lightning.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
 )
-from torch.optim import Optimizer
+from pytorch_lightning.utilities import rank_zero_info
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
@@ -25,7 +26,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS, DataModule
 from fl_lightning.utils.packages import is_of_kind
-from fl_lightning.utils.settings import check_factory, check_kind, described
+from fl_lightning.utils.settings import as_list, check_factory, check_kind, described
 
 REFUSED: dict[type[Callback], str] = {
     StochasticWeightAveraging: (
@@ -56,6 +57,9 @@ REFUSED: dict[type[Callback], str] = {
     ),
 }
 """Callbacks that have no meaning in a federation, and what to do instead."""
+
+FAR = 0.1
+"""Share of the way to the aggregate below which a server's step is told of."""
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
@@ -273,6 +277,25 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
         raise ValueError(
             "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
             "counts rounds, such as StepLR"
+        )
+
+
+def tell_server_rate(optimizer: Optimizer) -> None:
+    """Say how far a server's SGD moves the model where that is little: its step is a share of the way to the rule's."""
+    group = optimizer.param_groups[0]
+    if type(optimizer) is SGD and float(group["lr"]) < FAR * (1 - group["momentum"]):
+        rank_zero_info(
+            f"server_optimizer SGD has lr={float(group['lr']):g}: a round moves the global model by that share of the "
+            f"way to the clients' aggregate; lr=1 takes the aggregate as it is (torch's own default is 0.001)"
+        )
+
+
+def tell_epochs(local_epochs: int | list[int]) -> None:
+    """Say that nothing is trained where all clients have no local epochs."""
+    if not any(as_list(local_epochs)):
+        rank_zero_info(
+            f"model.local_epochs={local_epochs}: no client trains, but in epochs that its method counts by itself; "
+            f"1 is one pass over a client's data"
         )
 
 

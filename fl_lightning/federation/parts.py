@@ -175,6 +175,8 @@ class FederationParts:
             found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
         data.key_batches(self.seed)
+        if fits:
+            checks.tell_epochs(self.settings.local_epochs)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
@@ -256,6 +258,8 @@ class FederationParts:
         """
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
         step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        if self.server_optimizer is not None:
+            checks.tell_server_rate(step.optimizer)
         scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(step.optimizer)
         checks.check_server_optimizer(step.optimizer, scheduler)
         if self.server_optimizer is not None:

@@ -52,9 +52,9 @@ WHERE: dict[str, tuple[str, ...]] = {
 
 def named_arguments(kind: type) -> list[str]:
     """List the arguments of a class, those that it hands on to its bases too."""
-    inits = (vars(parent)["__init__"] for parent in kind.__mro__ if "__init__" in vars(parent))
-    ours = (init for init in inits if str(getattr(init, "__module__", "")).startswith(PACKAGE) or init is kind.__init__)
-    found = (p.name for init in ours for p in inspect.signature(init).parameters.values() if p.kind in NAMED)
+    homes = (parent for parent in kind.__mro__ if parent is kind or parent.__module__.startswith(PACKAGE))
+    inits = (vars(parent)["__init__"] for parent in homes if "__init__" in vars(parent))
+    found = (p.name for init in inits for p in inspect.signature(init).parameters.values() if p.kind in NAMED)
     return list(dict.fromkeys(name for name in found if name != "self"))
 
 
@@ -114,18 +114,19 @@ def positional(function: Any, required: bool = False) -> list[str] | None:
     return [p.name for p in parameters if p.kind in POSITIONAL and not (required and p.default is not p.empty)][1:]
 
 
-def check_call(name: str, found: object, arguments: Iterable[str] | None) -> None:
+def check_call(name: str, found: object, arguments: Iterable[str] | None, of_object: bool = False) -> None:
     """Refuse a method that cannot be called with these arguments.
 
     Args:
         name: `Class.method`, for the error.
-        found: the method as its class or the object has it.
+        found: the method as its class has it.
         arguments: besides self; None: not known.
+        of_object: whether `found` is as an object has it, which gives self.
 
     Raises:
         TypeError: naming the method and its right arguments.
     """
-    bound = inspect.ismethod(found) or isinstance(found, staticmethod)
+    bound = of_object or isinstance(found, staticmethod)
     function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     if arguments is None or not (inspect.isfunction(function) or inspect.ismethod(function)):
         return
