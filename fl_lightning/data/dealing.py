@@ -35,22 +35,6 @@ def check_clients(num_samples: int, num_clients: int) -> None:
         )
 
 
-def check_shards(num_samples: int, num_clients: int, shards_per_client: int) -> None:
-    """Refuse more shards than samples, of which most would be empty.
-
-    Raises:
-        ValueError: naming the numbers.
-
-    >>> check_shards(num_samples=10, num_clients=5, shards_per_client=2)
-    """
-    if num_clients * shards_per_client > num_samples:
-        raise ValueError(
-            f"shards_per_client · num_clients must be at most the number of samples, got {shards_per_client} · "
-            f"{num_clients} shards of {num_samples} samples: lower shards_per_client, which is the greatest number of "
-            f"classes of a client"
-        )
-
-
 def check_alpha(alpha: float | None) -> None:
     """Refuse what no Dirichlet distribution can be drawn with.
 
@@ -190,6 +174,22 @@ def shard_classes(
         )
     classes = np.repeat(np.arange(num_classes, dtype=np.int64), total // num_classes)
     return generator.permutation(classes).reshape(num_clients, shards_per_client)
+
+
+def checked_shards(classes: Indices, num_samples: int) -> Indices:
+    """Refuse more shards than samples, of which most would be empty; returns the shards' classes (N, s) as they are.
+
+    Raises:
+        ValueError: naming the numbers.
+    """
+    num_clients, shards_per_client = classes.shape
+    if classes.size > num_samples:
+        raise ValueError(
+            f"shards_per_client · num_clients must be at most the number of samples, got {shards_per_client} · "
+            f"{num_clients} shards of {num_samples} samples: lower shards_per_client, which is the greatest number of "
+            f"classes of a client"
+        )
+    return classes
 
 
 def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Generator) -> list[Indices]:

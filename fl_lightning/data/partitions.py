@@ -203,9 +203,9 @@ class ShardPartition(Partition):
         self.shards_per_client = shards_per_client
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        (labels, num_classes), shards = self._labelled(samples, num_clients), self.shards_per_client
-        deal.check_shards(samples.size, num_clients, shards)
-        return deal.deal_shards(labels, deal.shard_classes(num_clients, num_classes, shards, generator), generator)
+        labels, num_classes = self._labelled(samples, num_clients)
+        classes = deal.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
+        return deal.deal_shards(labels, deal.checked_shards(classes, samples.size), generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
