@@ -36,16 +36,17 @@ _NAMES = {
         HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+"""Module within the package of each name that can be imported from here."""
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and Lightning when a class is asked for, not for `fl-lightning --help`."""
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
     """List what can be imported from here."""
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *HOMES})

@@ -226,6 +226,23 @@ def test_what_is_no_mistake_passes():
     fit(FedAvg(net=Factory()))
 
 
+class Broken(FedAvg):
+    """Has a bug in a line of its own."""
+
+    def receive(self, broadcast, local):
+        raise KeyError("a bug of one's own")
+
+
+def test_only_a_line_of_the_users_own_is_to_be_mended():
+    with pytest.raises(
+        RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.on"
+    ):
+        fit(Broken())
+    with pytest.raises(RuntimeError, match=r"Invalid learning rate.*; set model.on_error to skip$") as caught:
+        fit(FedAvg(optimizer=partial(SGD, lr=-1.0)))
+    assert "mend" not in str(caught.value)
+
+
 # --- what is imported from the top ------------------------------------------------------------------------------
 
 

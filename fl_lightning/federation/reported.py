@@ -25,8 +25,8 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
-    given = metrics.values() if isinstance(metrics, Mapping) else metrics
-    for metric in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
+    single = isinstance(metrics, Metric | MetricCollection | str) or not isinstance(metrics, Iterable)
+    for metric in [metrics] if single else metrics.values() if isinstance(metrics, Mapping) else metrics:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
         check_kind((Metric, MetricCollection), "torchmetrics objects", remedy, metrics=metric)
     found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
