@@ -25,10 +25,11 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
-    single = isinstance(metrics, Metric | MetricCollection | str) or not isinstance(metrics, Iterable)
+    kinds = (Metric, MetricCollection)
+    single = isinstance(metrics, (*kinds, str)) or not isinstance(metrics, Iterable)
     for metric in [metrics] if single else metrics.values() if isinstance(metrics, Mapping) else metrics:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
-        check_kind((Metric, MetricCollection), "torchmetrics objects", remedy, metrics=metric)
+        check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
     found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
     for name in found:
         if name in OWN:
