@@ -25,9 +25,9 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
-    kinds = (Metric, MetricCollection)
-    single = isinstance(metrics, (*kinds, str)) or not isinstance(metrics, Iterable)
-    for metric in [metrics] if single else metrics.values() if isinstance(metrics, Mapping) else metrics:
+    given, kinds = cast(Any, metrics), (Metric, MetricCollection)
+    single = isinstance(given, (*kinds, str)) or not isinstance(given, Iterable)
+    for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
         check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
     found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
