@@ -9,22 +9,44 @@ if TYPE_CHECKING:
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.federation.faults import NonFiniteUpdateError
     from fl_lightning.federation.loop import FederatedLoop
+    from fl_lightning.utils.life import heartbeat
 
 __version__ = "0.1.0"
 
-__all__ = ["Aggregator", "ClientModule", "FederatedDataModule", "FederatedLoop", "NonFiniteUpdateError"]
+__all__ = ["Aggregator", "ClientModule", "FederatedDataModule", "FederatedLoop", "NonFiniteUpdateError", "heartbeat"]
 
-_HOMES = {
-    "Aggregator": "aggregation",
-    "ClientModule": "client",
-    "FederatedDataModule": "data",
-    "FederatedLoop": "federation.loop",
-    "NonFiniteUpdateError": "federation.faults",
+_NAMES = {
+    "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
+        ServerModule TrimmedMeanAggregator UpdateTransform""",
+    "attacks": "Attack label_flip noise sign_flip",
+    "callbacks": """ClasswiseReport ClientCheckpoint ClientTable DriftMonitor FeatureProbe ForgettingMonitor
+        GroupMetrics LossLandscape Monitor NeuronActivations PredictedDistribution RoundProgressBar RunPlots
+        SampleReduction SavePredictions SkippedClients""",
+    "client": "ClientModule",
+    "data": """CIFAR10 CIFAR100 ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource Digits
+        DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
+        QuantityPartition ShardPartition Source TensorSource""",
+    "distributed": "ClientParallelStrategy",
+    "federation.faults": "NonFiniteUpdateError",
+    "federation.loop": "FederatedLoop",
+    "methods": """Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer FedDyn FedED
+        FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi
+        KnFu Local MOON SAM SCAFFOLD SelectiveFD""",
+    "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere
+        HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
+    "utils.life": "heartbeat",
 }
+HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+"""Module within the package of each name that can be imported from here."""
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and Lightning when a class is asked for, not for `fl-lightning --help`."""
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List what can be imported from here."""
+    return sorted({*globals(), *HOMES})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation.gathering import GatheringAggregator
 from fl_lightning.types import ClientUpdate, State
-from fl_lightning.utils.settings import check_above, check_at_least
+from fl_lightning.utils.settings import check_above, check_at_least, check_numbers
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
@@ -117,6 +117,7 @@ class TrimmedMeanAggregator(RobustAggregator):
 
     def __init__(self, beta: float = 0.2) -> None:
         super().__init__()
+        check_numbers(beta=beta)
         if not 0 <= beta < 0.5:
             raise ValueError(f"beta must lie in [0, 0.5), got {beta}; it is the share cut off at each end")
         self.beta = beta

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.functional.state import StateSum, choose, clone, mean_of, to_host
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
-from fl_lightning.utils.renamed import refuse_renamed_hooks
 from fl_lightning.utils.settings import check_choice
+from fl_lightning.utils.signatures import check_overrides
 
 Client = TypeVar("Client", bound=nn.Module)
 
@@ -88,7 +88,7 @@ class ServerPart(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_renamed_hooks(cls)
+        check_overrides(cls)
 
     def attach(self, server: ServerView) -> None:
         """Set `server`; the loop calls it before `setup`."""

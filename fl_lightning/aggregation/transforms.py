@@ -9,6 +9,7 @@ import torch
 from fl_lightning.aggregation.server_parts import NotSetUp
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView
 from fl_lightning.utils.settings import check_above, check_choice
+from fl_lightning.utils.signatures import check_overrides
 
 
 class UpdateTransform:
@@ -22,6 +23,10 @@ class UpdateTransform:
 
     def __init__(self) -> None:
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_overrides(cls)
 
     def setup(self, server: ServerView) -> None:
         """Take the server, and allocate state; called once, before a checkpoint is restored."""

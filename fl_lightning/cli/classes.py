@@ -1,10 +1,13 @@
 """The classes that options name, the arguments of these, and the classes of import paths."""
 
+import ast
 import inspect
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isabstract
+from pathlib import Path
 
 import pytorch_lightning as pl
 from torch import optim
@@ -88,3 +91,25 @@ def classes_beside(path: str) -> list[str]:
     name = path.rpartition(".")[0]
     found = vars(sys.modules[name]) if name in sys.modules else {}
     return [f"{name}.{key}" for key, value in found.items() if isinstance(value, type)]
+
+
+def missing_module(path: str) -> str:
+    """Name the first package or module of a class's import path that is not there; empty where all are."""
+    parts = path.split(".")[:-1]
+    for k in range(1, len(parts) + 1):
+        name = ".".join(parts[:k])
+        try:
+            if find_spec(name) is None:
+                return name
+        except ModuleNotFoundError:  # what is above it is no package, but may be a class
+            return ""
+    return ""
+
+
+def classes_in(file: Path) -> list[str]:
+    """List the classes that a file of Python defines, without running it."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError):
+        return []
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -2,11 +2,21 @@
 
 import re
 from argparse import ArgumentError
+from pathlib import Path
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
 
-from fl_lightning.cli.classes import BASES, EMPTY, choice, class_names, classes_beside, find_class
+from fl_lightning.cli.classes import (
+    BASES,
+    EMPTY,
+    choice,
+    class_names,
+    classes_beside,
+    classes_in,
+    find_class,
+    missing_module,
+)
 from fl_lightning.cli.meaning import meant, nearest
 from fl_lightning.federation.faults import place_of
 from fl_lightning.types import TrainableModule
@@ -20,11 +30,16 @@ COMMANDS = ("methods", "configs", "check", "compare", "figure", "report")
 KEY = re.compile(r'Parser key "([\w.]+)"[^:]*:\s*|--([\w.]+)\.help: ')
 VALUE = re.compile(r"(?:Got|Given) value: (.+)")
 TYPE = re.compile(r"Expected a (<class '(?!NoneType)[\w.]+'>|typing\.Literal\[.+?\])")
-CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'|value: )([\w.]+)(?=['\s]|$)")
+CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'|value: )([\w.-]+)(?=['\s]|$)")
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\S+)")
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
 FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
 """Sentence of jsonargparse about the form of a value, which says nothing where a class refused its arguments."""
+NO_NAME = re.compile(r"Key must be a string, got: ([^\s.]+)")
+FILE = re.compile(r"(?:\./)*([\w/\\.-]+?)(\.py)?(?:::?(\w+))?")
+"""A class in the ways that other programs name it: `folder/module.py:Class`, `module:Class`, `module.py`."""
+DECIMAL = re.compile(r"([-+]?\d*),(\d+)")
+NUMBERS = {"float": "write a number, such as 0.01", "int": "write a whole number, such as 3"}
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
 """Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""
@@ -45,7 +60,7 @@ def format_error(
     >>> format_error("Option 'betta' is not accepted", None, ["beta", "temperature"], {})
     "unknown option 'betta'; the nearest is 'beta'; there are beta, temperature"
     >>> format_error('Parser key "data.num_clients":\n  Expected a <class \'int\'>. Got value: five', None, [], {})
-    'data.num_clients must be int, got five'
+    'data.num_clients must be int, got five; write a whole number, such as 3'
     """
     found = KEY.match(message)
     key = (found[1] or found[2]) if found else ""
@@ -67,7 +82,11 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     """Say what is wrong with the value of an option."""
     while error is not None and error.__cause__ is not None:
         error = error.__cause__
+    if found := NO_NAME.search(message):
+        return f"a key in a file must be a name, got {found[1]}; a comma ends a value: write numbers with a point, 0.01"
     if base := BASES.get(key.rpartition(".")[2]):
+        if form := import_path("".join(VALUE.findall(message)[-1:]).strip()):
+            return form
         if option := CLASS_NOT_NAMED.search(message):
             return class_not_named(option[1], base)
         if (given := CLASS.search(message)) and (reason := no_class(given[1], base)):
@@ -85,8 +104,16 @@ def one_line(text: str) -> str:
 
 
 def expected(names: list[str], given: str) -> str:
-    """Say that a value must be one of `names`."""
-    return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{nearest(given, names)}"
+    """Say that a value must be one of `names`, which are words or the types of numbers.
+
+    >>> expected(["float"], "0,01")
+    'must be float, got 0,01; numbers are written with a point: 0.01'
+    """
+    numbers = [words for kind, words in NUMBERS.items() if kind in names]
+    near = f"; {numbers[0]}" if numbers else nearest(given, names)
+    if "float" in names and (found := DECIMAL.fullmatch(given.strip())):
+        near = f"; numbers are written with a point: {found[1] or 0}.{found[2]}"
+    return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{near}"
 
 
 def unknown_option(option: str | None, argument: str, options: list[str], kinds: dict[str, type]) -> str:
@@ -122,13 +149,30 @@ def no_class(given: str, base: type) -> str:
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
     if found is None:
+        if missing := missing_module(given):
+            beside = [path.stem for path in Path().glob("*.py")]
+            near = nearest(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
+            return f"there is no class {given!r}: no module {missing!r} can be imported from {Path.cwd()}{near}"
         near = nearest(given, classes_beside(given)) or nearest(given.rpartition(".")[2], class_names(base))
-        return f"there is no class {given!r}{near or choice(base)}"
+        return import_path(given) or f"there is no class {given!r}{near or choice(base)}"
     if issubclass(found, base) or (base is pl.LightningModule and issubclass(found, TrainableModule)):
         return ""
     twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
     return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
+
+
+def import_path(given: str) -> str:
+    """Say how a class is named that was given by its file or with a colon; empty where it was not."""
+    found = FILE.fullmatch(given)
+    path = Path(f"{found[1]}.py") if found else Path()
+    if not found or not (found[2] or found[3] or ("." not in given and path.is_file())):
+        return ""
+    classes = classes_in(path) if path.is_file() else []
+    module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
+    name = found[3] or (classes[0] if len(classes) == 1 else "CLASS")
+    there = f"; there are {', '.join(classes)}" * (name == "CLASS" and bool(classes))
+    return f"a class is named by its import path: write {module}.{name}, got {given}{there}"
 
 
 def import_error(given: str, error: Exception) -> str:

@@ -1,13 +1,15 @@
 """The parsers of the command line."""
 
 import os
+import re
 import sys
 from argparse import ArgumentError
 from typing import Any, NoReturn, get_origin
 
-from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
 from pytorch_lightning.cli import LightningArgumentParser
 
+import fl_lightning
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import PROG, format_error
 
@@ -45,8 +47,40 @@ class NamedConfigFile(ActionConfigFile):
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
 
 
+def home_path(path: str) -> str:
+    """Give the import path of a class in its room for the one at the top of the package, which jsonargparse prefers.
+
+    >>> home_path("fl_lightning.FedProx"), home_path("fl_lightning.Aggregator"), home_path("my_task.FedProx")
+    ('fl_lightning.methods.FedProx', 'fl_lightning.Aggregator', 'my_task.FedProx')
+    """
+    package, _, name = path.rpartition(".")
+    moves = package == fl_lightning.__name__ and name not in fl_lightning.__all__ and name in fl_lightning.HOMES
+    return f"{package}.{fl_lightning.HOMES[name]}.{name}" if moves else path
+
+
+def move_home(value: Any) -> None:
+    """Let every `class_path` of a configuration be as `home_path`, whichever way a class is imported."""
+    if isinstance(value, list):
+        for item in value:
+            move_home(item)
+    elif isinstance(value, Namespace | dict):
+        for key in list(vars(value) if isinstance(value, Namespace) else value):
+            if key == "class_path" and isinstance(value[key], str):
+                value[key] = home_path(value[key])
+            move_home(value[key])
+
+
 class FederatedParser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().parse_args(*args, **kwargs)
+        move_home(found)
+        return found
+
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        text: str = super().dump(*args, **kwargs)
+        return re.sub(r"(?<=class_path: )[\w.]+$", lambda found: home_path(found[0]), text, flags=re.MULTILINE)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.packages import lightning_base
+from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
+from fl_lightning.utils.signatures import check_call
 
 
 def uncompiled(module: Any) -> Any:
@@ -28,9 +30,14 @@ def check_module(module: object) -> None:
     """
     kind: Any = type(module)
     if not (isinstance(module, nn.Module) and isinstance(module, TrainableModule)):
+        remedy = "derive it from pytorch_lightning.LightningModule"
+        if isinstance(module, type) and issubclass(module, nn.Module):
+            remedy = f"give an instance, {module.__name__}(...)"
+        elif isinstance(module, nn.Module):
+            remedy = "give a net by the function that makes it: FedAvg(net=lambda num_classes, input_shape: ...)"
         raise TypeError(
-            f"a client must be a LightningModule, of pytorch_lightning or lightning.pytorch, got {kind.__name__}; "
-            f"derive it from pytorch_lightning.LightningModule"
+            f"a client must be a LightningModule, of pytorch_lightning or lightning.pytorch, got {described(module)}; "
+            f"{remedy}"
         )
     if getattr(kind, "training_step", None) is getattr(lightning_base(kind), "training_step", None):
         raise TypeError(
@@ -42,8 +49,11 @@ def check_module(module: object) -> None:
             f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
             f"take (batch, batch_idx)"
         )
-    arguments = inspect.signature(kind.state_dict).parameters
-    if "prefix" not in arguments and all(p.kind is not p.VAR_KEYWORD for p in arguments.values()):
+    step: Any = module.training_step
+    arguments = ["batch", "batch_idx"][: max(1, num_arguments(step))]
+    check_call(f"{kind.__name__}.training_step", step, arguments, of_object=True)
+    takes = inspect.signature(kind.state_dict).parameters
+    if "prefix" not in takes and all(p.kind is not p.VAR_KEYWORD for p in takes.values()):
         raise TypeError(
             f"{kind.__name__}.state_dict must take torch's arguments, since the module is part of another one; define "
             f"state_dict(self, *args, **kwargs) and hand them on"
@@ -61,18 +71,38 @@ def num_arguments(step: Callable[..., Any]) -> int:
     return 3 if inspect.Parameter.VAR_POSITIONAL in kinds else sum(kind in positional for kind in kinds)
 
 
-def check_client_arguments(client: Any, module: LightningModule | None, **others: object) -> None:
-    """Refuse arguments of a ClientModule that do not go together.
+def check_client_arguments(
+    client: Any, module: LightningModule | None, num_classes: object, input_shape: object, **others: object
+) -> None:
+    """Refuse arguments of a ClientModule that are none, or do not go together.
 
     Args:
         client: the ClientModule under construction.
         module: the LightningModule that it is built around, or None.
+        num_classes: C, or None.
+        input_shape: of a sample, or None.
         others: `net` and `optimizer`.
 
     Raises:
         ValueError: naming the argument.
-        TypeError: as `check_module`.
+        TypeError: naming the argument, or as `check_module`.
     """
+    given = others["net"]
+    if isinstance(given, nn.Module) and isinstance(given, TrainableModule):
+        raise TypeError(
+            f"net makes a net for the data, got the LightningModule {type(given).__name__}; give it by name: "
+            f"{type(client).__name__}(module={type(given).__name__}(...))"
+        )
+    example = "lambda num_classes, input_shape: MyNet(num_classes)"
+    check_factory("num_classes, input_shape", "a net", example, net=given)
+    check_factory(
+        "parameters",
+        "an optimizer, anew for every client and round",
+        "functools.partial(torch.optim.SGD, lr=0.1)",
+        optimizer=others["optimizer"],
+    )
+    check_whole(num_classes=num_classes)
+    check_kind((tuple, list), "the sizes of one sample", "give such as (3, 32, 32)", input_shape=input_shape)
     if module is None:
         return
     name, inner = type(client).__name__, type(module).__name__
@@ -109,6 +139,25 @@ def check_loss_returned(client: Any) -> None:
             f"{type(client.module).__name__} steps its optimizers itself (automatic_optimization=False); return the "
             f"loss from training_step instead, or use FedAvg"
         )
+
+
+def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) -> Any:
+    """Make a net by its factory.
+
+    Raises:
+        TypeError: if that fails by a TypeError, or what it makes is no module.
+    """
+    try:
+        net = factory(num_classes, input_shape)
+    except TypeError as error:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        raise TypeError(
+            f"net={name} must make a net of (num_classes, input_shape), and raised for ({num_classes}, "
+            f"{tuple(input_shape)}): {error}; give net=lambda num_classes, input_shape: ..."
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net must make a torch.nn.Module, got {described(net)}; let the function return it")
+    return net
 
 
 def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:

@@ -72,8 +72,8 @@ def check_decay(lr_decay: LRDecay) -> None:
                 f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
                 f"rate is FINAL_LR"
             )
-    elif isinstance(lr_decay, int | float):
-        check_above(0, lr_decay=lr_decay)
+    elif not isinstance(lr_decay, Decay):
+        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
 
 
 def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:

@@ -8,6 +8,7 @@ from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.utils.packages import lightning_base
+from fl_lightning.utils.signatures import check_call, positional
 
 FORWARDED = frozenset({
     "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
@@ -77,8 +78,21 @@ def hooks_on_batches(callback: Callback) -> list[str]:
     return found
 
 
+def check_hook(module: LightningModule, name: str, hook: Callable[..., Any]) -> None:
+    """Refuse a hook of Lightning's that cannot be called as Lightning calls it, without or with all its arguments.
+
+    Raises:
+        TypeError: naming the hook and its right arguments.
+    """
+    contract = getattr(lightning_base(type(module)), name, None)
+    try:
+        check_call(f"{type(module).__name__}.{name}", hook, positional(contract), of_object=True)
+    except TypeError:
+        check_call(f"{type(module).__name__}.{name}", hook, positional(contract, required=True), of_object=True)
+
+
 def refuse_unforwarded(module: LightningModule) -> None:
-    """Refuse a module that overrides a hook which is not called inside a round; name its loaders, which are not read.
+    """Refuse a module with a hook that is not called inside a round, or cannot be; name loaders, which are not read.
 
     Raises:
         TypeError: naming the hook and what to do instead.
@@ -89,6 +103,9 @@ def refuse_unforwarded(module: LightningModule) -> None:
             f"{', '.join(own)} of {type(module).__name__} {'is' if len(own) == 1 else 'are'} not called: the data come "
             f"from the FederatedDataModule"
         )
+    for name in sorted(FORWARDED):
+        if (hook := own_hook(module, name)) is not None:
+            check_hook(module, name, hook)
     for name in sorted(known - FORWARDED - set(IGNORED)):
         if overridden(module, name):
             raise TypeError(

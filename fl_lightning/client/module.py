@@ -16,6 +16,7 @@ from fl_lightning.client.checks import (
     can_be_neutral,
     check_client_arguments,
     check_returned,
+    made_net,
     num_arguments,
     same_or_unset,
     uncompiled,
@@ -41,7 +42,7 @@ from fl_lightning.types import (
     TrainableModule,
 )
 from fl_lightning.utils.devices import to_device
-from fl_lightning.utils.renamed import refuse_renamed_hooks
+from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
 ONE_PHASE = (Phase(),)
 
@@ -80,6 +81,7 @@ class ClientModule(CheckedLoading):
     stackable: ClassVar[bool] = False
     neutral: ClassVar[Mapping[str, float]] = {}
 
+    @checks_arguments
     def __init__(
         self,
         net: Callable[[int, tuple[int, ...]], Backbone] | None = None,
@@ -92,7 +94,7 @@ class ClientModule(CheckedLoading):
         self.may_be_neutral = can_be_neutral(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
         self.module = cast(LightningModule | None, uncompiled(module))
-        check_client_arguments(self, self.module, net=net, optimizer=optimizer)
+        check_client_arguments(self, self.module, num_classes, input_shape, net=net, optimizer=optimizer)
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
@@ -105,16 +107,15 @@ class ClientModule(CheckedLoading):
         self._teachers: dict[str, Teacher] = {}
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
         self._personal: frozenset[str] = frozenset()
-        self._num_arguments = 2
+        self._num_arguments = 2 if self.module is None else num_arguments(self.module.training_step)
         if self.module is not None:
             self.automatic_optimization = self.module.automatic_optimization
-            self._num_arguments = num_arguments(self.module.training_step)
         elif num_classes is not None and input_shape is not None:
             self.build(self.num_classes, self.input_shape)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_renamed_hooks(cls)
+        check_overrides(cls)
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         """Build the net once the data are known (idempotent).
@@ -127,7 +128,7 @@ class ClientModule(CheckedLoading):
         self.num_classes = same_or_unset(self, "num_classes", self.num_classes, num_classes)
         self.input_shape = same_or_unset(self, "input_shape", self.input_shape, input_shape)
         if self.net is None:
-            self.net = self.net_factory(self.num_classes, self.input_shape)
+            self.net = made_net(self.net_factory, self.num_classes, self.input_shape)
 
     # --- hooks of a method -------------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class ClientModule(CheckedLoading):
             self.module.trainer = trainer  # Lightning hands it on to modules of its own package only
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inner: Any = self.net if self.module is None else self.module
+        inner: Any = self.built_net if self.module is None else self.module
         with self.forward_context():
             return inner(*args, **kwargs)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fl_lightning.client.decay import LRDecay, PowerDecay, check_decay, decay_of
-from fl_lightning.utils.settings import check_above, check_at_least
+from fl_lightning.utils.settings import check_above, check_count
 
 NO_DECAY = (1.0, PowerDecay(1.0))
 
@@ -37,8 +37,11 @@ class LocalSettings:
 
     def __post_init__(self) -> None:
         epochs = self.local_epochs
-        check_at_least(0, local_epochs=min(epochs, default=0) if isinstance(epochs, list) else epochs)
-        check_at_least(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
+        for number in epochs if isinstance(epochs, list) else [epochs]:
+            if number is None:
+                raise TypeError("local_epochs must be a whole number, got None; leave it out for 1")
+            check_count(0, "a list gives each client its own", local_epochs=number)
+        check_count(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
         check_decay(self.lr_decay)
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 

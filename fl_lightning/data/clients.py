@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.data.splits import Split
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
+from fl_lightning.utils.settings import check_kind, check_numbers
 
 
 class Cohorts:
@@ -31,9 +32,11 @@ class Cohorts:
     def __init__(
         self, num_clients: int, participation: float, schedule: Sequence[Sequence[int]] | None, seed: int
     ) -> None:
-        if not 0 < participation <= 1:
+        check_numbers("it is the share of the clients in a round", participation=participation)
+        if participation is None or not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
         for cohort in schedule or []:
+            check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
             outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
             if not cohort or outside or len(set(cohort)) < len(cohort):
                 raise ValueError(

@@ -23,8 +23,9 @@ from fl_lightning.data.partitions import ColumnPartition
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
-from fl_lightning.types import Batch
-from fl_lightning.utils.renamed import refuses_renamed
+from fl_lightning.types import Batch, DataModule
+from fl_lightning.utils.settings import described
+from fl_lightning.utils.signatures import checks_arguments
 
 Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
@@ -192,7 +193,7 @@ class DatasetSource(Source):
         columns: values (n,) of the training samples by name, to divide them by.
     """
 
-    @refuses_renamed
+    @checks_arguments
     def __init__(
         self,
         train: Dataset[Any] | Mapping[int, IterableDataset[Any]],
@@ -202,12 +203,14 @@ class DatasetSource(Source):
         loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
     ) -> None:
+        check_datasets((DataLoader, type), train=train, val=val, test=test)
         self.train, self.val, self.test = train, val, test
         self.validates = val is not None
         self.num_classes, self.columns = num_classes, columns
         self.loader_spec = loader_spec or LoaderSpec()
 
     def load(self) -> tuple[Split, Split | None]:
+        check_datasets((Source, DataModule), train=self.train, val=self.val, test=self.test)
         splits = {"train": make_split(self.train, self.loader_spec, self.columns)}
         for name, dataset in (("val", self.val), ("test", self.test)):
             if dataset is not None:
@@ -215,6 +218,18 @@ class DatasetSource(Source):
         self.num_classes, self.classes = count_known(splits, self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
+
+
+def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
+    """Refuse what is given in place of datasets.
+
+    Raises:
+        TypeError: a dataset that is one of the `wrong` kinds.
+    """
+    for name, given in datasets.items():
+        if isinstance(given, wrong):
+            remedy = f"give its dataset, {name}=loader.dataset" if isinstance(given, DataLoader) else "give a dataset"
+            raise TypeError(f"{name} must be a torch Dataset, got {described(given)}; {remedy}")
 
 
 def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_lightning.utils.settings import check_numbers
+
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
@@ -33,13 +35,15 @@ def check_clients(num_samples: int, num_clients: int) -> None:
         )
 
 
-def check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float | None) -> None:
     """Refuse what no Dirichlet distribution can be drawn with.
 
     Raises:
         ValueError: alpha is not positive.
+        TypeError: alpha is no number.
     """
-    if not alpha > 0:
+    check_numbers(alpha=alpha)
+    if alpha is None or not alpha > 0:
         raise ValueError(
             f"alpha must be positive, got {alpha}: 0.1 gives each client few classes, 100 nearly equal shares"
         )
@@ -170,6 +174,22 @@ def shard_classes(
         )
     classes = np.repeat(np.arange(num_classes, dtype=np.int64), total // num_classes)
     return generator.permutation(classes).reshape(num_clients, shards_per_client)
+
+
+def checked_shards(classes: Indices, num_samples: int) -> Indices:
+    """Refuse more shards than samples, of which most would be empty; returns the shards' classes (N, s) as they are.
+
+    Raises:
+        ValueError: naming the numbers.
+    """
+    num_clients, shards_per_client = classes.shape
+    if classes.size > num_samples:
+        raise ValueError(
+            f"shards_per_client · num_clients must be at most the number of samples, got {shards_per_client} · "
+            f"{num_clients} shards of {num_samples} samples: lower shards_per_client, which is the greatest number of "
+            f"classes of a client"
+        )
+    return classes
 
 
 def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Generator) -> list[Indices]:

@@ -8,6 +8,7 @@ import numpy as np
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_numbers
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +45,8 @@ def holdout_sizes(
     >>> holdout_sizes(0.1, 20, 0)
     {'val': 0.1, 'transfer': 20, 'proxy': 0}
     """
-    if not 0 <= val_fraction < 1:
+    check_numbers(val_fraction=val_fraction, transfer_size=transfer_size, proxy_size=proxy_size)
+    if val_fraction is None or not 0 <= val_fraction < 1:
         raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
     sizes = {"val": val_fraction, "transfer": transfer_size, "proxy": proxy_size}
     for name in ("proxy", "transfer"):

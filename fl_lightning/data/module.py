@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
+from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given
 from fl_lightning.data.clients import ClientIndices, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
@@ -24,8 +25,8 @@ from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
-from fl_lightning.utils.renamed import refuses_renamed
-from fl_lightning.utils.settings import agreed, check_at_least
+from fl_lightning.utils.settings import agreed, check_count
+from fl_lightning.utils.signatures import checks_arguments
 
 
 class FederatedDataModule(LightningDataModule):
@@ -69,7 +70,7 @@ class FederatedDataModule(LightningDataModule):
         ValueError: naming the argument, its range and the value.
     """
 
-    @refuses_renamed
+    @checks_arguments
     def __init__(
         self,
         source: Source | LightningDataModule | DataModule,
@@ -95,11 +96,10 @@ class FederatedDataModule(LightningDataModule):
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        check_at_least(1, num_clients=num_clients, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
-        check_at_least(0, shared_per_class=shared_per_class)
-        if batch_size != "full":
-            check_at_least(1, "'full' is the whole split", batch_size=batch_size)
-        self.source = DataModuleSource(source) if isinstance(source, DataModule) else source
+        self.source = as_source(source)
+        check_given(num_clients, batch_size, partition, seed, sampling_seed)
+        check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
+        check_count(0, shared_per_class=shared_per_class)
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
         sampling_seed = seed if sampling_seed is None else sampling_seed
@@ -107,7 +107,7 @@ class FederatedDataModule(LightningDataModule):
         self.availability, self.over_selection = availability, over_selection
         self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
-        self.extra_splits = dict(extra_splits or {})
+        self.extra_splits = as_sources(extra_splits)
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
         self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
         self.client_test_size, self._eval_batch_size = client_test_size, eval_batch_size
@@ -373,6 +373,7 @@ class FederatedDataModule(LightningDataModule):
         self.__dict__.pop("label_counts", None)
 
     def train_dataloader(self) -> Any:
+        check_fitted(None if self.trainer is None else self.trainer.lightning_module)
         return RoundLoader(self.cohort_size)
 
     def val_dataloader(self) -> Any:

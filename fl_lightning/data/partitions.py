@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 import fl_lightning.data.dealing as deal
-from fl_lightning.utils.renamed import refuse_renamed_hooks
-from fl_lightning.utils.settings import check_at_least, check_choice
+from fl_lightning.utils.settings import check_choice, check_count
+from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +60,7 @@ class Partition(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_renamed_hooks(cls)
+        check_overrides(cls)
 
     @abstractmethod
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
@@ -149,9 +149,10 @@ class DirichletPartition(Partition):
     (True, True)
     """
 
+    @checks_arguments
     def __init__(self, alpha: float, min_samples: int = 10) -> None:
         deal.check_alpha(alpha)
-        check_at_least(0, "0 allows empty clients", min_samples=min_samples)
+        check_count(0, "0 allows empty clients", min_samples=min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
@@ -162,8 +163,7 @@ class DirichletPartition(Partition):
                 f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
                 f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
             )
-        alpha = min(self.alpha, 1e100)  # beyond, the draw overflows; the shares are long equal
-        best, short = -1, 0
+        alpha, best, short = min(self.alpha, 1e100), -1, 0  # beyond, the draw overflows; the shares are long equal
         draws = max(deal.FIRST_DRAWS, min(deal.MAX_DRAWS, deal.MAX_SHARES // (num_clients * len(pools))))
         for draw in range(1, draws + 1):
             proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
@@ -197,14 +197,15 @@ class ShardPartition(Partition):
     [10, 10, 10, 10]
     """
 
+    @checks_arguments
     def __init__(self, shards_per_client: int) -> None:
-        check_at_least(1, shards_per_client=shards_per_client)
+        check_count(1, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
         classes = deal.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
-        return deal.deal_shards(labels, classes, generator)
+        return deal.deal_shards(labels, deal.checked_shards(classes, samples.size), generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
@@ -233,9 +234,10 @@ class ClientDirichletPartition(Partition):
     ([22, 22, 22, 22], 88)
     """
 
+    @checks_arguments
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
         deal.check_alpha(alpha)
-        check_at_least(1, "unset: n // num_clients", samples_per_client=samples_per_client)
+        check_count(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
@@ -290,10 +292,11 @@ class QuantityPartition(Partition):
     [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
 
+    @checks_arguments
     def __init__(
         self, classes_per_client: int, upper: Literal["mean", "class"] = "mean", shuffle_clients: bool = False
     ) -> None:
-        check_at_least(1, classes_per_client=classes_per_client)
+        check_count(1, classes_per_client=classes_per_client)
         check_choice(("mean", "class"), upper=upper)
         self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
 
@@ -332,6 +335,7 @@ class ColumnPartition(Partition):
         column: an attribute of the dataset with one value per sample, or a key of its items.
     """
 
+    @checks_arguments
     def __init__(self, column: str) -> None:
         self.column: str = column
 
@@ -369,6 +373,7 @@ class FixedPartition(Partition):
 
     needs_labels = False
 
+    @checks_arguments
     def __init__(self, indices: list[list[int]]) -> None:
         arrays = [np.asarray(part) for part in indices]
         for client_id, array in enumerate(arrays):

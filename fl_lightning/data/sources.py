@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
@@ -11,6 +12,8 @@ from torch import Tensor
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
+from fl_lightning.utils.settings import described
+from fl_lightning.utils.signatures import check_overrides
 
 
 class Source(ABC):
@@ -36,6 +39,10 @@ class Source(ABC):
 
     validates: bool = False
     """True where `load` will find validation samples."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_overrides(cls)
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
         """Take the Trainer, or None; called before `load`."""
@@ -152,6 +159,12 @@ class TensorSource(Source):
         num_classes: int | None = None,
         transform: Transform | None = None,
     ) -> None:
+        for name, pair in (("train", train), ("test", test)):
+            if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(x, Tensor) for x in pair)):
+                raise TypeError(
+                    f"{name} must be a pair (samples, labels) of tensors, got {described(pair)}; datasets are given by "
+                    f"FederatedDataModule.from_datasets(train, test)"
+                )
         (x, y), (x_test, y_test) = train, test
         if x.shape[1:] != x_test.shape[1:]:
             raise ValueError(

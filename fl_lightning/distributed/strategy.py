@@ -11,7 +11,7 @@ from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from fl_lightning.distributed.launcher import WatchedLauncher, end_all, leave
 from fl_lightning.distributed.watch import Watch
-from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
 
 WHOLE_ROUND = timedelta(days=1)
@@ -110,15 +110,15 @@ class ClientParallelStrategy(DDPStrategy):
             return super().all_gather(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.beat()
+        heartbeat()
         return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.beat()
+        heartbeat()
         return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        LIFE.beat()
+        heartbeat()
         return super().predict_step(*args, **kwargs)
 
 

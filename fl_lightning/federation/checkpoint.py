@@ -20,6 +20,7 @@ from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.federation.transaction import RoundStart
 from fl_lightning.types import State
 from fl_lightning.utils.files import read_saved
+from fl_lightning.utils.settings import check_kind
 
 DATA_SHAPE = "data_shape"
 """Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
@@ -59,6 +60,8 @@ class SavedFederation:
     """
 
     def __init__(self, parts: FederationParts, initial_weights: str | Path | None = None) -> None:
+        remedy = "save its state_dict by torch.save, and give the path"
+        check_kind((str, Path), "a file", remedy, initial_weights=initial_weights)
         self.parts, self.initial_weights = parts, initial_weights
         self._buffers = State()
         """Values of buffers with `persistent=False` before any training, until the server is made."""

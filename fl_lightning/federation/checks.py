@@ -1,6 +1,6 @@
 """Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import (
@@ -13,7 +13,8 @@ from pytorch_lightning.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
 )
-from torch.optim import Optimizer
+from pytorch_lightning.utilities import rank_zero_info
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
@@ -23,8 +24,9 @@ from fl_lightning.client.optimizers import Exposure, needs_closure
 from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
-from fl_lightning.types import CONDITIONS
+from fl_lightning.types import CONDITIONS, DataModule
 from fl_lightning.utils.packages import is_of_kind
+from fl_lightning.utils.settings import as_list, check_factory, check_kind, described
 
 REFUSED: dict[type[Callback], str] = {
     StochasticWeightAveraging: (
@@ -55,6 +57,9 @@ REFUSED: dict[type[Callback], str] = {
     ),
 }
 """Callbacks that have no meaning in a federation, and what to do instead."""
+
+FAR = 0.1
+"""Share of the way to the aggregate below which a server's step is told of."""
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
@@ -213,14 +218,22 @@ def check_parts(
     server_module: ServerModule,
     server_optimizer: object,
     server_lr_scheduler: object,
+    transforms: Iterable[object],
 ) -> None:
-    """Refuse parts that do not go together, as `check_combination`, and a scheduler of nothing.
+    """Refuse what is no such part, parts that do not go together, as `check_combination`, and a scheduler of nothing.
 
     Raises:
         ValueError: a scheduler without a server optimizer, or as `check_combination`.
-        TypeError: as `check_combination`.
+        TypeError: naming the part; or as `check_combination`.
     """
     check_combination(client, aggregator, server_module)
+    examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
+    check_factory("parameters", "an optimizer", examples[0], server_optimizer=server_optimizer)
+    check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=server_lr_scheduler)
+    for transform in transforms:
+        check_kind(
+            UpdateTransform, "instances of UpdateTransform", "give [NormClip(max_norm=10)]", transforms=transform
+        )
     if server_lr_scheduler is not None and server_optimizer is None:
         raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
 
@@ -233,16 +246,18 @@ def check_combination(client: ClientModule, aggregator: object, server_module: S
         TypeError: naming the hook, or what was given in place of a rule.
     """
     if not isinstance(aggregator, Aggregator):
-        found = aggregator.__name__ if isinstance(aggregator, type) else type(aggregator).__name__
+        remedy = "a method's server side is server_module"
+        if isinstance(aggregator, DataModule):
+            remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
         raise TypeError(
-            f"aggregator must be a rule, an instance of a subclass of Aggregator, got {found}; a method's server side "
-            f"is server_module"
+            f"aggregator must be a rule, an instance of a subclass of Aggregator such as MedianAggregator(), got "
+            f"{described(aggregator)}; {remedy}"
         )
     for module in client.lightning_modules():
         refuse_unforwarded(module)
     if not isinstance(server_module, client.server_class):
         raise ValueError(
-            f"{type(client).__name__} needs a {client.server_class.__name__}, got {type(server_module).__name__}; "
+            f"{type(client).__name__} needs a {client.server_class.__name__}, got {described(server_module)}; "
             f"leave server_module unset to take the right one"
         )
 
@@ -262,6 +277,25 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
         raise ValueError(
             "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
             "counts rounds, such as StepLR"
+        )
+
+
+def tell_server_rate(optimizer: Optimizer) -> None:
+    """Say how far a server's SGD moves the model where that is little: its step is a share of the way to the rule's."""
+    group = optimizer.param_groups[0]
+    if type(optimizer) is SGD and float(group["lr"]) < FAR * (1 - group["momentum"]):
+        rank_zero_info(
+            f"server_optimizer SGD has lr={float(group['lr']):g}: a round moves the global model by that share of the "
+            f"way to the clients' aggregate; lr=1 takes the aggregate as it is (torch's own default is 0.001)"
+        )
+
+
+def tell_epochs(local_epochs: int | list[int]) -> None:
+    """Say that nothing is trained where all clients have no local epochs."""
+    if not any(as_list(local_epochs)):
+        rank_zero_info(
+            f"model.local_epochs={local_epochs}: no client trains, but in epochs that its method counts by itself; "
+            f"1 is one pass over a client's data"
         )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fl_lightning.client.module import ClientModule
-from fl_lightning.utils.settings import check_at_least, check_choice
+from fl_lightning.utils.settings import check_choice, check_count
 
 MemoryFormat = Literal["auto", "channels_last", "contiguous"]
 HALF = ("bf16-mixed", "16-mixed")
@@ -33,7 +33,8 @@ class Execution:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least(1, threads=self.threads, chunk=None if self.chunk == "auto" else self.chunk)
+        check_count(1, threads=self.threads)
+        check_count(1, "'auto' chooses it", chunk=None if self.chunk == "auto" else self.chunk)
         check_choice(get_args(MemoryFormat), memory_format=self.memory_format)
         if self.compile and self.chunk == 1:
             raise ValueError("model.compile is for clients trained at once, got model.chunk=1; set it to auto or K")

@@ -18,7 +18,7 @@ from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.aggregation.guard import Wrong
 from fl_lightning.client.hooks import overridden
 from fl_lightning.types import ClientUpdate, State
-from fl_lightning.utils.settings import check_above, check_at_least, check_choice
+from fl_lightning.utils.settings import check_above, check_choice, check_count
 
 PACKAGE = str(Path(fl_lightning.__file__).parent)
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -83,7 +83,7 @@ class FaultSettings:
     def __post_init__(self) -> None:
         check_choice(("error", "skip"), nonfinite=self.nonfinite, on_error=self.on_error)
         check_above(0, max_update_norm=self.max_update_norm)
-        check_at_least(1, min_clients=self.min_clients, patience=self.patience)
+        check_count(1, min_clients=self.min_clients, patience=self.patience)
 
     @property
     def skips(self) -> bool:
@@ -112,8 +112,11 @@ def client_error(client_id: int, round_idx: int, error: Exception) -> ClientErro
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
         return ClientError(sentence, client_id, text)
     said = f": {text}" if text else ""
-    hint = "end your own generators by return" if isinstance(error, StopIteration) else "mend that line"
-    sentence = f"client {client_id} raised {kind} in round {round_idx}{said}{at}; {hint}, or set model.on_error to skip"
+    remedies = ["mend that line"] if frames_of(error)[1] else []
+    if isinstance(error, StopIteration):
+        remedies = ["end your own generators by return"]
+    remedy = ", or ".join([*remedies, "set model.on_error to skip"])
+    sentence = f"client {client_id} raised {kind} in round {round_idx}{said}{at}; {remedy}"
     return ClientError(sentence, client_id, f"{kind}{said}{at}")
 
 
@@ -132,14 +135,19 @@ def as_raised(error: Exception) -> Exception:
     return error
 
 
+def frames_of(error: Exception) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """List the files and lines that an error came through, and those of them that are the user's own."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    return frames, [(name, line) for name, line in frames if not name.startswith((PACKAGE + os.sep, *LIBRARIES, "<"))]
+
+
 def place_of(error: Exception) -> tuple[str, bool]:
     """Find the user's own line that an error came through last, and whether a check of the package raised it.
 
     Returns:
         "file, line n", empty where no file of the user's is involved; and True for an error of the package's own.
     """
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    users = [(name, line) for name, line in frames if not name.startswith((PACKAGE + os.sep, *LIBRARIES, "<"))]
+    frames, users = frames_of(error)
     checks = isinstance(error, ValueError | TypeError | TimeoutError) and bool(frames)
     own = checks and frames[-1][0].startswith(PACKAGE + os.sep) and getline(*frames[-1]).lstrip().startswith("raise ")
     if not users:

@@ -22,7 +22,7 @@ from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
-from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
+from fl_lightning.federation.faults import Fault, FaultSettings
 from fl_lightning.federation.hyperparameters import log_final, summary_key
 from fl_lightning.federation.missed import catch_up
 from fl_lightning.federation.parts import FederationParts, as_client
@@ -32,9 +32,8 @@ from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
 from fl_lightning.federation.transaction import RoundStart, Transactions
 from fl_lightning.types import TrainableModule
-from fl_lightning.utils.settings import as_list, check_at_least
-
-__all__ = ["FederatedLoop", "NonFiniteUpdateError"]
+from fl_lightning.utils.settings import as_list, check_count
+from fl_lightning.utils.signatures import checks_arguments
 
 Part = TypeVar("Part")
 
@@ -100,6 +99,7 @@ class FederatedLoop(Forwarding):
     _evaluation: Evaluation | None = None
     final_key = ""
 
+    @checks_arguments
     def __init__(
         self,
         client: LightningModule | TrainableModule,
@@ -147,7 +147,7 @@ class FederatedLoop(Forwarding):
         parts = (*method, LocalSettings(*local), faults, *transform, *process, *rest)
         self.parts = FederationParts(*parts, batch_hooks=self.batch_hooks)
         self.aggregator.weigh_by(weighting)
-        check_at_least(1, alma_every=alma_every)
+        check_count(1, alma_every=alma_every)
         self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal
         self.store, self.recorder, self.identity = self.parts.store, self.parts.recorder, self.parts.identity
 

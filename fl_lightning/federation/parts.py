@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from fl_lightning.federation.tolerance import TolerantRound
 from fl_lightning.federation.transaction import Transactions
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.settings import check_kind, check_whole
 
 CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
@@ -116,9 +118,12 @@ class FederationParts:
     initial_personal: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
-        checks.check_parts(
-            self.client, self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler
-        )
+        server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
+        checks.check_parts(self.client, *server, self.transforms)
+        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
+        for personal, keep in zip_longest(self.personal, self.keep):
+            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
+        check_whole(seed=self.given_seed)
 
     @property
     def seed(self) -> int:
@@ -172,6 +177,8 @@ class FederationParts:
             found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
         data.key_batches(self.seed)
+        if fits:
+            checks.tell_epochs(self.settings.local_epochs)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
@@ -253,6 +260,8 @@ class FederationParts:
         """
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
         step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        if self.server_optimizer is not None:
+            checks.tell_server_rate(step.optimizer)
         scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(step.optimizer)
         checks.check_server_optimizer(step.optimizer, scheduler)
         if self.server_optimizer is not None:

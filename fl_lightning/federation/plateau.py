@@ -13,12 +13,60 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.schedulers import parse_optimizers
 from fl_lightning.utils.settings import check_choice
 
+COUNTS = ("estimated_stepping_batches", "num_training_batches", "max_epochs", "max_steps", "train_dataloader")
+"""Attributes of a Trainer that schedules are made by; under a FederatedLoop they are of rounds."""
+
 Factors = list[list[float]]
 """Factors of the local learning rates, by optimizer and parameter group."""
 
 
 def no_step(scheduler: Any, metric: Any) -> None:
     """Leave the scheduler: there is no module yet."""
+
+
+class WatchedTrainer:
+    """The Trainer, as which it passes, with a note of the numbers of rounds that it is asked for.
+
+    Args:
+        trainer: that has all attributes.
+
+    Attributes:
+        asked: names of those in `COUNTS` that were read, in order.
+    """
+
+    _trainer: Trainer
+    asked: list[str]
+
+    def __init__(self, trainer: Trainer) -> None:
+        vars(self).update(_trainer=trainer, asked=[])
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # isinstance asks it
+        return type(self._trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COUNTS and name not in self.asked:
+            self.asked.append(name)
+        return getattr(self._trainer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer, name, value)
+
+
+def configure_watched(client: ClientModule, owner: Any, trainer: Trainer) -> tuple[Any, list[str]]:
+    """Call `configure_optimizers`, and list what numbers of rounds it asked the Trainer for.
+
+    Args:
+        client: whose hook is called.
+        owner: the module that defines it.
+        trainer: of the run.
+    """
+    watched = WatchedTrainer(trainer)
+    owner.trainer = watched
+    try:
+        return client.configure_optimizers(), watched.asked
+    finally:
+        owner.trainer = trainer
 
 
 class Plateau:
@@ -52,10 +100,19 @@ class Plateau:
         """
         owner = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
-        if not client.automatic_optimization or not overridden(owner, "configure_optimizers", ClientModule):
-            return  # under manual optimization the module steps its schedulers itself
+        if not overridden(owner, "configure_optimizers", ClientModule):
+            return
         name = type(owner).__name__
-        optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
+        configured, asked = configure_watched(client, owner, trainer)
+        if asked:
+            rank_zero_info(
+                f"{name}.configure_optimizers asks the Trainer for {', '.join(asked)}: here these are of rounds, each "
+                f"one epoch of one batch, while its schedules are made anew for every client of every round; give a "
+                f"schedule the number of a client's local steps"
+            )
+        if not client.automatic_optimization:
+            return  # the module steps its schedulers itself
+        optimizers, schedulers = parse_optimizers(configured, name)
         entries = [entry for entry in schedulers if entry.reduce_on_plateau]
         if not entries:
             return

@@ -1,13 +1,14 @@
 """The user's torchmetrics objects that are evaluated besides what the package reports itself."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.functional.state import raised
+from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
 """A metric, a collection, or metrics by name; `update` takes predictions and targets."""
@@ -24,6 +25,11 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
+    given, kinds = cast(Any, metrics), (Metric, MetricCollection)
+    single = isinstance(given, (*kinds, str)) or not isinstance(given, Iterable)
+    for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
+        remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
+        check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
     found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
     for name in found:
         if name in OWN:

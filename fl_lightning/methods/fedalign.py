@@ -20,7 +20,7 @@ from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Batch, State
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.settings import check_at_least, check_numbers
 
 ITERATIONS = 10
 """Of the power method, started from ones; they need not converge."""
@@ -134,6 +134,7 @@ class FedAlign(ClientModule):
     def __init__(self, mu: float = 0.45, width: float = 0.25, narrow_input: bool = True, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", mu=mu)
+        check_numbers(width=width)
         if not 0 < width <= 1:
             raise ValueError(f"width must lie in (0, 1], got {width}; the paper takes 0.25")
         self.mu, self.width, self.narrow_input = mu, width, narrow_input

@@ -19,7 +19,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import kl_divergence
 from fl_lightning.functional.state import raised
 from fl_lightning.types import ClientUpdate, State
-from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 ROWS_AT_ONCE = 1000
@@ -113,7 +113,7 @@ class FedDFServer(ServerModule):
         optimizer = torch.optim.Adam(trained.values(), lr=self.distill_lr)
         best, gained, order = self.accuracy(student), 0, self.order(len(proxy))
         for step in range(self.distill_steps):
-            LIFE.beat()
+            heartbeat()
             optimizer.param_groups[0]["lr"] = self.lr_at(step)
             rows = next(order)
             ((x, _),) = map(self.client.transferred, proxy.batches([rows], None))

@@ -14,7 +14,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.settings import check_above, check_choice
+from fl_lightning.utils.settings import check_above, check_choice, check_numbers
 
 
 def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
@@ -109,6 +109,7 @@ class FedNTD(ClientModule):
         **base: Any,
     ) -> None:
         super().__init__(**base)
+        check_numbers(beta=beta, ntd_weight=ntd_weight)
         if not beta >= 0 or (kd_form == "convex" and beta > 1):
             raise ValueError(f"beta must be at least 0, and at most 1 with kd_form=convex, got {beta}")
         check_choice(("sum", "convex"), kd_form=kd_form)

@@ -12,7 +12,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.settings import check_choice
+from fl_lightning.utils.settings import check_choice, check_numbers
 
 Form = Literal["hard", "soft"]
 
@@ -48,6 +48,7 @@ class FedRS(ClientModule):
 
     def __init__(self, alpha: float = 0.5, form: Form = "hard", **base: Any) -> None:
         super().__init__(**base)
+        check_numbers(alpha=alpha)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is FedAvg")
         check_choice(("hard", "soft"), form=form)

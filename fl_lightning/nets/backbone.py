@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from fl_lightning.utils.settings import check_choice
+from fl_lightning.utils.settings import check_choice, check_numbers
 
 
 class Stages(NamedTuple):
@@ -119,6 +119,7 @@ class PlainCNN(BodyAndHead):
         super().__init__()
         net = type(self).__name__
         channels, *sides = shape = check_images(net, num_classes, input_shape)
+        check_numbers(dropout=dropout)
         if not 0 <= dropout < 1:
             raise ValueError(f"{net} needs a dropout in [0, 1), got {dropout}; 0 has none")
         if any(left(convs, side) < 1 for side in sides):

@@ -65,3 +65,12 @@ class Life:
 
 LIFE = Life()
 """Of this process."""
+
+
+def heartbeat() -> None:
+    """Give a sign of life of this process; long work of one's own without clients or batches calls it now and then.
+
+    A process that gives none for `process_timeout` seconds (600) while another one waits for it is ended. The call
+    costs no more than an addition, and does nothing else where there is one process only.
+    """
+    LIFE.beat()

@@ -1,10 +1,6 @@
 """Renamed arguments and hooks: the old name is refused, with the new one in the sentence."""
 
-from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import Any, TypeVar, cast
-
-Init = TypeVar("Init", bound=Callable[..., None])
+from collections.abc import Iterable
 
 RENAMED: dict[str, dict[str, str]] = {
     "FedKA": {"mu": "max_anchors"},
@@ -53,17 +49,6 @@ def refuse_renamed(kind: type, arguments: Iterable[str]) -> None:
     for argument in arguments:
         if new := new_name(kind, argument):
             raise TypeError(f"{kind.__name__}: the argument {argument!r} was renamed to {new!r}")
-
-
-def refuses_renamed(init: Init) -> Init:
-    """Let a constructor refuse arguments under an old name; for those without `**base`."""
-
-    @wraps(init)
-    def checked(self: object, *args: Any, **kwargs: Any) -> None:
-        refuse_renamed(type(self), kwargs)
-        init(self, *args, **kwargs)
-
-    return cast(Init, checked)
 
 
 def refuse_renamed_hooks(kind: type) -> None:

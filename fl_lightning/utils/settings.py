@@ -1,11 +1,128 @@
 """Checks of settings: an error names setting, rule, value and what to do; an unset setting (None) passes."""
 
 from collections.abc import Iterable
+from functools import partial
+from inspect import signature
+from types import FunctionType
 from typing import Any, TypeVar
 
+from torch import nn
 from torch.optim import SGD, Optimizer
 
 Value = TypeVar("Value")
+
+
+def described(value: object) -> str:
+    """Name a value in a sentence, in a few words.
+
+    >>> described("sgd"), described(nn.Linear), described(nn.Linear(1, 1)), described([0.5, 1])
+    ("'sgd'", 'Linear (the class, not an instance)', 'Linear', '[0.5, 1]')
+    """
+    if isinstance(value, type):
+        return f"{value.__name__} (the class, not an instance)"
+    if isinstance(value, FunctionType):
+        return f"the function {value.__name__}"
+    text = repr(value)
+    return text if type(value).__module__ == "builtins" and len(text) <= 60 else type(value).__name__
+
+
+def check_numbers(hint: str = "", /, **settings: object) -> None:
+    """Refuse a setting that is no number, such as text or a module that was given by its place.
+
+    Raises:
+        TypeError: naming the setting.
+
+    >>> check_numbers(mu="0.1")
+    Traceback (most recent call last):
+    TypeError: mu must be a number, got '0.1'
+    """
+    for name, value in settings.items():
+        if value is None or hasattr(type(value), "__float__"):
+            continue
+        if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
+            hint = "give nets and modules by name (net=, module=)"
+        raise TypeError(f"{name} must be a number, got {described(value)}{hint and '; ' + hint}")
+
+
+def check_whole(hint: str = "", /, **settings: object) -> None:
+    """Refuse a setting that is no whole number; `hint` ends the sentence.
+
+    Raises:
+        TypeError: naming the setting.
+
+    >>> check_whole(local_epochs=1.5)
+    Traceback (most recent call last):
+    TypeError: local_epochs must be a whole number, got 1.5
+    """
+    for name, value in settings.items():
+        if value is not None and not hasattr(type(value), "__index__"):
+            raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
+
+
+def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
+    """Refuse a setting that is no whole number of at least `low`; `hint` ends the sentence.
+
+    Raises:
+        TypeError: naming the setting that is no whole number.
+        ValueError: naming the setting that is below `low`.
+    """
+    check_whole(hint, **settings)
+    check_at_least(low, hint, **settings)
+
+
+def check_kind(kind: type | tuple[type, ...], rule: str, remedy: str, /, **settings: object) -> None:
+    """Refuse a setting that is no instance of `kind`.
+
+    Args:
+        kind: the class, or classes.
+        rule: what the setting must be.
+        remedy: ends the sentence.
+        settings: by name.
+
+    Raises:
+        TypeError: naming the setting.
+
+    >>> check_kind(nn.Module, "a module", "give nn.ReLU()", layer=nn.ReLU)
+    Traceback (most recent call last):
+    TypeError: layer must be a module, got ReLU (the class, not an instance); give nn.ReLU()
+    """
+    for name, value in settings.items():
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} must be {rule}, got {described(value)}; {remedy}")
+
+
+def check_factory(arguments: str, made: str, example: str, /, **settings: object) -> None:
+    """Refuse a setting that is no function of these arguments, such as the object that it should make.
+
+    Args:
+        arguments: with which it is called, such as `parameters`.
+        made: what it makes.
+        example: of such a function.
+        settings: by name.
+
+    Raises:
+        TypeError: naming the setting.
+
+    >>> check_factory("x", "a tensor", "torch.relu", activation=nn.ReLU())
+    Traceback (most recent call last):
+    TypeError: activation must be a function (x) that makes a tensor, got ReLU; give torch.relu
+    """
+    for name, value in settings.items():
+        sentence = f"{name} must be a function ({arguments}) that makes {made}, got {described(value)}"
+        if isinstance(value, nn.Module | Optimizer) or not (value is None or callable(value)):
+            raise TypeError(f"{sentence}; give {example}")
+        function, given, named = value, tuple[Any, ...](), dict[str, Any]()
+        while isinstance(function, partial):
+            function, given, named = function.func, (*function.args, *given), {**function.keywords, **named}
+        try:
+            parameters = signature(function) if callable(function) else None
+        except (TypeError, ValueError):  # of some built-in functions Python knows no signature
+            continue
+        try:
+            if parameters is not None:
+                parameters.bind(*given, *arguments.split(", "), **named)
+        except TypeError as error:
+            raise TypeError(f"{sentence}, which fails ({error}); give {example}") from None
 
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
@@ -21,7 +138,7 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
     allowed = tuple(choices)
     for name, value in settings.items():
         if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {described(value)}")
 
 
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
@@ -29,11 +146,13 @@ def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> N
 
     Raises:
         ValueError: naming the setting.
+        TypeError: it is no number.
 
     >>> check_at_least(0, "0 is FedAvg", mu=-1.0)
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1.0; 0 is FedAvg
     """
+    check_numbers(hint, **settings)
     for name, value in settings.items():
         if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low}, got {value}{hint and '; ' + hint}")
@@ -44,11 +163,13 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
 
     Raises:
         ValueError: naming the setting.
+        TypeError: it is no number.
 
     >>> check_above(0, temperature=0)
     Traceback (most recent call last):
     ValueError: temperature must be above 0, got 0
     """
+    check_numbers(hint, **settings)
     for name, value in settings.items():
         if value is not None and not value > low:
             raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
@@ -59,11 +180,13 @@ def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> N
 
     Raises:
         ValueError: naming the setting.
+        TypeError: it is no number.
 
     >>> check_at_most(1, share=1.5)
     Traceback (most recent call last):
     ValueError: share must be at most 1, got 1.5
     """
+    check_numbers(hint, **settings)
     for name, value in settings.items():
         if value is not None and not value <= high:
             raise ValueError(f"{name} must be at most {high}, got {value}{hint and '; ' + hint}")
@@ -74,11 +197,13 @@ def check_below(high: float, hint: str = "", /, **settings: float | None) -> Non
 
     Raises:
         ValueError: naming the setting.
+        TypeError: it is no number.
 
     >>> check_below(1, share=1)
     Traceback (most recent call last):
     ValueError: share must be below 1, got 1
     """
+    check_numbers(hint, **settings)
     for name, value in settings.items():
         if value is not None and not value < high:
             raise ValueError(f"{name} must be below {high}, got {value}{hint and '; ' + hint}")

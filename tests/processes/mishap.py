@@ -72,8 +72,8 @@ class Mishap(Callback):
 
     def slow(self):
         """Takes longer than a process may be silent, in signs of life."""
-        from fl_lightning.utils.life import LIFE
+        from fl_lightning import heartbeat
 
         for _ in range(100):
             time.sleep(0.2)
-            LIFE.beat()
+            heartbeat()

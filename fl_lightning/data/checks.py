@@ -1,0 +1,80 @@
+"""Checks of what a data module is given."""
+
+from typing import Any
+
+from pytorch_lightning import LightningModule
+
+from fl_lightning.data.datamodules import DataModuleSource
+from fl_lightning.data.partitions import Partition
+from fl_lightning.data.sources import Source
+from fl_lightning.types import DataModule
+from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
+
+
+def as_source(given: Any, name: str = "source") -> Source:
+    """Make a source of a data module, and give a source as it is.
+
+    Args:
+        given: by the user.
+        name: of the argument.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, type) and issubclass(given, Source):
+        raise TypeError(f"{name} must be an instance, got {described(given)}; give {given.__name__}(...)")
+    if isinstance(given, DataModule):
+        return DataModuleSource(given)
+    raise TypeError(
+        f"{name} must be a source of fl_lightning.data, such as Digits(), or a LightningDataModule, got "
+        f"{described(given)}; datasets are given by FederatedDataModule.from_datasets(train, test)"
+    )
+
+
+def as_sources(given: Any) -> dict[str, Source]:
+    """Check the sources of further splits.
+
+    Raises:
+        TypeError: something else than sources by name.
+    """
+    check_kind(dict, "sources by the name of their split", "give such as {'proxy': Digits()}", extra_splits=given)
+    return {name: as_source(source, f"extra_splits[{name!r}]") for name, source in (given or {}).items()}
+
+
+def check_given(
+    num_clients: object, batch_size: object, partition: object, seed: object, sampling_seed: object
+) -> None:
+    """Refuse arguments of a FederatedDataModule of another kind, or out of their range.
+
+    Raises:
+        TypeError: of another kind.
+        ValueError: out of its range.
+    """
+    if num_clients is None or isinstance(num_clients, Partition):
+        remedy = "leave it out for 10" if num_clients is None else "give the partition by name: partition=..."
+        raise TypeError(f"num_clients must be a whole number, got {described(num_clients)}; {remedy}")
+    check_kind(Partition, "a partition of fl_lightning.data", "give DirichletPartition(alpha=0.1)", partition=partition)
+    check_count(1, num_clients=num_clients)
+    if batch_size != "full":
+        check_count(1, "'full' is the whole split", batch_size=batch_size)
+    check_whole(seed=seed, sampling_seed=sampling_seed)
+
+
+def check_fitted(module: Any) -> None:
+    """Refuse a module that would take the rounds for batches.
+
+    Args:
+        module: that a Trainer fits; or None.
+
+    Raises:
+        TypeError: naming it.
+    """
+    federated = ("client_modules", "lightning_modules")  # of a FederatedLoop; of a ClientModule, which says so itself
+    if isinstance(module, LightningModule) and not any(hasattr(module, name) for name in federated):
+        name = type(module).__name__
+        raise TypeError(
+            f"a FederatedDataModule gives rounds, which a FederatedLoop takes, and {name} takes batches; fit "
+            f"FederatedLoop({name}(...)), or give the Trainer your own data module"
+        )
