@@ -46,6 +46,17 @@ def subclasses(base: type) -> list[type]:
     return sorted(kinds, key=lambda kind: kind.__name__)
 
 
+def same_name(name: str, base: type) -> list[str]:
+    """List the import paths of all classes of that short name which derive from `base`, a user's own too."""
+    found, left = set[str](), [base]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__name__ == name:
+            found.add(f"{kind.__module__}.{kind.__qualname__}")
+    return sorted(found)
+
+
 def class_names(base: type) -> list[str]:
     """Return the short names of the public subclasses of `base`."""
     return [kind.__name__ for kind in subclasses(base)]

@@ -16,6 +16,7 @@ from fl_lightning.cli.classes import (
     classes_in,
     find_class,
     missing_module,
+    same_name,
 )
 from fl_lightning.cli.meaning import meant, nearest
 from fl_lightning.federation.faults import place_of
@@ -148,6 +149,10 @@ def no_class(given: str, base: type) -> str:
         found = find_class(given)
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
+    if found is None and given in class_names(base):
+        paths = same_name(given, base)
+        several = f"{given!r} names several classes: {', '.join(paths)}; write the import path of the one that is meant"
+        return several if len(paths) > 1 else ""
     if found is None:
         if missing := missing_module(given):
             beside = [path.stem for path in Path().glob("*.py")]

@@ -6,6 +6,7 @@ from argparse import ArgumentError
 import pytest
 import torch
 
+from fl_lightning import methods
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.cli.errors import format_error
 from fl_lightning.data import FederatedDataModule
@@ -251,6 +252,17 @@ NO_MEANING = [
 @pytest.mark.parametrize(("options", "says"), OPTIONS)
 def test_a_wrong_option(options, says):
     assert says in refusal(f"{FIT} {options}", 2)
+
+
+def test_a_name_that_several_classes_have_is_said_to_be_theirs():
+    """A class of one's own with the name of one of ours: a short name is neither's."""
+    twin = type("FedRS", (methods.FedRS,), {"__module__": "my_task"})
+    try:
+        said = refusal(f"{FIT} --model.client FedRS", 2)
+    finally:
+        twin.__name__ = "Another"
+    both = "fl_lightning.methods.fedrs.FedRS, my_task.FedRS"
+    assert f"'FedRS' names several classes: {both}; write the import path of the one that is meant" in said
 
 
 @pytest.mark.parametrize(("given", "means"), MEANT)

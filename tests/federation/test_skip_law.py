@@ -52,7 +52,9 @@ class Fails:
 
 def failing(kind, how="", exchange=-1, **settings):
     """A client of that kind, which may fail in its first (0) or last (-1) exchange."""
-    made = type(kind.__name__, (Fails, kind), {"how": how, "fails_in": kind.exchanges[exchange], "stackable": False})
+    made = type(
+        f"Failing{kind.__name__}", (Fails, kind), {"how": how, "fails_in": kind.exchanges[exchange], "stackable": False}
+    )
     return made(net=BatchNormNet, optimizer=sgd(0.05), **settings)
 
 
