@@ -92,16 +92,6 @@ class ToyData(FederatedDataModule):
         return super().split(name)
 
 
-class Started(Callback):
-    """Notes whether the first round was begun: an error before it is a refusal."""
-
-    def __init__(self) -> None:
-        self.started = False
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.started = True
-
-
 class Contents(UpdateTransform):
     """Notes what the messages of the last round consist of, by name, in order.
 
@@ -120,9 +110,31 @@ class Contents(UpdateTransform):
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         if self.round_idx != self.server.round_idx:
             self.down, self.up, self.round_idx = {}, {}, self.server.round_idx
-        for contents, message in ((self.down, broadcast), (self.up, update)):
-            contents.update(dict.fromkeys([*(["weights"] if message.weights else []), *message.extras]))
+        self.down.update(names_in(broadcast))
         return update
+
+
+def names_in(message: Broadcast | ClientUpdate) -> dict[str, None]:
+    """Name what a message consists of, in order."""
+    return dict.fromkeys([*(["weights"] if message.weights else []), *message.extras])
+
+
+class Started(Callback):
+    """Notes whether the first round was begun, since an error before it is a refusal; and what clients send.
+
+    Args:
+        contents: told of every update as it is added, with the rule's statistics.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self.started, self._contents = False, contents
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started = True
+
+    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        """Note what an update holds."""
+        self._contents.up.update(names_in(update))
 
 
 @dataclass(frozen=True)
@@ -201,7 +213,8 @@ def trial(federation: Federation, around_module: bool = False, rounds: int = 2) 
     Raises:
         ValueError: after the start; before it, it is a refusal.
     """
-    contents, first, data = Contents(), Started(), ToyData(regression=around_module)
+    contents, data = Contents(), ToyData(regression=around_module)
+    first = Started(contents)
     try:
         build = federation.around_module if around_module else federation.around_net
         loop = build(transforms=[contents])
