@@ -1,6 +1,7 @@
 """`fl-lightning`: entry point of the command line, which prints errors as one sentence."""
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -72,6 +73,33 @@ def main(args: list[str] | None = None) -> None:
     Raises:
         SystemExit: with 2 for a wrong option, 1 for what a run cannot do, 130 after Ctrl-C.
     """
+    try:
+        try:
+            command(args)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise
+        sys.exit(141)  # as of a program that SIGPIPE ends
+
+
+def reader_is_gone() -> bool:
+    """True where nobody reads the output any more (`| head`); what is left of it is then thrown away."""
+    try:
+        out = sys.stdout.fileno()
+    except (OSError, ValueError):  # no file
+        return False
+    poll = select.poll()
+    poll.register(out, select.POLLERR)
+    gone = bool(poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    return gone
+
+
+def command(args: list[str] | None) -> None:
+    """Run a command, as `main`."""
     argv = sys.argv[1:] if args is None else args
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP, end="")
@@ -95,6 +123,8 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(130)
         fail(str(stop) or "interrupted", 130)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            sys.exit(141)
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
         if getattr(error, "reported", False):  # by another process of the run

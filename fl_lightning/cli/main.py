@@ -169,18 +169,23 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
-            super().parse_arguments(parser, args)
+            self.config = parser.parse_args(self._argv)  # Lightning's own warns with the whole sys.argv beside `args`
         except UnicodeDecodeError as error:
             parser.error(not_utf8(error, self._argv), error)
         except RecursionError as error:
             parser.error("a value in a file holds itself (&name, *name); write it out, or leave it out", error)
-        config = self.config[self.config.subcommand]
+        command = self.config.subcommand
+        config = self.config[command]
         self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
         if config.ckpt_path:
             checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, config.as_dict())
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint)
+        elif command != "fit" and not config.model.initial_weights:
+            raise ValueError(untrained(command, self.parent))
+        if command == "fit":
+            check_limits(config.trainer)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings, config = self.config_init[self.subcommand].trainer, self.config[self.subcommand]
@@ -254,6 +259,32 @@ def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
     if not any(callback.save_last for callback in own):
         ours.append(runs.LastCheckpoint(str(best.dirpath)))  # after the best one, whose path it stores
     return ours
+
+
+def untrained(command: str, parent: Path) -> str:
+    """Sentence for an evaluation that names no trained weights: the checkpoints of the newest run."""
+    newest = next((run for run in reversed(runs.runs(parent).values()) if runs.newest_first(run, "last*.ckpt")), None)
+    found = [path for name in ("last*.ckpt", "best*.ckpt") if newest for path in runs.newest_first(newest, name)[:1]]
+    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in found)
+    given = f"give {there} (--ckpt_path last, best)" if found else f"there is no run in {parent}: fit first"
+    return (
+        f"{command} needs trained weights, and those of a new federation are drawn at random; {given}, or a file of "
+        f"weights as --model.initial_weights"
+    )
+
+
+def check_limits(trainer: Any) -> None:
+    """Refuse a fit whose length nobody said: Lightning would run 1,000 rounds.
+
+    Raises:
+        ValueError: naming the settings.
+    """
+    said = trainer.max_epochs is not None or trainer.max_steps != -1 or trainer.max_time is not None
+    if not (said or trainer.fast_dev_run):
+        raise ValueError(
+            "fit needs trainer.max_epochs, the number of rounds, trainer.max_steps or trainer.max_time, and got none "
+            "(Lightning would run 1,000 rounds); add --trainer.max_epochs 30, or trainer: {max_epochs: 30} in a file"
+        )
 
 
 def not_utf8(error: UnicodeDecodeError, argv: Sequence[str]) -> str:

@@ -4,6 +4,9 @@ import os
 import re
 import sys
 from argparse import ArgumentError
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
@@ -12,6 +15,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 import fl_lightning
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import PROG, format_error
+from fl_lightning.cli.yaml_keys import check_keys
 
 
 class CommandParser(ArgumentParser):
@@ -39,12 +43,27 @@ class NamedConfigFile(ActionConfigFile):
     """`-c`: a file, the name of one that comes with the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if ":" not in values:  # else it is YAML
-            try:
+        try:
+            if ":" not in values:  # else it is YAML
                 values = str(locate(values))
-            except ValueError as error:
-                raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
+            check_option(values, option_string or "-c")
+        except ValueError as error:
+            raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+
+
+def check_option(value: str, option: str) -> None:
+    """Refuse a key that stands twice in an option's value, or in the file of YAML that it names.
+
+    Raises:
+        ValueError: as `check_keys`.
+    """
+    path = Path(value) if value.endswith((".yaml", ".yml")) else None
+    if path is not None and path.is_file():
+        with suppress(UnicodeDecodeError, OSError):  # whose reader says so
+            check_keys(path.read_text(encoding="utf-8"), value)
+    elif "{" in value or "\n" in value:
+        check_keys(value, option)
 
 
 def home_path(path: str) -> str:
@@ -74,6 +93,13 @@ class FederatedParser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser."""
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        words = sys.argv[1:] if not args or args[0] is None else args[0]
+        for option, value in pairwise(["", *words]):
+            name, given, beside = value.partition("=")
+            try:
+                check_option(beside if given and name.startswith("--") else value, name if given else option)
+            except ValueError as error:
+                self.error(str(error), error)
         found = super().parse_args(*args, **kwargs)
         move_home(found)
         return found

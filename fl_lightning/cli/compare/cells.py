@@ -241,7 +241,7 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
 
 
 def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
-    """Run a command of the command line; processes that it starts see it as theirs."""
+    """Run a command of the command line; processes that it starts by script see it as theirs."""
     before, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
         return FederatedCLI(callbacks=callbacks)

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, seeded, slug
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.meaning import nearest
+from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.figures import Drawing
 
 FOLDER = "figure"
@@ -125,6 +126,7 @@ def read(path: Path) -> FigureFile:
     drawings.add_argument("--draw", type=dict[str, Drawing])
     instantiate = getattr(drawings, "instantiate", None) or drawings.instantiate_classes  # its name before 4.49
     try:
+        check_keys(path.read_text(encoding="utf-8"), str(path))
         checks.parse_path(path)
         said = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
         draw = instantiate(drawings.parse_object({"draw": said["draw"]})).draw

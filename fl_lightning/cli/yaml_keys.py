@@ -1,0 +1,52 @@
+"""Keys that stand twice in a mapping of YAML: the readers of YAML keep the last one and drop the others in silence."""
+
+import yaml  # type: ignore[import-untyped]
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MERGE = "<<"
+"""A key that may stand several times: it takes in other mappings."""
+
+
+def check_keys(text: str, name: str) -> None:
+    r"""Refuse a mapping with a key that stands twice; text that is no YAML is left to its reader.
+
+    >>> check_keys("a: {b: 1}\nc: {b: 2}", "-c")
+    >>> check_keys("a: 1\na: 2", "run.yaml")
+    Traceback (most recent call last):
+    ValueError: run.yaml, line 2: 'a' stands in line 1 already, where it would be dropped; keep one of the two
+
+    Args:
+        text: of a file or an option.
+        name: of it.
+
+    Raises:
+        ValueError: naming file, line and key; or there is nothing.
+    """
+    try:
+        left = [yaml.compose(text, LOADER)]
+    except (yaml.YAMLError, RecursionError):
+        return
+    if left == [None]:
+        raise ValueError(f"{name} holds no settings; write some into it, such as trainer: {{max_epochs: 30}}")
+    seen = set[int]()
+    while left:
+        node = left.pop()
+        if id(node) in seen:  # an alias stands for a node that was there
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            left.append(value)
+            if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
+                continue
+            found, line = (key.tag, key.value), key.start_mark.line + 1
+            if found in lines:
+                raise ValueError(
+                    f"{name}, line {line}: {key.value!r} stands in line {lines[found]} already, where it would be "
+                    f"dropped; keep one of the two"
+                )
+            lines[found] = line
