@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.density import angle_density, kernel_density
-from fl_lightning.runs.figures import GREY, new_figure
+from fl_lightning.runs.figures import GREY, in_legend, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def plot_embedding(
         groups, names = found[kind]
         for i, name in enumerate(names):
             x, y = points[groups == i].T.numpy()
-            axes.scatter(x, y, s=5, color=colour_of(i, len(names)), linewidths=0, label=name)
+            axes.scatter(x, y, s=5, color=colour_of(i, len(names)), linewidths=0, label=in_legend(name))
         axes.set(title=f"by {kind}", xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
         legend(axes, len(names))
     return figure
@@ -93,7 +93,7 @@ def plot_circles(features: Tensor, target: Tensor, models: Sequence[str], class_
             own = points[target == c]
             if len(own):
                 curve = angle_density(angles, torch.atan2(own[:, 1], own[:, 0]), width=0.15)
-                circle.plot(angles.numpy(), curve.numpy(), color=colour_of(c, len(class_names)), label=label)
+                circle.plot(angles.numpy(), curve.numpy(), color=colour_of(c, len(class_names)), label=in_legend(label))
         circle.set(xlabel="angle (rad)", xticks=[-np.pi, 0, np.pi], xticklabels=["−π", "0", "π"])
         circle.grid(True, color=GREY, linewidth=0.6)
     panels[0, 0].set_ylabel("density in the plane")

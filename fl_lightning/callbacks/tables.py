@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from fl_lightning.runs.results import is_lower_better
+from fl_lightning.utils.text import printable
 
 MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
@@ -86,14 +87,14 @@ def print_table(
     """Print a table whose first column holds names and the others numbers; the row `bold` stands out."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left")
+        table.add_column(printable(name), justify="right" if i else "left")
     for i, row in enumerate(rows):
-        table.add_row(*row, style="bold" if i == bold else None)
-    console = Console(highlight=False, markup=False)
+        table.add_row(*map(printable, row), style="bold" if i == bold else None)
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"\n{title}", style="bold")
     console.print(table)
     if below:
-        console.print(below)
+        console.print(printable(below))
 
 
 def percent(value: Tensor) -> str:

@@ -1,12 +1,15 @@
 """`fl-lightning check`: whether checkpoints, and the clients' files that they name, are as they were written."""
 
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning.client.records import files_of
 from fl_lightning.client.store import hash_of
+from fl_lightning.federation.checkpoint import federated
 from fl_lightning.utils.files import DIGEST, read_saved
+from fl_lightning.utils.text import printable
 
 
 def run(argv: list[str]) -> NoReturn:
@@ -29,7 +32,7 @@ def check(paths: list[str]) -> int:
     """
     files = []
     for path in map(Path, paths):
-        files += sorted(path.rglob("*.ckpt")) if path.is_dir() else [path]
+        files += sorted(path.rglob("*.ckpt")) if os.path.isdir(path) else [path]
     if not files:
         raise FileNotFoundError(f"check needs checkpoints, and there is none in {', '.join(paths)}")
     broken = 0
@@ -37,9 +40,11 @@ def check(paths: list[str]) -> int:
         try:
             said = examined(file)
         except (ValueError, OSError) as error:
-            broken += 1
             said = f"BROKEN: {error}"
-        print(f"{file}: {said}")
+        except Exception as error:  # whatever a forged file brings about: the others are to be checked
+            said = f"BROKEN: it is no checkpoint as a federation writes it ({type(error).__name__})"
+        broken += said.startswith("BROKEN")
+        print(printable(f"{file}: {said}"))
     return broken
 
 
@@ -51,10 +56,13 @@ def examined(path: Path) -> str:
         OSError: it cannot be read.
     """
     content = read_saved(path, mmap=True)
+    if not content:
+        raise ValueError(f"{path} holds nothing; take another checkpoint")
     state = "whole" if DIGEST in content else "readable, without a digest"
     if "federated" not in content:
         return state
-    files, folder = files_of(content["federated"]["store"]), path.resolve().parents[1] / "clients"
+    files = files_of(federated(content, str(path))["store"])
+    folder = path.resolve().parent.parent / "clients"
     for file in files.values() if folder.is_dir() else ():
         there = folder / file.name
         if not there.is_file():

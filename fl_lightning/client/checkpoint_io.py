@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.io import CheckpointIO
@@ -16,7 +15,7 @@ from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.records import FileRecord, decode, files_of
-from fl_lightning.utils.files import DIGEST, check_digest, read_saved, save_with_digest, write_atomically
+from fl_lightning.utils.files import DIGEST, check_digest, loaded, read_saved, save_with_digest, write_atomically
 
 REGISTRY = "checkpoints.json"
 """Name of the file beside the store's that lists the checkpoints that may need them."""
@@ -136,7 +135,7 @@ def read_names(path: str | Path, folder: Path) -> Names:
     if not os.path.exists(path):
         return frozenset()
     try:
-        return names_needed(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        return names_needed(loaded(path, mmap=True)) if os.path.isfile(path) else file_names(folder)
     except Exception:  # incomplete, or unreadable to us: it may need any of them
         return file_names(folder)
 
@@ -190,6 +189,8 @@ def read_registry(path: Path) -> list[str] | None:
     """Names in a registry of checkpoints; none where there is no registry, None where it is damaged."""
     if not path.exists():
         return []
+    if not path.is_file():
+        return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         names: list[str] = found["checkpoints"]

@@ -56,7 +56,13 @@ def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
         ValueError: if a checkpoint holds something else there.
     """
     table = store.get("files", torch.empty(0, 5, dtype=torch.int64))
-    if not isinstance(table, Tensor) or table.dtype != torch.int64 or table.ndim != 2 or table.shape[1] != 5:
+    form = (torch.strided, torch.int64, "cpu", 2)
+    if (
+        not isinstance(table, Tensor)
+        or (table.layout, table.dtype, table.device.type, table.ndim) != form
+        or table.shape[1] != 5
+        or not table.is_contiguous()  # a few bytes may claim to be any number of rows
+    ):
         raise ValueError("the checkpoint's table of client files is none; take another checkpoint")
     if bool((table[:, :3] < 0).any()):
         raise ValueError("the checkpoint's table of client files has numbers below 0; take another checkpoint")

@@ -20,6 +20,7 @@ from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.runs.comparisons import MARKERS
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import Counts, SavedRun, as_number, read_columns
+from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,7 +291,7 @@ class ClassBars(Drawing):
             look: dict[str, Any] = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
             axes.bar(x, 100 * values[i], 0.27, label=label, **look)
         below = list(names) if own is None else [f"{n}\n{count:.0f}" for n, count in zip(names, own, strict=True)]
-        axes.set_xticks(range(len(names)), below, fontsize=8)
+        axes.set_xticks(range(len(names)), list(map(drawable, below)), fontsize=8)
 
 
 def pooled(run: SavedRun) -> Tensor:

@@ -11,6 +11,7 @@ from fl_lightning.figures.panels import draw_maps, finish, panels
 from fl_lightning.functional.summary import rounds_to_target
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import read_columns
+from fl_lightning.utils.text import drawable
 
 
 class RoundsToTarget(Drawing):
@@ -40,7 +41,7 @@ class RoundsToTarget(Drawing):
                     place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
-            place.set_xticks(range(len(methods)), [method.replace(" ", "\n", 1) for method in methods], fontsize=8)
+            place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
             place.set_xlabel("method")
             base = found.get(self.baseline)
             shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}

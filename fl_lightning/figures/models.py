@@ -45,7 +45,7 @@ class Landscapes(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
+        from matplotlib.ticker import LogFormatter, MaxNLocator  # noqa: PLC0415 - slow to import
 
         found = [(one.name, last_arrays(one.group.runs[0], "landscape-*-global.npz")) for one in series]
         figure = new_figure(3.0 * (len(found) + 1), 3.0)
@@ -54,6 +54,8 @@ class Landscapes(Drawing):
             losses = arrays["noise_loss"]
             draw_line(noise, i, arrays["sigmas"], losses.mean(1), losses.std(1), name)
         noise.set(xlabel="σ of the parameters' noise", ylabel="loss (nats)", yscale="log")
+        noise.yaxis.set_major_formatter(LogFormatter())  # powers of ten without formulas, which no text has
+        noise.yaxis.set_minor_formatter(LogFormatter())
         noise.grid(True, alpha=0.4)
         noise.legend(fontsize="small", frameon=False)
         logs = [np.log10(arrays["plane"]) for _, arrays in found]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_lightning.runs.comparisons import MARKERS, tidy
-from fl_lightning.runs.figures import COLOURS, GREY, STYLES, label_places, label_rounds, new_figure, separate
+from fl_lightning.runs.figures import COLOURS, GREY, STYLES, in_legend, label_places, label_rounds, new_figure, separate
+from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,8 @@ def draw_line(
     """
     colour, style, marker = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
     places, every = np.asarray(x, dtype=np.float64), max(1, -(-len(mean) // markers))
-    axes.plot(places, mean, style, color=colour, label=label, marker=marker, markersize=4, markevery=every, lw=1.4)
+    named = None if label is None else in_legend(label)
+    axes.plot(places, mean, style, color=colour, label=named, marker=marker, markersize=4, markevery=every, lw=1.4)
     if std is not None:
         axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
 
@@ -102,9 +104,11 @@ def finish(figure: Figure, axes: NDArray[Any]) -> None:
 
 def legend_columns(names: Sequence[str], width: float) -> int:
     """Number of a legend's columns that have room side by side in a figure of so many inches; at least 1."""
-    from matplotlib.textpath import TextPath  # noqa: PLC0415 - slow to import
+    from matplotlib import rc_context  # noqa: PLC0415 - slow to import
+    from matplotlib.textpath import TextPath  # noqa: PLC0415
 
-    widest = max(TextPath((0, 0), name, size=LEGEND_SIZE).get_extents().width for name in names)
+    with rc_context({"text.parse_math": False}):
+        widest = max(TextPath((0, 0), drawable(name), size=LEGEND_SIZE).get_extents().width for name in names)
     return int(np.clip((72 * width - LEGEND_SIZE) / (widest + LEGEND_SPACE), 1, len(names)))
 
 

@@ -8,6 +8,7 @@ from fl_lightning.figures.drawing import Drawing, Drawn, Series, said, unique
 from fl_lightning.figures.panels import Numbers, draw_line, finish, panels
 from fl_lightning.runs.result_tables import Cell, Table
 from fl_lightning.runs.results import LAST
+from fl_lightning.utils.text import drawable
 
 
 def ends(one: Series, key: str, last: int = LAST) -> Numbers:
@@ -63,7 +64,7 @@ class Sweep(Drawing):
                     found[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
                     if method in self.levels and len(mean):
                         found[title] = {"": float(mean[0])}
-                place.set_xticks(range(len(cases)), list(cases.values()))
+                place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
         for place in axes[-1]:
             place.set_xlabel(self.xlabel)
         finish(figure, axes)

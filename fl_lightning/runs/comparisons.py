@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.runs.figures import COLOURS, GREY, STYLES, label_places, label_rounds, new_figure
+from fl_lightning.runs.figures import COLOURS, GREY, STYLES, in_legend, label_places, label_rounds, new_figure
+from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +46,9 @@ def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "rou
         colour, mean = COLOURS[i % len(COLOURS)], values.mean(0)
         style, marker = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
         every = max(1, len(mean) // 8)
-        axes.plot(places, mean, style, color=colour, label=label, marker=marker, markersize=4, markevery=every)
+        axes.plot(
+            places, mean, style, color=colour, label=in_legend(label), marker=marker, markersize=4, markevery=every
+        )
         if len(values) > 1:
             std = values.std(0, ddof=1)
             axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
@@ -72,7 +75,8 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
         mean, std = 100 * values.mean(0), 100 * values.std(0, ddof=1) if len(values) > 1 else None
         place, colour = np.arange(len(class_names)) + offset, COLOURS[i % len(COLOURS)]
         marker = MARKERS[i % len(MARKERS)]
-        axes.errorbar(mean, place, xerr=std, label=label, fmt=marker, color=colour, markersize=4.5, elinewidth=1.2)
+        look = {"fmt": marker, "color": colour, "markersize": 4.5, "elinewidth": 1.2}
+        axes.errorbar(mean, place, xerr=std, label=in_legend(label), **look)
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
     label_places(axes.yaxis, class_names, 40)
     axes.set_ylim(len(class_names) - 0.4, -0.6)
@@ -106,7 +110,7 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
         for place, mean in zip(places, means, strict=True):
             axes.text(mean / 2, place, f"{mean:.3g}", ha="center", va="center", fontsize=8, bbox=PLATE)
     axes.set(xlabel=ylabel)
-    axes.set_yticks(range(len(pairs)), list(pairs))
+    axes.set_yticks(range(len(pairs)), list(map(drawable, pairs)))
     axes.invert_yaxis()
     tidy(axes)
     legend_above(figure, axes, 2)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_lightning.utils.text import drawable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -190,11 +192,17 @@ def is_loss(name: str) -> bool:
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure that is drawn by Agg and unknown to pyplot; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
-    from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(float(width), float(height)), dpi=150, layout="constrained")
+    from fl_lightning.runs.plain_figure import PlainFigure  # noqa: PLC0415
+
+    figure = PlainFigure(figsize=(float(width), float(height)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def in_legend(name: str) -> str:
+    """Write a name as a label; matplotlib leaves one that begins with `_` out of legends."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def check_names(class_names: Sequence[str], num_classes: int) -> None:
@@ -207,7 +215,7 @@ def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
     """Name the places 0, 1, … of an axis, every k-th where they are too many."""
     step = next(k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if len(names) <= k * most)
     places = range(0, len(names), step)
-    axis.set_ticks(list(places), [names[i] for i in places])
+    axis.set_ticks(list(places), [drawable(names[i]) for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
 
 
@@ -276,4 +284,4 @@ def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, 
     last = f"{values[-1]:.1f} %" if scale == 100 else f"{values[-1]:.3g}"
     colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
     marker = "o" if len(values) <= 30 else ""
-    axes.plot(rounds, values, style, color=colour, marker=marker, markersize=3.5, label=f"{name}: {last}")
+    axes.plot(rounds, values, style, color=colour, marker=marker, markersize=3.5, label=in_legend(f"{name}: {last}"))

@@ -9,16 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
-from fl_lightning.federation.identity import Settings, differences, flat, is_free
+from fl_lightning.federation.identity import Settings, differences, flat, is_free, is_plain
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.utils.files import lock_folder, read_saved, remove_parts
+from fl_lightning.utils.files import loaded, lock_folder, read_saved, remove_parts
 
 NUMBERED = re.compile(r"(\d+)(-.*)?")
 """Name of a run's folder: its number, seed and overrides."""
@@ -189,7 +188,8 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path
 
 def newest_first(run: Path, pattern: str) -> list[Path]:
     """Checkpoints of a run, the one written last first."""
-    return sorted((run / CHECKPOINTS).glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = filter(Path.is_file, (run / CHECKPOINTS).glob(pattern))
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def settings_in(path: Path) -> Settings | None:
@@ -199,9 +199,11 @@ def settings_in(path: Path) -> Settings | None:
 
 def identity_in(path: Path) -> dict[str, Settings] | None:
     """Settings of a checkpoint's run, as `RunIdentity.state_dict` gave them; None where it cannot be read."""
+    if not path.is_file():  # a pipe would be waited for
+        return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return dict(content["federated"]["settings"])
+        found = loaded(path, mmap=True)["federated"]["settings"]
+        return {part: {n: v for n, v in values.items() if is_plain(v)} for part, values in found.items()}
     except Exception:
         return None
 

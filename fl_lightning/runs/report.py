@@ -1,6 +1,8 @@
 """The report of one run or several: what it says and shows, from what their folders hold."""
 
+import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,9 @@ MOST_CURVES = 24
 """Values over the rounds that are drawn, one figure each."""
 
 MOST_PARTITIONS = 6
+LONGEST_STEM = 100
+"""Characters of a key that stand in the name of its figure's file."""
+
 MEGABYTE = 1e6
 PAIRS = (("before", "after"), ("initial", "personalised"))
 """Words by which two values are one pair, before and after local training."""
@@ -127,6 +132,18 @@ def settings_of(groups: Sequence[Group]) -> list[Table | str]:
     return [Table(title, header, rows), "Folders. " + "; ".join(folders)]
 
 
+def file_stem(key: str) -> str:
+    """Name the file of a key: no two keys have one name, and a plain key can be read in it.
+
+    >>> file_stem("global/acc"), file_stem("global-acc")
+    ('global-acc', 'global-acc~51f1cd78')
+    """
+    readable = re.sub(r"[^\w.]+", "-", key, flags=re.ASCII)[:LONGEST_STEM]
+    if re.fullmatch(r"[\w.]+(/[\w.]+)*", key, re.ASCII) and len(key) <= LONGEST_STEM:
+        return readable
+    return f"{readable}~{sha256(key.encode(errors='backslashreplace')).hexdigest()[:8]}"
+
+
 # --- figures --------------------------------------------------------------------------------------
 
 
@@ -146,7 +163,7 @@ def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
             last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band)
             caption = f"{key} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
             figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
-            found.append(Picture("curve-" + key.replace("/", "-"), figure, caption))
+            found.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
         found.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
     return found
@@ -209,7 +226,7 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
             change = "; ".join(f"{g} {now.mean() - was.mean():+.3g}" for g, (was, now) in scaled.items())
             caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
             figure = plot_before_after(scaled, label + " (%)" * (scale == 100), (first, second))
-            found.append(Picture("pair-" + name.replace("/", "-"), figure, caption))
+            found.append(Picture("pair-" + file_stem(name), figure, caption))
     return found
 
 
@@ -258,11 +275,11 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
 
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
     """Draw the different partitions, the first of them."""
-    found: dict[bytes, tuple[Counts, list[str]]] = {}
+    found: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
     for group in groups:
         for run in group.runs:
             if run.partition is not None:
-                users = found.setdefault(run.partition.table.tobytes(), (run.partition, []))[1]
+                users = found.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
                 users.append(group.label + f", seed {run.seed}" * (len(group.runs) > 1))
     parts: list[Picture | str] = []
     for i, ((table, names), users) in enumerate(list(found.values())[:MOST_PARTITIONS]):

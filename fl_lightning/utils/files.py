@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -164,6 +165,8 @@ def check_digest(path: str | Path) -> bool:
         ValueError: the file was changed after it was written.
         OSError: it cannot be read.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+        raise OSError(f"{path} is no file: give the path of a checkpoint")
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END) - len(END)
         if size < 2:
@@ -183,12 +186,20 @@ def check_digest(path: str | Path) -> bool:
     return True
 
 
+def loaded(path: str | Path, mmap: bool) -> Any:
+    """Load tensors and plain values; what cannot be mapped, a compressed file or one of an old form, is read whole."""
+    with suppress(Exception):
+        if mmap:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """Read a file that `torch.save` wrote: a checkpoint or a state dict, its tensors on the CPU.
 
     Args:
         path: of the file.
-        mmap: whether tensors stay in the file until they are used.
+        mmap: whether tensors stay in the file until they are used, where it has a digest and its form allows that.
 
     Raises:
         ValueError: if the file is damaged, or holds something else than tensors and plain values.
@@ -196,7 +207,7 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """
     checked = check_digest(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        content = loaded(path, mmap and checked)
         found = type(content).__name__
     except Exception as error:  # whatever pickle and zip say of a damaged file
         content, found = None, type(error).__name__

@@ -1,0 +1,59 @@
+r"""Text that others chose, such as names of files, classes and metrics, made safe for a terminal, a page or a table."""
+
+import re
+
+UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Letters that move a terminal's cursor, turn the direction of what follows, or that UTF-8 cannot write."""
+
+LONGEST = 200
+"""Characters of a text that are drawn."""
+
+FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+"""Beginning of a cell that a spreadsheet would run, after any number of the marks that keep it from that."""
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""Write what a terminal or a page must not get as escapes, such as `\x1b`.
+
+    Args:
+        text: anything, as `str` gives it.
+        keep: letters that stay.
+
+    >>> print(printable("a\x1b[2J\n"), printable("two\nlines", keep="\n"))
+    a\x1b[2J\n two
+    lines
+    """
+    return UNSEEN.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), str(text))
+
+
+def drawable(text: str) -> str:
+    """Write a text so that it can be drawn: without what cannot be seen, and not too long."""
+    seen = printable(text, keep="\n")
+    return seen if len(seen) <= LONGEST else f"{seen[: LONGEST - 1]}…"
+
+
+def as_cell(text: str) -> str:
+    """Mark a name that a spreadsheet would run as a formula by a `'` before it; numbers and other names stay.
+
+    >>> [as_cell(text) for text in ("=1+1", "'=1", "-1.5", "loss")]
+    ["'=1+1", "''=1", '-1.5', 'loss']
+    """
+    return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
+
+
+def of_cell(cell: str) -> str:
+    """Read back the name that `as_cell` was given.
+
+    >>> [of_cell(cell) for cell in ("'=1+1", "''=1", "-1.5", "loss", "'loss'")]
+    ['=1+1', "'=1", '-1.5', 'loss', "'loss'"]
+    """
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
+def is_number(text: str) -> bool:
+    """True for a text that is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip()
