@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import overridden, own_hook
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.optimizers import LocalOptimizers, is_settled
 from fl_lightning.client.schedulers import step_scheduler
 from fl_lightning.types import OptimizerFactory, Phase
 
@@ -32,22 +32,28 @@ class OptimizerBuilder:
         self.device, self.precision = device, precision
         self.reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
+        self._factory: OptimizerFactory | None = None
         self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
 
     def of(self, phase: Phase) -> LocalOptimizers:
         """Build the phase's optimizers, or take those at hand."""
         if phase.plain and self.reusable is not None:
-            if self.reusable.reusable:
+            if self.reusable.reusable and self.client.optimizer_factory is self._factory:
                 return self.reusable
             self.forget()  # somebody has made more of them than they were
         if self._passing is not None:
             self._passing.release()
         found = self.new(phase.optimizer)
-        if phase.plain and found.reusable and not overridden(self.owner, "configure_optimizers", ClientModule):
-            self.reusable = found
+        if phase.plain and found.reusable and self.settles():
+            self.reusable, self._factory = found, self.client.optimizer_factory
         else:
             self._passing = found
         return found
+
+    def settles(self) -> bool:
+        """True where the client's optimizers cannot depend on the client that they are built for."""
+        own = overridden(self.owner, "configure_optimizers", ClientModule)
+        return not own and is_settled(self.client.optimizer_factory)
 
     def forget(self) -> None:
         """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""

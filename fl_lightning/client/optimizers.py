@@ -1,12 +1,12 @@
 """The local optimizers of one client, whose steps are counted."""
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -125,11 +125,9 @@ class LocalOptimizers:
             [(group, dict(group), list(group["params"])) for group in optimizer.param_groups] for optimizer in self.raw
         ]
         self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
-        self._defaults = [dict(optimizer.defaults) for optimizer in self.raw]
         # torch's own keep their state in `state` and `param_groups` only: a reset one equals a new one
-        values = (group[name] for groups in self._groups for group, *_ in groups for name in group.keys() - {"params"})
-        fixed = all(isinstance(value, int | float | str | tuple | None) for value in values)
-        self._resets = fixed and not self.schedulers and scaler is None and self.foreign is None
+        self._resets = not self.schedulers and scaler is None and self.foreign is None
+        self._defaults = [dict(optimizer.defaults) for optimizer in self.raw] if self._resets else []
 
     @property
     def reusable(self) -> bool:
@@ -138,6 +136,7 @@ class LocalOptimizers:
             optimizer.defaults.keys() == defaults.keys()
             and all(optimizer.defaults[name] is value for name, value in defaults.items())
             and len(optimizer.param_groups) == len(groups)
+            and wrapped.untouched
             and foreign_part(optimizer, wrapped.hooks) is None
             for optimizer, defaults, groups, wrapped in zip(
                 self.raw, self._defaults, self._groups, self.wrapped, strict=True
@@ -163,7 +162,8 @@ class LocalOptimizers:
             if self.exposure.steps or len(optimizer.state) != len(owners):
                 optimizer.state.clear()
                 optimizer.state.update(zip(owners, deepcopy(states), strict=True))
-            optimizer.param_groups[:] = [group for group, *_ in groups]  # a hook may have added some
+            if len(optimizer.param_groups) != len(groups):  # a hook has added some
+                optimizer.param_groups[:] = [group for group, *_ in groups]
             for group, setting, params in groups:
                 if group.keys() != setting.keys():
                     group.clear()
@@ -209,13 +209,55 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
     make: Callable[..., Optimizer] = kind
     attributes, keys = shape_of(make)
     for name, value in vars(optimizer).items():
-        if name not in attributes and unwrapped_step(value) is None:  # schedulers of torch's wrap `step`
+        if name not in attributes and not is_own_step(optimizer, value):
             return f"the attribute {name!r} of its {kind.__name__}"
         for hook in [value[key] for key in value.keys() - mine] if isinstance(value, OrderedDict) else ():
             return f"the hook {getattr(hook, '__name__', type(hook).__name__)!r} of its {kind.__name__}"
     for name in (name for group in optimizer.param_groups for name in group.keys() - keys):
         return f"the entry {name!r} of a parameter group of its {kind.__name__}"
-    return f"the state that its {kind.__name__} has from the start" if not ours and optimizer.state else None
+    if not ours and not is_usual(optimizer):
+        return f"the state that its {kind.__name__} has from the start"
+    return None
+
+
+def is_own_step(optimizer: Optimizer, value: Any) -> bool:
+    """True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
+    own = unwrapped_step(value)
+    return (
+        own is not None
+        and own is unwrapped_step(type(optimizer).step)
+        and getattr(value, "__self__", optimizer) is optimizer
+    )
+
+
+def is_usual(optimizer: Optimizer) -> bool:
+    """True where the state is what torch's constructor makes: empty, or Adagrad's."""
+    state: Any = optimizer.state
+    if type(state) is not defaultdict or state.default_factory is not dict:
+        return False
+    if not state or type(optimizer) is not Adagrad:
+        return not state
+    pairs = [
+        (state[p], group["initial_accumulator_value"]) for group in optimizer.param_groups for p in group["params"]
+    ]
+    return all(
+        own.keys() == {"step", "sum"} and not own["step"] and bool((own["sum"] == value).all()) for own, value in pairs
+    )
+
+
+def is_settled(factory: Any) -> bool:
+    """True for a factory of which is known that it gives every client the same: torch's class and plain values.
+
+    >>> is_settled(partial(SGD, lr=0.1)), is_settled(SGD), is_settled(lambda params: SGD(params, lr=0.1))
+    (True, True, False)
+    """
+    given = [*factory.args, *factory.keywords.values()] if isinstance(factory, partial) else []
+    made = factory.func if isinstance(factory, partial) else factory
+    if not isinstance(made, type) and made.__module__.split(".")[0] == "jsonargparse":  # `(..., class)`, of a file
+        made = next((value for value in given if isinstance(value, type)), None)
+        given = [value for value in given if not callable(value)]
+    fixed = all(isinstance(value, int | float | str | tuple | None) for value in given)
+    return fixed and isinstance(made, type) and made.__module__.startswith("torch.optim.")
 
 
 @cache
@@ -282,6 +324,12 @@ class LocalOptimizer:
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
         self._on_step, self._bare = on_step, None if scaler is not None else BareStep.of(optimizer, self.hooks[0])
+        self._names = frozenset({*vars(self), "_names"})
+
+    @property
+    def untouched(self) -> bool:
+        """True where nobody has set an attribute of this."""
+        return vars(self).keys() == self._names
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

@@ -194,12 +194,18 @@ class CohortEngine(SequentialEngine):
         Raises:
             StackingError: if its attributes differ then, of which a stack has one value.
         """
-        prepares = (self._receives and not self.client.is_neutral) or self._phased or self.hooks.get("on_client_start")
-        members, first = list[Member](), dict[str, Any]()
+        asks = exchange not in self._proven and not self.local.builder.settles()  # what they make, before it is trusted
+        receives = self._receives and not self.client.is_neutral
+        prepares = asks or receives or self._phased or self.hooks.get("on_client_start")
+        members, first, factory = list[Member](), dict[str, Any](), None
         for job in jobs:
             members.append(self._join(exchange, job, bool(prepares)))
             held = held_by(self.client) if prepares else {}
-            first = first or held
+            if asks:
+                held |= self._stacks.settings()
+            first, factory = first or held, factory or self.client.optimizer_factory
+            if self.client.optimizer_factory is not factory:
+                raise OwnAttributeError("its clients have different values of optimizer_factory")
             if (name := differing(held, first)) is not None:
                 raise OwnAttributeError(f"its clients have different values of {name}")
         return members

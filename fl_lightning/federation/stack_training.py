@@ -12,7 +12,6 @@ from torch import Tensor
 from fl_lightning.client.batch_norm import BATCH_NORMS
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.freezing import matching
-from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import MetricAccumulator
@@ -23,7 +22,7 @@ from fl_lightning.federation.nests import Stacked, StackingError
 from fl_lightning.federation.stack import ClientStack, Step
 from fl_lightning.federation.stack_batches import StackBatches
 from fl_lightning.federation.stack_logits import StackLogits
-from fl_lightning.federation.stacking import why_not_optimizers
+from fl_lightning.federation.stacking import has_backward_hooks, listens_to_all, why_not_optimizers
 from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
@@ -71,7 +70,7 @@ class StackTrainer:
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
         self.client, self.local, self._cautious = client, local, cautious
         self._has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in client.modules())
-        self._rebuilds = overridden(local.modules[-1], "configure_optimizers", ClientModule)
+        self._factory: Any = None
         self._spare: LocalOptimizers | None = None
         """Optimizers to be used again."""
 
@@ -178,16 +177,31 @@ class StackTrainer:
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
         if phase.plain and self._spare is not None:
-            if self._spare.reusable:
+            if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
                 return self._spare
             self.forget_optimizers()
         found = self.local.builder.new(phase.optimizer)
-        if reason := why_not_optimizers(found, self._has_batch_norm and self._cautious):
+        reason = why_not_optimizers(found, self._has_batch_norm and self._cautious)
+        if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
+            reason = "a hook of a parameter would not be called"
+        if reason is not None:
             found.release()
             raise StackingError(reason)
-        if phase.plain and found.reusable and not self._rebuilds:
-            self._spare = found
+        if phase.plain and found.reusable and self.local.builder.settles():
+            self._spare, self._factory = found, self.client.optimizer_factory
         return found
+
+    def settings(self) -> dict[str, Any]:
+        """Collect what the optimizers of the client in the module are set to, by name."""
+        found = self.local.builder.new()
+        groups = [group for optimizer in found.raw for group in optimizer.param_groups]
+        found.release()
+        return {
+            f"{name} of the optimizer's group {i}": float(value) if isinstance(value, Tensor) else value
+            for i, group in enumerate(groups)
+            for name, value in group.items()
+            if name != "params"
+        }
 
     def forget_optimizers(self) -> None:
         """Build the optimizers anew for the next stack: those of one that failed may be in the middle of a step."""

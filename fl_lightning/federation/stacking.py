@@ -1,6 +1,6 @@
 """Reasons against training several clients at once, and how many are."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.plugins.precision import Precision
@@ -9,7 +9,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
-from fl_lightning.client.bare_step import no_hook
+from fl_lightning.client.bare_step import no_hook, unwrapped_step
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
@@ -28,6 +28,9 @@ CONVOLUTIONS = (
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 """Attributes of modules and parameters with their hooks on gradients; torch has no public way to ask for them."""
+
+REGISTERED = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module with what it has registered, by name."""
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop, Adagrad)
 """Optimizers that treat every number by itself, so that a step on a stack is a step of each row."""
@@ -132,7 +135,7 @@ def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
     if weights.transient.places:
         return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
     if (pair := aliases(client)) is not None:
-        return f"{pair[0]!r} shares memory with the parameter {pair[1]!r}"
+        return f"{pair[0]!r} shares memory with {pair[1]!r}"
     for name, value in client.named_parameters():
         if not value.requires_grad:
             return f"the parameter {name!r} is not trained"
@@ -142,22 +145,46 @@ def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
 
 
 def aliases(client: nn.Module) -> tuple[str, str] | None:
-    """Name a tensor of the module, and a parameter in whose memory it lies: rows of a stack do not.
+    """Name a tensor of the module, and an entry in whose memory it lies: rows of a stack do not.
 
     >>> layer = nn.Linear(2, 3)
     >>> layer.register_buffer("last", layer.weight.data[0])
     >>> aliases(layer)
     ('last', 'weight')
     """
-    params = {value.untyped_storage().data_ptr(): (name, value) for name, value in client.named_parameters()}
+    entries = {
+        value.untyped_storage().data_ptr(): (name, value)
+        for name, value in (*client.named_buffers(), *client.named_parameters())
+        if value.layout is torch.strided
+    }
     for path, module in client.named_modules():
-        tensors = {n: value for n, value in vars(module).items() if isinstance(value, Tensor)}
-        tensors |= dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
-        for name, value in tensors.items():
-            whose, parameter = params.get(value.untyped_storage().data_ptr(), ("", value))
-            if value is not parameter and value.numel():
-                return f"{path}.{name}".lstrip("."), whose
+        # a registered entry is the one that the stack replaces; another name for it is not
+        held = [(name, one, False) for name, value in vars(module).items() for one in inside(name, value)]
+        held += [(*entry, True) for entry in (*module.named_parameters("", False), *module.named_buffers("", False))]
+        for name, value, registered in held:
+            if value.layout is torch.strided and value.numel():
+                whose, entry = entries.get(value.untyped_storage().data_ptr(), ("", None))
+                if entry is not None and not (registered and value is entry) and overlap(value, entry):
+                    return f"{path}.{name}".lstrip("."), whose
     return None
+
+
+def inside(name: str, value: Any) -> list[Tensor]:
+    """List the tensors that an attribute is, or holds in a list, tuple, set or dict."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else [value]
+    return [one for one in values if isinstance(one, Tensor)] if name not in REGISTERED else []
+
+
+def overlap(value: Tensor, other: Tensor) -> bool:
+    """True where two tensors of one storage have numbers between the same addresses."""
+    (first, last), (begin, end) = map(addresses, (value, other))
+    return first < end and begin < last
+
+
+def addresses(value: Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first number, and behind its last one."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + value.element_size() * (1 + reach)
 
 
 def has_backward_hooks(part: nn.Module | nn.Parameter) -> bool:
@@ -185,7 +212,9 @@ def why_not_optimizers(optimizers: LocalOptimizers, plain: bool = False) -> str 
     kind = type(optimizer)
     if kind not in ELEMENTWISE:
         return f"{kind.__name__} is not known to treat every number by itself"
-    if optimizers.foreign is not None and not (kind is Adagrad and optimizers.foreign.startswith("the state ")):
+    if unwrapped_step(kind.step) is None:
+        return f"the step of {kind.__name__} is not torch's"
+    if optimizers.foreign is not None:
         return f"{optimizers.foreign} is one client's"
     if listens_to_all():
         return "a global hook of optimizers would see all clients at once"

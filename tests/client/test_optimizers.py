@@ -168,8 +168,6 @@ def test_every_client_has_an_optimizer_of_its_own(factory):
     assert equal(weights_of(loop), weights_of(anew))
     if factory in DECORATED:
         assert counted.made >= 10  # five clients in two rounds
-    elif factory is plain:
-        assert counted.made < 5
 
 
 @pytest.mark.parametrize("factory", DECORATED)
@@ -271,12 +269,12 @@ class Aliased(BatchNormNet):
         self.register_buffer("mirror", self.head.weight.data)
 
     def features(self, x):
-        return self.body(x.flatten(1)) + self.mirror.mean(0)
+        return self.body(x.flatten(1)) + self.mirror[0]
 
 
 def test_a_buffer_in_a_parameters_memory_is_not_stacked():
     loop = run(FedAvg, plain, net=Aliased, chunk=3)
-    assert loop.engine.why_not() == "'net.mirror' shares memory with the parameter 'net.head.weight'"
+    assert loop.engine.why_not() == "'net.mirror' shares memory with 'net.head.weight'"
     assert close(weights_of(loop), weights_of(run(FedAvg, plain, net=Aliased)))
 
 
