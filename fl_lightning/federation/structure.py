@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
@@ -113,7 +114,7 @@ class Structure:
 class HeldEntries:
     """Copies of all entries of the client module, which are put back whatever an evaluation did to them.
 
-    Buffers with `persistent=False`, extra states and `requires_grad` are among them.
+    Buffers with `persistent=False`, extra states and `requires_grad` are among them; a buffer that came to be is gone.
 
     Args:
         weights: of the module.
@@ -123,8 +124,8 @@ class HeldEntries:
         self._weights = weights
         self._extra = {} if weights.extra is None else weights.extra.snapshot()
         places = {**weights.entries, **weights.transient.places}
-        found = {name: (place, getattr(*place, None)) for name, place in places.items()}
-        self._there = [(place, value) for place, value in found.values()]
+        self._there = found = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
                 name: (value, value.detach().clone(), value.requires_grad)
@@ -133,10 +134,23 @@ class HeldEntries:
             }
 
     def put_back(self) -> None:
-        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ."""
-        for (owner, attribute), value in self._there:
-            if getattr(owner, attribute, None) is not value:
-                setattr(owner, attribute, value)
+        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ.
+
+        Raises:
+            ValueError: naming a parameter that has a parametrization which it had not.
+        """
+        for name, ((owner, attribute), value) in self._there.items():
+            if getattr(owner, attribute, None) is value:
+                continue
+            if is_parametrized(owner, attribute):
+                raise ValueError(
+                    f"an evaluation must leave the client's parameters as they are, but {name!r} was parametrized in "
+                    f"it; do it in __init__ or configure_model"
+                )
+            setattr(owner, attribute, value)
+        for name in {name for name, _ in self._weights.client.named_buffers()} - self._buffers:
+            path, _, attribute = name.rpartition(".")
+            setattr(self._weights.client.get_submodule(path), attribute, None)
         for value, copy, flag in self._copies.values():
             if value.shape != copy.shape or value.dtype != copy.dtype:
                 value.data = copy.clone()

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
@@ -163,6 +165,46 @@ def test_a_module_may_evaluate_other_weights_of_its_own(last):
     assert loop.client.module.seen == pytest.approx([0.25] * 3)
     assert all(bool((other == 0.25).all()) for other in loop.client.module.kept)
     assert equal(weights_of(loop), weights_of(fit(lambda: Swaps(last), run={"limit_val_batches": 0})))
+
+
+@pytest.mark.parametrize("last", ["on_validation_epoch_end", "on_validation_end"])
+def test_a_monitor_of_the_global_model_comes_between_its_pass_and_the_last_hook(last):
+    class Predicts(Swaps):
+        def forward(self, x):
+            return self.net(x)
+
+    accuracy = {"accuracy": MulticlassAccuracy(3)}
+    loop = fit(lambda: Predicts(last), callbacks=[GroupMetrics({"all": [0, 1, 2]}, accuracy)])
+    assert loop.client.module.seen == pytest.approx([0.25] * 3)
+    assert all(bool((other == 0.25).all()) for other in loop.client.module.kept)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_is_allocated_in_an_evaluation_is_gone_after_it(persistent):
+    class Lazy(Plain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", None, persistent=persistent)
+
+        def training_step(self, batch, batch_idx):
+            offset = 0 if self.offset is None else self.offset
+            return F.cross_entropy(self.net(batch[0]) * (1 + offset), batch[1])
+
+        def validation_step(self, batch, batch_idx):
+            self.offset = torch.ones(()) if self.offset is None else self.offset + 1
+
+    never = weights_of(fit(Lazy, run={"limit_val_batches": 0}))
+    for run in {}, {"num_sanity_val_steps": 2}:
+        assert equal(weights_of(fit(Lazy, run=run)), never)
+
+
+def test_a_parameter_that_is_parametrized_in_an_evaluation_is_refused():
+    class Wraps(Plain):
+        def validation_step(self, batch, batch_idx):
+            weight_norm(self.net[0])
+
+    with pytest.raises(ValueError, match=r"'module\.net\.0\.weight' was parametrized in it; do it in __init__"):
+        fit(Wraps, 1)
 
 
 def test_random_numbers_between_rounds_do_not_depend_on_evaluations():
