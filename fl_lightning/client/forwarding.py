@@ -120,7 +120,7 @@ class NotOfTheLoop:
         if isinstance(module, Forwarding):
             return
         own = vars(self._callback)
-        before = {name: own[name] for name in ("log", "log_dict") if name in own}  # the Trainer gives them
+        before: dict[str, Any] = {n: own[n] for n in ("log", "log_dict") if n in own}  # the Trainer gives them
         own.update({name: getattr(module, name) for name in before})
         try:
             self._hook(trainer, module, *args)
