@@ -1,11 +1,10 @@
 """Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
@@ -124,7 +123,8 @@ class HeldEntries:
         self._weights = weights
         self._extra = {} if weights.extra is None else weights.extra.snapshot()
         places = {**weights.entries, **weights.transient.places}
-        self._there = found = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        found = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        self._there, self._parameters = list(found.values()), self._found()
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
@@ -137,17 +137,14 @@ class HeldEntries:
         """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ.
 
         Raises:
-            ValueError: naming a parameter that has a parametrization which it had not.
+            ValueError: naming a parameter that came to be, went, or stands in a module that was replaced.
         """
-        for name, ((owner, attribute), value) in self._there.items():
-            if getattr(owner, attribute, None) is value:
-                continue
-            if is_parametrized(owner, attribute):
-                raise ValueError(
-                    f"an evaluation must leave the client's parameters as they are, but {name!r} was parametrized in "
-                    f"it; do it in __init__ or configure_model"
-                )
-            setattr(owner, attribute, value)
+        self._check(name for name in self._found() if name not in self._parameters)
+        for (owner, attribute), value in self._there:
+            if getattr(owner, attribute, None) is not value:
+                setattr(owner, attribute, value)
+        found = self._found()
+        self._check(name for name, value in self._parameters.items() if found.get(name) is not value)
         for name in {name for name, _ in self._weights.client.named_buffers()} - self._buffers:
             path, _, attribute = name.rpartition(".")
             setattr(self._weights.client.get_submodule(path), attribute, None)
@@ -156,6 +153,18 @@ class HeldEntries:
                 value.data = copy.clone()
             if value.requires_grad != flag:
                 value.requires_grad_(flag)
+
+    def _found(self) -> dict[str, nn.Parameter]:
+        """Find the parameters that the client module has now."""
+        return dict(self._weights.client.named_parameters())
+
+    def _check(self, changed: Iterable[str]) -> None:
+        """Refuse parameters that are others than before."""
+        for name in changed:
+            raise ValueError(
+                f"an evaluation must leave the client's parameters as they are, but {name!r} was added, removed or "
+                f"replaced in it; do it in __init__ or configure_model"
+            )
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 from torchmetrics.classification import MulticlassAccuracy
@@ -198,13 +199,23 @@ def test_a_buffer_that_is_allocated_in_an_evaluation_is_gone_after_it(persistent
         assert equal(weights_of(fit(Lazy, run=run)), never)
 
 
-def test_a_parameter_that_is_parametrized_in_an_evaluation_is_refused():
-    class Wraps(Plain):
-        def validation_step(self, batch, batch_idx):
-            weight_norm(self.net[0])
+CHANGES = {
+    "parametrized": (lambda net: weight_norm(net[0]), "net.0.parametrizations.weight.original0"),
+    "added": (lambda net: net.append(nn.Linear(3, 3)), "net.3.weight"),
+    "removed": (lambda net: net.__setattr__("2", nn.Identity()), "net.2.weight"),
+    "replaced": (lambda net: net.__setattr__("2", nn.Linear(8, 3)), "net.2.weight"),
+}
 
-    with pytest.raises(ValueError, match=r"'module\.net\.0\.weight' was parametrized in it; do it in __init__"):
-        fit(Wraps, 1)
+
+@pytest.mark.parametrize("on_error", ["error", "skip"])
+@pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
+def test_an_evaluation_that_changes_what_parameters_there_are_is_refused_and_no_client_blamed(change, name, on_error):
+    class Changes(Plain):
+        def validation_step(self, batch, batch_idx):
+            change(self.net)
+
+    with pytest.raises(ValueError, match=rf"an evaluation must leave .* 'module\.{name}' was .* configure_model$"):
+        fit(Changes, on_error=on_error)
 
 
 def test_random_numbers_between_rounds_do_not_depend_on_evaluations():
