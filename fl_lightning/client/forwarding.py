@@ -65,7 +65,7 @@ class Forwarding(CheckedLoading):
             for name in hooks_on_batches(callback):
                 hook = getattr(callback, name)
                 if not isinstance(hook, NotOfTheLoop):
-                    vars(callback)[name] = hook = NotOfTheLoop(hook)
+                    vars(callback)[name] = hook = NotOfTheLoop(callback, hook)
                 self.batch_hooks.setdefault(name, []).append(partial(hook, self.trainer, module))
         return [callback for _, callback in pairs]
 
@@ -109,12 +109,20 @@ class NotOfTheLoop:
     """A callback's hook `(trainer, module, ...)` that does nothing when the Trainer calls it with the loop.
 
     Args:
+        callback: whose hook it is; within it the callback logs as the module does, elsewhere as the loop.
         hook: the callback's own.
     """
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self._hook = hook
+    def __init__(self, callback: Callback, hook: Callable[..., Any]) -> None:
+        self._callback, self._hook = callback, hook
 
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
-        if not isinstance(module, Forwarding):
+        if isinstance(module, Forwarding):
+            return
+        own = vars(self._callback)
+        before: dict[str, Any] = {n: own[n] for n in ("log", "log_dict") if n in own}  # the Trainer gives them
+        own.update({name: getattr(module, name) for name in before})
+        try:
             self._hook(trainer, module, *args)
+        finally:
+            own.update(before)

@@ -105,13 +105,14 @@ class Evaluation:
 
     @contextmanager
     def evaluated_model(self) -> Iterator[None]:
-        """Context in which the module is the global model as it is evaluated."""
-        self.hold()
+        """Context in which the module is the global model as it is evaluated; a pass may still want its last hook."""
+        before, put_generators_back = HeldEntries(self.weights), keep_generators(self.communicator.device)
         try:
             self._load_evaluated()
             yield
         finally:
-            self.finish()
+            before.restore()
+            put_generators_back()
 
     def hold(self) -> None:
         """Note what `finish` puts back: all entries, and the random generators."""

@@ -1,6 +1,6 @@
 """Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ class Structure:
 class HeldEntries:
     """Copies of all entries of the client module, which are put back whatever an evaluation did to them.
 
-    Buffers with `persistent=False`, extra states and `requires_grad` are among them.
+    Buffers with `persistent=False`, extra states and `requires_grad` are among them; a buffer that came to be is gone.
 
     Args:
         weights: of the module.
@@ -124,7 +124,8 @@ class HeldEntries:
         self._extra = {} if weights.extra is None else weights.extra.snapshot()
         places = {**weights.entries, **weights.transient.places}
         found = {name: (place, getattr(*place, None)) for name, place in places.items()}
-        self._there = [(place, value) for place, value in found.values()]
+        self._there, self._parameters = list(found.values()), self._found()
+        self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
                 name: (value, value.detach().clone(), value.requires_grad)
@@ -133,15 +134,37 @@ class HeldEntries:
             }
 
     def put_back(self) -> None:
-        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ."""
+        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ.
+
+        Raises:
+            ValueError: naming a parameter that came to be, went, or stands in a module that was replaced.
+        """
+        self._check(name for name in self._found() if name not in self._parameters)
         for (owner, attribute), value in self._there:
             if getattr(owner, attribute, None) is not value:
                 setattr(owner, attribute, value)
+        found = self._found()
+        self._check(name for name, value in self._parameters.items() if found.get(name) is not value)
+        for name in {name for name, _ in self._weights.client.named_buffers()} - self._buffers:
+            path, _, attribute = name.rpartition(".")
+            setattr(self._weights.client.get_submodule(path), attribute, None)
         for value, copy, flag in self._copies.values():
             if value.shape != copy.shape or value.dtype != copy.dtype:
                 value.data = copy.clone()
             if value.requires_grad != flag:
                 value.requires_grad_(flag)
+
+    def _found(self) -> dict[str, nn.Parameter]:
+        """Find the parameters that the client module has now."""
+        return dict(self._weights.client.named_parameters())
+
+    def _check(self, changed: Iterable[str]) -> None:
+        """Refuse parameters that are others than before."""
+        for name in changed:
+            raise ValueError(
+                f"an evaluation must leave the client's parameters as they are, but {name!r} was added, removed or "
+                f"replaced in it; do it in __init__ or configure_model"
+            )
 
     @torch.no_grad()
     def restore(self) -> None:

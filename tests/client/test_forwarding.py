@@ -233,3 +233,45 @@ def test_a_fit_of_a_data_module_is_the_same():
     data = [FederatedDataModule.from_datamodule(Pairs(), num_clients=3) for _ in range(2)]
     one, other = (fit(made(module), 2, given)[0] for module, given in zip((Scaled, ByItself), data, strict=True))
     assert equal(weights_of(one), weights_of(other))
+
+
+class LogsByItself(pl.Callback):
+    """Logs by its own `log`, which the Trainer gives it, not by the module's."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.log("mean", batch[0].mean())
+        self.log_dict({"twice": 2 * batch[0].mean()})
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.log("val_mean", batch[0].mean())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.log("rounds", float(trainer.current_epoch + 1))
+
+
+class LogsByTheModule(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        pl_module.log("mean", batch[0].mean())
+        pl_module.log("twice", 2 * batch[0].mean())
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        pl_module.log("val_mean", batch[0].mean())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        pl_module.log("rounds", float(trainer.current_epoch + 1))
+
+
+def test_what_a_callback_logs_by_itself_is_what_the_module_logs():
+    def logged(callback):
+        class Made(Plain):
+            def configure_callbacks(self):
+                return callback
+
+        pl.seed_everything(7, verbose=False)
+        run = trainer(2)
+        run.fit(FederatedLoop(Made(), seed=1), datamodule=toy_data(SIZES))
+        return {name: float(value) for name, value in run.callback_metrics.items()}
+
+    own, of_module = logged(LogsByItself()), logged(LogsByTheModule())
+    assert own == of_module
+    assert own.keys() >= {"mean", "twice", "val_mean", "rounds"}

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
@@ -163,6 +166,56 @@ def test_a_module_may_evaluate_other_weights_of_its_own(last):
     assert loop.client.module.seen == pytest.approx([0.25] * 3)
     assert all(bool((other == 0.25).all()) for other in loop.client.module.kept)
     assert equal(weights_of(loop), weights_of(fit(lambda: Swaps(last), run={"limit_val_batches": 0})))
+
+
+@pytest.mark.parametrize("last", ["on_validation_epoch_end", "on_validation_end"])
+def test_a_monitor_of_the_global_model_comes_between_its_pass_and_the_last_hook(last):
+    class Predicts(Swaps):
+        def forward(self, x):
+            return self.net(x)
+
+    accuracy = {"accuracy": MulticlassAccuracy(3)}
+    loop = fit(lambda: Predicts(last), callbacks=[GroupMetrics({"all": [0, 1, 2]}, accuracy)])
+    assert loop.client.module.seen == pytest.approx([0.25] * 3)
+    assert all(bool((other == 0.25).all()) for other in loop.client.module.kept)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_is_allocated_in_an_evaluation_is_gone_after_it(persistent):
+    class Lazy(Plain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", None, persistent=persistent)
+
+        def training_step(self, batch, batch_idx):
+            offset = 0 if self.offset is None else self.offset
+            return F.cross_entropy(self.net(batch[0]) * (1 + offset), batch[1])
+
+        def validation_step(self, batch, batch_idx):
+            self.offset = torch.ones(()) if self.offset is None else self.offset + 1
+
+    never = weights_of(fit(Lazy, run={"limit_val_batches": 0}))
+    for run in {}, {"num_sanity_val_steps": 2}:
+        assert equal(weights_of(fit(Lazy, run=run)), never)
+
+
+CHANGES = {
+    "parametrized": (lambda net: weight_norm(net[0]), "net.0.parametrizations.weight.original0"),
+    "added": (lambda net: net.append(nn.Linear(3, 3)), "net.3.weight"),
+    "removed": (lambda net: net.__setattr__("2", nn.Identity()), "net.2.weight"),
+    "replaced": (lambda net: net.__setattr__("2", nn.Linear(8, 3)), "net.2.weight"),
+}
+
+
+@pytest.mark.parametrize("on_error", ["error", "skip"])
+@pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
+def test_an_evaluation_that_changes_what_parameters_there_are_is_refused_and_no_client_blamed(change, name, on_error):
+    class Changes(Plain):
+        def validation_step(self, batch, batch_idx):
+            change(self.net)
+
+    with pytest.raises(ValueError, match=rf"an evaluation must leave .* 'module\.{name}' was .* configure_model$"):
+        fit(Changes, on_error=on_error)
 
 
 def test_random_numbers_between_rounds_do_not_depend_on_evaluations():
