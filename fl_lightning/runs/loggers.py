@@ -13,6 +13,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from fl_lightning.utils.files import at_path, write_atomically
 
+MOST_ROUNDS = 2**53
+
 
 def nothing(*_: Any, **__: Any) -> None:
     """Take whatever is logged, and drop it."""
@@ -128,7 +130,10 @@ class RoundCSVLogger(Logger):
                 whole = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
             for row in whole:
                 list(map(float, filter(None, row.values())))
-            return {int(row["round"]): {**row, "round": int(row["round"])} for row in whole}
+            rounds = [int(row["round"]) for row in whole]
+            if any(r < 0 or r > MOST_ROUNDS for r in rounds):
+                raise ValueError("no round has such a number")
+            return {r: {**row, "round": r} for r, row in zip(rounds, whole, strict=True)}
         except (ValueError, KeyError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table of numbers with a row for each round, and cannot be read as one "

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fl_lightning.utils.text import printable
+
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
@@ -92,7 +94,12 @@ def latex(text: str) -> str:
 
 def unbroken(text: str) -> str:
     """Escape a text; a short one is not broken into lines."""
-    return escape(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+    return shown(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+
+
+def shown(text: str) -> str:
+    """Escape a text for a page."""
+    return escape(printable(text, keep="\n"))
 
 
 def as_html(table: Table) -> str:
@@ -101,14 +108,14 @@ def as_html(table: Table) -> str:
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", True)]]))
     True
     """
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in table.header)
+    head = "".join(f"<th scope='col'>{shown(name)}</th>" for name in table.header)
     rows = []
     for name, *cells in table.rows:
         texts = [f"<b>{unbroken(cell.text)}</b>" if cell.best else unbroken(cell.text) for cell in cells]
-        rows.append(f"<tr><th scope='row'>{escape(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
-    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
+        rows.append(f"<tr><th scope='row'>{shown(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
+    note = f"<p class='note'>{shown(table.note)}</p>" if table.note else ""
     body = "\n".join(rows)
     return (
-        f"<h3>{escape(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<h3>{shown(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )

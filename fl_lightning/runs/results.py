@@ -120,7 +120,7 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     if not values:
         return {}
     last = values[-LAST:]
-    found = {"final": values[-1], "last five": math.fsum(last) / len(last)}
+    found = {"final": values[-1], "last five": mean_of(last)}
     if key.endswith("forgetting"):  # 0 before anything was learnt
         return found
     return found | {"best": min(values) if is_lower_better(key) else max(values)}
@@ -165,6 +165,14 @@ def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result
     if shared:
         difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
     return Result(dict(values), float(mean), float(std), difference)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Compute the mean; NaN or infinite where the values are, or are too large to be added."""
+    try:
+        return math.fsum(values) / len(values)
+    except (ValueError, OverflowError):
+        return sum(values) / len(values)
 
 
 def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
