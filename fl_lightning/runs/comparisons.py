@@ -75,9 +75,8 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
         shown = finite(values)
         mean, std = 100 * shown.mean(0), 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
         place, colour = np.arange(len(class_names)) + offset, COLOURS[i % len(COLOURS)]
-        marker = MARKERS[i % len(MARKERS)]
-        look = {"fmt": marker, "color": colour, "markersize": 4.5, "elinewidth": 1.2}
-        axes.errorbar(mean, place, xerr=std, label=in_legend(label), **look)
+        named, look = in_legend(label), MARKERS[i % len(MARKERS)]
+        axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
     label_places(axes.yaxis, class_names, 40)
     axes.set_ylim(len(class_names) - 0.4, -0.6)

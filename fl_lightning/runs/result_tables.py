@@ -7,6 +7,7 @@ from html import escape
 from fl_lightning.utils.text import printable
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
 """Letters that LaTeX has other uses for, or does not know in every font."""
@@ -53,12 +54,22 @@ def as_markdown(table: Table) -> str:
     """
 
     def text(cell: Cell) -> str:
-        said = cell.text.replace("|", "\\|")
-        return f"**{said}**" if cell.best else said
+        return f"**{markdown(cell.text)}**" if cell.best else markdown(cell.text)
 
-    lines = [list(table.header), ["---", *["---:"] * (len(table.header) - 1)], *([*map(text, r)] for r in table.rows)]
+    ruler = ["---", *["---:"] * (len(table.header) - 1)]
+    lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"**{table.title}**\n\n{body}" + (f"\n{table.note}\n" if table.note else "")
+    return f"**{one_line(table.title)}**\n\n{body}" + (f"\n{one_line(table.note)}\n" if table.note else "")
+
+
+def one_line(text: str) -> str:
+    """Put a text into one line, without what cannot be seen."""
+    return printable(" ".join(text.splitlines()))
+
+
+def markdown(text: str) -> str:
+    """Write the text of a cell so that it ends neither the cell nor the row."""
+    return one_line(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def as_latex(table: Table) -> str:
@@ -89,7 +100,8 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    said = "".join(LATEX.get(letter, letter) for letter in one_line(text))
+    return f"{{}}{said}" if said.startswith(("[", "*")) else said  # which after a row's end would be its option
 
 
 def unbroken(text: str) -> str:

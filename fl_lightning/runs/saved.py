@@ -21,6 +21,7 @@ from fl_lightning.federation.identity import Difference, Settings, below, differ
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.text import of_cell, write_cells
 
 Numbers = NDArray[np.float64]
 METRICS = "metrics.csv"
@@ -247,7 +248,8 @@ def read_columns(path: Path) -> dict[str, Numbers]:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows = [row for row in reader if None not in row and None not in row.values()]
-            return {name: np.array([as_number(row[name]) for row in rows]) for name in reader.fieldnames or ()}
+            names = reader.fieldnames or ()
+            return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a table, and cannot be read as one ({type(error).__name__}); move it away"
@@ -267,9 +269,7 @@ def write_partition(path: Path, counts: Sequence[Sequence[int]], names: Sequence
 
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["client", *names])
-            writer.writerows([client_id, *row] for client_id, row in enumerate(counts))
+            write_cells(file, [["client", *names], *([client_id, *row] for client_id, row in enumerate(counts))])
 
     write_atomically(path, write)
 

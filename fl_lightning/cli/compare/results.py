@@ -1,6 +1,5 @@
 """Tables and report of a grid."""
 
-import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from fl_lightning.runs.result_tables import as_latex, as_markdown
 from fl_lightning.runs.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
 from fl_lightning.runs.saved import Group, SavedRun, read_run
 from fl_lightning.utils.files import write_atomically
-from fl_lightning.utils.text import printable
+from fl_lightning.utils.text import printable, write_cells
 
 
 def write_results(
@@ -84,7 +83,5 @@ def write_text(path: Path, text: str) -> None:
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table as csv."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    write_cells(out, [header, *rows])
     write_text(path, out.getvalue())
