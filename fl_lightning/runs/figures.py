@@ -89,7 +89,8 @@ def plot_accuracy(
         axes.grid(True, color=GREY, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
+        if axes.get_legend_handles_labels()[0]:  # none where no value is finite
+            axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
         figure.suptitle(title, fontsize="large")
     return figure
