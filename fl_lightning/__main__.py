@@ -140,8 +140,10 @@ def command(args: list[str] | None) -> None:
 
 def fail(sentence: str, code: int) -> NoReturn:
     """Print the error as the last line, and end the process."""
+    from fl_lightning.utils.text import printable  # noqa: PLC0415
+
     sys.stdout.flush()
-    sys.stderr.write(f"{PROG}: error: {sentence}\n")
+    sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")
     sys.exit(code)
 
 

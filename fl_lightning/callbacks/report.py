@@ -15,6 +15,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.text import as_row, of_cell
 
 
 class ClasswiseReport(Callback):
@@ -48,7 +49,8 @@ class ClasswiseReport(Callback):
         if self._file is None or not self._file.is_file():
             return {}
         with self._file.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            found = [row for row in csv.DictReader(file) if None not in row.values()]
+            rows = [{of_cell(name): cell for name, cell in row.items()} for row in found]
         return {
             int(row.pop("round")): {f"{self._prefix}{BY_CLASS}{name}": float(a) for name, a in row.items() if a}
             for row in rows
@@ -91,7 +93,7 @@ class ClasswiseReport(Callback):
         def write(part: Path) -> None:
             with part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
-                writer.writerow(["round", *names])
+                writer.writerow(as_row(["round", *names]))
                 writer.writerows(map(csv_row, rounds, table))
 
         write_atomically(self._file, write)

@@ -9,6 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
+from fl_lightning.utils.text import printable
+
 PROG = "fl-lightning configs"
 HOME = Path(__file__).parents[1] / "configs"
 """In a clone a link to the folder `configs`, so that there is one copy; in a wheel the files."""
@@ -79,7 +81,7 @@ def copy(chosen: list[str], folder: Path) -> None:
     for name, path in targets.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(HOME / f"{name}.yaml", path)
-    print(f"{len(targets)} file{'s' * (len(targets) != 1)} copied to {folder}")
+    print(printable(f"{len(targets)} file{'s' * (len(targets) != 1)} copied to {folder}"))
 
 
 def run(argv: list[str]) -> None:

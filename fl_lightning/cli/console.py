@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fl_lightning.utils.text import printable
+
 WARNINGS = (
     r"LightningCLI's args parameter is intended",  # main() is called with arguments by tests and notebooks
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own use of torch.utils._pytree
@@ -33,7 +35,9 @@ INFOS = (
 
 
 def worth_showing(record: logging.LogRecord) -> bool:
-    """Return False for the notes in `INFOS`."""
+    """Return False for the notes in `INFOS`; in the others a file's name must not speak to the terminal."""
+    if (said := printable(record.getMessage(), keep="\n\t")) != record.getMessage():
+        record.msg, record.args = said, ()
     return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
 
 

@@ -23,6 +23,7 @@ from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.trials import LOCAL_SGD, Federation, silent, trial
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import needs_closure
+from fl_lightning.utils.text import as_row
 
 Record = dict[str, Any]
 """A method's columns by name."""
@@ -239,7 +240,8 @@ def as_csv(found: Sequence[Record]) -> str:
     writer.writeheader()
     for record in found:
         named = record | {"papers": [url or name for name, url in record["papers"]]}
-        writer.writerow({name: " ".join(v) if isinstance(v, list | tuple) else v for name, v in named.items()})
+        cells = [" ".join(v) if isinstance(v, list | tuple) else v for v in named.values()]
+        writer.writerow(dict(zip(named, as_row(cells), strict=True)))
     return out.getvalue()
 
 

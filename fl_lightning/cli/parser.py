@@ -16,6 +16,7 @@ import fl_lightning
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import PROG, format_error
 from fl_lightning.cli.yaml_keys import check_keys
+from fl_lightning.utils.text import printable
 
 
 class CommandParser(ArgumentParser):
@@ -35,7 +36,7 @@ class CommandParser(ArgumentParser):
         sentence = format_error(message, ex, options, parser.kinds, nested=not self.exit_on_error)
         if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
             raise ArgumentError(None, sentence) from ex
-        sys.stderr.write(f"{PROG}: error: {sentence}\n")
+        sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")
         sys.exit(2)
 
 

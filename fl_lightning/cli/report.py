@@ -1,12 +1,15 @@
 """`fl-lightning report`: runs as one HTML page, and their figures."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
-from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.errors import PROG, one_line
 from fl_lightning.cli.parser import CommandParser
+from fl_lightning.runs.page import WARNING
 from fl_lightning.runs.report import write_report
-from fl_lightning.runs.saved import find_runs, grouped, read_run
+from fl_lightning.runs.saved import SavedRun, find_runs, grouped, read_run
+from fl_lightning.utils.text import printable
 
 DESCRIPTION = (
     "Write a report of one run or several as one HTML file that needs no network, and its figures. Runs that differ in "
@@ -21,14 +24,38 @@ def run(argv: list[str]) -> None:
         argv: options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        FileNotFoundError: a path that holds no run.
+        SystemExit: with 2 for a wrong option, 0 after the help; with 1, after the report of the others, where a path
+            holds no run, or one that cannot be read.
+        ValueError: no run can be read.
     """
     given = command_parser().parse_args(argv)
-    folders = find_runs(given.runs)
-    output = given.output or (folders[0] if len(folders) == 1 else Path("reports"))
-    page = write_report(grouped(map(read_run, folders)), output, [form for form in given.format if form != "html"])
-    print(page)
+    found, left_out = dict[Path, SavedRun](), dict[str, str]()
+    for path in given.runs:
+        try:
+            for folder in find_runs([path]):
+                read(folder, found, left_out)
+        except OSError as error:
+            left_out[path] = str(error)
+    said = [printable(f"{path} is left out: {one_line(reason)}") for path, reason in left_out.items()]
+    if not found:
+        raise ValueError("; ".join(map(one_line, left_out.values())))
+    output = given.output or (next(iter(found)) if len(found) == 1 else Path("reports"))
+    forms = [form for form in given.format if form != "html"]
+    page = write_report(grouped(found.values()), output, forms, notes=[WARNING + sentence for sentence in said])
+    print(printable(page))
+    for sentence in said:
+        sys.stderr.write(f"{PROG}: error: {sentence}\n")
+    if said:
+        sys.exit(1)
+
+
+def read(folder: Path, found: dict[Path, SavedRun], left_out: dict[str, str]) -> None:
+    """Read a run, or note why it cannot be read."""
+    if folder not in found:
+        try:
+            found[folder] = read_run(folder)
+        except (ValueError, OSError) as error:
+            left_out[str(folder)] = str(error)
 
 
 def command_parser() -> CommandParser:

@@ -20,7 +20,7 @@ from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.runs.comparisons import MARKERS
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import Counts, SavedRun, as_number, read_columns
-from fl_lightning.utils.text import drawable
+from fl_lightning.utils.text import drawable, of_cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def client_accuracies(run: SavedRun) -> ClientAccuracies:
     if not path.is_file():
         raise FileNotFoundError(f"this drawing needs {TABLE}, and {run.folder} has none; add ForgettingMonitor")
     with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
+        header, *rows = ([*map(of_cell, row)] for row in csv.reader(file))
     table = np.array([[as_number(cell) for cell in row[3:]] for row in rows]).reshape(len(rows), len(header) - 3)
     rounds, clients = (np.array([float(row[k]) for row in rows]) for k in (0, 1))
     return ClientAccuracies(rounds, clients, [row[2] for row in rows], table, header[3:])

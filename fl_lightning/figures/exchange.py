@@ -11,7 +11,7 @@ from fl_lightning.figures.panels import draw_maps, finish, panels
 from fl_lightning.functional.summary import rounds_to_target
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import read_columns
-from fl_lightning.utils.text import drawable
+from fl_lightning.utils.text import drawable, of_cell
 
 
 class RoundsToTarget(Drawing):
@@ -78,7 +78,7 @@ class PredictedDistributions(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         run = series[0].group.runs[0]
         with (run.folder / "predicted_distribution.csv").open(newline="", encoding="utf-8") as file:
-            names = next(csv.reader(file))[2:]
+            names = [of_cell(name) for name in next(csv.reader(file))[2:]]
         table = read_columns(run.folder / "predicted_distribution.csv")
         rows = table["round"] == table["round"].max()
         clients = table["client"][rows].astype(int)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.runs.figures import COLOURS, GREY, STYLES, in_legend, label_places, label_rounds, new_figure
+from fl_lightning.runs.figures import COLOURS, GREY, STYLES, finite, in_legend, label_places, label_rounds, new_figure
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "rou
     for i, (label, band) in enumerate(bands.items()):
         if band is None:
             continue
-        places, values = np.asarray(band.x, dtype=np.float64), band.values
+        places, values = finite(band.x), finite(band.values)
         colour, mean = COLOURS[i % len(COLOURS)], values.mean(0)
         style, marker = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
         every = max(1, len(mean) // 8)
@@ -72,11 +72,11 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
     axes = figure.subplots()
     for i, (label, values) in enumerate(table.items()):
         offset = 0.7 * ((i + 0.5) / len(table) - 0.5)
-        mean, std = 100 * values.mean(0), 100 * values.std(0, ddof=1) if len(values) > 1 else None
+        shown = finite(values)
+        mean, std = 100 * shown.mean(0), 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
         place, colour = np.arange(len(class_names)) + offset, COLOURS[i % len(COLOURS)]
-        marker = MARKERS[i % len(MARKERS)]
-        look = {"fmt": marker, "color": colour, "markersize": 4.5, "elinewidth": 1.2}
-        axes.errorbar(mean, place, xerr=std, label=in_legend(label), **look)
+        named, look = in_legend(label), MARKERS[i % len(MARKERS)]
+        axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
     label_places(axes.yaxis, class_names, 40)
     axes.set_ylim(len(class_names) - 0.4, -0.6)
@@ -99,7 +99,7 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
     figure = new_figure(WIDTH, 0.9 + 0.62 * len(pairs))
     axes = figure.subplots()
     for side, hatch in enumerate(("", "////")):
-        values = [pair[side] for pair in pairs.values()]
+        values = [finite(pair[side]) for pair in pairs.values()]
         places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
         std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
         axes.barh(

@@ -21,6 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 GREY = "#d9d9d9"
 MOST_LABELS = 40
+LARGEST = 1e100
+"""Of values that are drawn."""
 
 
 def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
@@ -87,7 +89,8 @@ def plot_accuracy(
         axes.grid(True, color=GREY, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
+        if axes.get_legend_handles_labels()[0]:  # none where no value is finite
+            axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
         figure.suptitle(title, fontsize="large")
     return figure
@@ -200,6 +203,12 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def finite(values: ArrayLike) -> Numbers:
+    """Replace what no axis can show, infinite and endlessly large values, by NaN, which is not drawn."""
+    table = np.asarray(values, dtype=np.float64)
+    return np.where(np.abs(table) <= LARGEST, table, np.nan)
+
+
 def in_legend(name: str) -> str:
     """Write a name as a label; matplotlib leaves one that begins with `_` out of legends."""
     return f" {name}" if name.startswith("_") else name
@@ -277,7 +286,7 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
 
 def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, scale: float) -> None:
     """Draw a curve through its known values, with the last one in the legend."""
-    known = ~np.isnan(values)
+    known = ~np.isnan(finite(values))
     rounds, values = rounds[: len(values)][known], values[known]
     if not len(values):
         return

@@ -12,6 +12,9 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from fl_lightning.utils.files import at_path, write_atomically
+from fl_lightning.utils.text import of_cell, write_cells
+
+MOST_ROUNDS = 2**53
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -125,10 +128,14 @@ class RoundCSVLogger(Logger):
             return {}
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
-                whole = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+                rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+            whole = [{of_cell(key): value for key, value in row.items()} for row in rows]
             for row in whole:
                 list(map(float, filter(None, row.values())))
-            return {int(row["round"]): {**row, "round": int(row["round"])} for row in whole}
+            rounds = [int(row["round"]) for row in whole]
+            if any(r < 0 or r > MOST_ROUNDS for r in rounds):
+                raise ValueError("no round has such a number")
+            return {r: {**row, "round": r} for r, row in zip(rounds, whole, strict=True)}
         except (ValueError, KeyError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table of numbers with a row for each round, and cannot be read as one "
@@ -145,8 +152,8 @@ class RoundCSVLogger(Logger):
 
         def write(part: Path) -> None:
             with part.open("w", newline="", encoding="utf-8") as file:
+                write_cells(file, [self._keys])
                 writer = csv.DictWriter(file, self._keys, lineterminator="\n")
-                writer.writeheader()
                 writer.writerows(earlier)
                 self._row_start = file.tell()
                 writer.writerow(self._row)

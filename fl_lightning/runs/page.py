@@ -5,11 +5,10 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.runs.result_tables import Table, as_html
+from fl_lightning.runs.result_tables import Table, as_html, shown
 from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -92,15 +91,15 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     page = (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+        f"<title>{shown(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<h1>{shown(title)}</h1>\n{body}\n</body>\n</html>\n"
     )
     write_atomically(path, lambda part: part.write_text(page, encoding="utf-8"))
 
 
 def section_html(section: Section) -> str:
     """Write a section; figures that follow each other stand side by side where there is room."""
-    lines, within = [f"<section>\n<h2>{escape(section.title)}</h2>"], False
+    lines, within = [f"<section>\n<h2>{shown(section.title)}</h2>"], False
     for part in section.parts:
         if isinstance(part, Picture) != within:
             within = not within
@@ -110,7 +109,7 @@ def section_html(section: Section) -> str:
         elif isinstance(part, Table):
             lines.append(as_html(part))
         else:
-            lines.append(f"<p{' class=warning' * part.startswith(WARNING)}>{escape(part)}</p>")
+            lines.append(f"<p{' class=warning' * part.startswith(WARNING)}>{shown(part)}</p>")
     return "\n".join([*lines, "</div>" * within, "</section>"])
 
 
@@ -121,7 +120,7 @@ WARNING = "Note: "
 def picture_html(picture: Picture) -> str:
     """Write a figure with its picture inside."""
     encoded = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii")
-    caption = escape(picture.caption)
+    caption = shown(picture.caption)
     wide = " class='wide'" * picture.wide
     image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
     inner = f"<div class='scroll'>{image}</div>" if picture.wide else image

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fl_lightning.utils.text import printable
+
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
 """Letters that LaTeX has other uses for, or does not know in every font."""
@@ -51,12 +54,22 @@ def as_markdown(table: Table) -> str:
     """
 
     def text(cell: Cell) -> str:
-        said = cell.text.replace("|", "\\|")
-        return f"**{said}**" if cell.best else said
+        return f"**{markdown(cell.text)}**" if cell.best else markdown(cell.text)
 
-    lines = [list(table.header), ["---", *["---:"] * (len(table.header) - 1)], *([*map(text, r)] for r in table.rows)]
+    ruler = ["---", *["---:"] * (len(table.header) - 1)]
+    lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"**{table.title}**\n\n{body}" + (f"\n{table.note}\n" if table.note else "")
+    return f"**{one_line(table.title)}**\n\n{body}" + (f"\n{one_line(table.note)}\n" if table.note else "")
+
+
+def one_line(text: str) -> str:
+    """Put a text into one line, without what cannot be seen."""
+    return printable(" ".join(text.splitlines()))
+
+
+def markdown(text: str) -> str:
+    """Write the text of a cell so that it ends neither the cell nor the row."""
+    return one_line(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def as_latex(table: Table) -> str:
@@ -87,12 +100,18 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    said = "".join(LATEX.get(letter, letter) for letter in one_line(text))
+    return f"{{}}{said}" if said.startswith(("[", "*")) else said  # which after a row's end would be its option
 
 
 def unbroken(text: str) -> str:
     """Escape a text; a short one is not broken into lines."""
-    return escape(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+    return shown(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+
+
+def shown(text: str) -> str:
+    """Escape a text for a page."""
+    return escape(printable(text, keep="\n"))
 
 
 def as_html(table: Table) -> str:
@@ -101,14 +120,14 @@ def as_html(table: Table) -> str:
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", True)]]))
     True
     """
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in table.header)
+    head = "".join(f"<th scope='col'>{shown(name)}</th>" for name in table.header)
     rows = []
     for name, *cells in table.rows:
         texts = [f"<b>{unbroken(cell.text)}</b>" if cell.best else unbroken(cell.text) for cell in cells]
-        rows.append(f"<tr><th scope='row'>{escape(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
-    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
+        rows.append(f"<tr><th scope='row'>{shown(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
+    note = f"<p class='note'>{shown(table.note)}</p>" if table.note else ""
     body = "\n".join(rows)
     return (
-        f"<h3>{escape(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<h3>{shown(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )

@@ -1,11 +1,10 @@
 """Results of groups of runs: final, mean of the last five and best values, rounds to a target, paired differences."""
 
-import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -13,6 +12,7 @@ from fl_lightning.functional.summary import Interval, mean_std, paired_differenc
 from fl_lightning.runs.figures import is_accuracy, is_loss
 from fl_lightning.runs.result_tables import Cell, Table
 from fl_lightning.runs.saved import Group, SavedRun
+from fl_lightning.utils.text import write_cells
 
 Statistic = Literal["final", "last five", "best"]
 STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
@@ -120,7 +120,7 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     if not values:
         return {}
     last = values[-LAST:]
-    found = {"final": values[-1], "last five": math.fsum(last) / len(last)}
+    found = {"final": values[-1], "last five": mean_of(last)}
     if key.endswith("forgetting"):  # 0 before anything was learnt
         return found
     return found | {"best": min(values) if is_lower_better(key) else max(values)}
@@ -165,6 +165,14 @@ def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result
     if shared:
         difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
     return Result(dict(values), float(mean), float(std), difference)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Compute the mean; NaN or infinite where the values are, or are too large to be added."""
+    try:
+        return math.fsum(values) / len(values)
+    except (ValueError, OverflowError):
+        return sum(values) / len(values)
 
 
 def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
@@ -268,21 +276,23 @@ def difference_text(key: str, found: Result | None) -> str:
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """Write a line for each case, metric, group and statistic; fractions stay fractions."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     ends = ("difference", "difference_low", "difference_high")
-    writer.writerow(["case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline", *ends])
+    rows: list[list[Any]] = [
+        ["case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline", *ends]
+    ]
     for one in comparisons:
         for label, own in one.results.items():
             start = [one.case, one.key, SCOPES.get(one.key, ""), label]
             for name, found in own.items():
                 difference = found.difference or Interval(math.nan, math.nan, math.nan)
                 numbers = [len(found.values), *map(blank, (found.mean, found.std))]
-                writer.writerow([*start, name, *numbers, one.baseline, *map(blank, difference)])
+                rows.append([*start, name, *numbers, one.baseline, *map(blank, difference)])
             if one.target is not None:
                 reached = [float(r) for r in one.rounds[label].values() if r is not None]
                 mean, std = mean_std(torch.tensor(reached, dtype=torch.float64)) if reached else (math.nan, math.nan)
                 row = [f"rounds to {one.target!r}", len(reached), blank(float(mean)), blank(float(std))]
-                writer.writerow([*start, *row, one.baseline, "", "", ""])
+                rows.append([*start, *row, one.baseline, "", "", ""])
+    write_cells(out, rows)
     return out.getvalue()
 
 

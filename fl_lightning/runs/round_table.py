@@ -4,9 +4,10 @@ import csv
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.text import of_cell, write_cells
 
 
 class RoundTable:
@@ -31,7 +32,7 @@ class RoundTable:
         kept = []
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
-                header, *rows = list(csv.reader(file)) or [[]]
+                header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} must be a table with a row for each round, and cannot be read as one "
@@ -44,7 +45,7 @@ class RoundTable:
 
         def write(part: Path) -> None:
             with part.open("w", newline="", encoding="utf-8") as file:
-                add(file, [self.columns, *kept])
+                write_cells(file, [self.columns, *kept])
 
         write_atomically(self.path, write)
 
@@ -54,9 +55,4 @@ class RoundTable:
         if cells:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", newline="", encoding="utf-8") as file:
-                add(file, [*([self.columns] if not file.tell() else []), *cells])
-
-
-def add(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows to an open file."""
-    csv.writer(file, lineterminator="\n").writerows(rows)
+                write_cells(file, [*([self.columns] if not file.tell() else []), *cells])

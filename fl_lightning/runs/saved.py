@@ -3,12 +3,14 @@
 import csv
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 
 from fl_lightning.federation.history import History
 from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
-from fl_lightning.runs.folder import CHECKPOINTS, CLIENT, CONFIG, identity_in
+from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.text import of_cell, write_cells
 
 Numbers = NDArray[np.float64]
 METRICS = "metrics.csv"
@@ -35,6 +38,11 @@ DIGESTS = ("data.clients", "data.labels")
 
 NOT_DATA = ("data.batch_size", "data.shuffle", "data.eval_batch_size")
 """Settings of the data module that change neither the samples of a client nor the cohorts."""
+
+MOST_PARTS, DEEPEST = 100_000, 100
+"""Parts of a configuration at most, and how deep they may be nested."""
+
+MOST_SAMPLES = 2**53
 
 CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -119,7 +127,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
-        own = [path] if (path / METRICS).is_file() else [file.parent for file in path.rglob(METRICS)]
+        table = path / METRICS
+        own = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
+        own = own or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
         if not own:
             raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
         found |= dict.fromkeys(sorted(own, key=natural))
@@ -138,26 +148,26 @@ def read_run(folder: Path) -> SavedRun:
     Raises:
         ValueError: naming the file that cannot be read as what it should be.
     """
-    history = History()
-    for round_idx, row in sorted(RoundCSVLogger(folder).rows_on_disk().items()):
+    history, table = History(), RoundCSVLogger(folder)
+    if not table.path.is_file():
+        raise ValueError(f"{table.path} must be a file with a row for each round, and is none; leave that run out")
+    for round_idx, row in sorted(table.rows_on_disk().items()):
         history.record(round_idx, row)
+    if not history.rounds:
+        raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
     identity = next((found for path in checkpoints_of(folder) if (found := identity_in(path))), {})
     objects = identity.get("objects", {})
     settings = read_config(folder / CONFIG) or identity.get("config") or {}
     if not settings:
         settings = {name: value for name, value in objects.items() if name not in DIGESTS}
     data = {name: value for name, value in objects.items() if is_data(name)}
-    test = json.loads((folder / TEST).read_text(encoding="utf-8")) if (folder / TEST).is_file() else {}
-    partition, clients = read_columns(folder / PARTITION), read_columns(folder / CLIENTS)
-    partition.pop("client", None)
-    counts = Counts(np.stack([*partition.values()], axis=1), list(partition)) if partition else None
-    return SavedRun(folder, history, settings, data, test, counts, clients)
+    partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
+    return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """List the checkpoints that know the run's settings, the newest first."""
-    found = sorted((folder / CHECKPOINTS).glob("*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path for path in found if path.name != CLIENT]
+    return [path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT]
 
 
 def read_config(path: Path) -> Settings:
@@ -169,21 +179,81 @@ def read_config(path: Path) -> Settings:
     if not path.is_file():
         return {}
     try:
-        return flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_size(content)
+        return flat(content)
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
         raise ValueError(
-            f"{path} must be the configuration of a run, and cannot be read ({type(error).__name__})"
+            f"{path} must be the configuration of a run, and cannot be read ({type(error).__name__}); move it away"
         ) from None
+
+
+def check_size(content: Any) -> None:
+    """Refuse a nest that is too deep or too large to be settings; YAML's aliases may make any file one.
+
+    Raises:
+        ValueError: if it is.
+    """
+    left, parts = MOST_PARTS, [(content, 0)]
+    while parts:
+        part, depth = parts.pop()
+        inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, Sequence | Set) else ()
+        left -= 0 if isinstance(part, str | bytes) else len(inner)
+        if left < 0 or depth > DEEPEST:
+            raise ValueError("too large")
+        parts += [(one, depth + 1) for one in inner if not isinstance(one, str | bytes)]
+
+
+def read_test(path: Path) -> dict[str, float]:
+    """Read what `test` gave; empty where it was not run.
+
+    Raises:
+        ValueError: it is no JSON object of numbers.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: float(number) for name, number in content.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be the numbers that test gave by name, and cannot be read as them ({type(error).__name__}); "
+            f"move it away"
+        ) from None
+
+
+def read_partition(path: Path) -> Counts | None:
+    """Read the training samples of each client and class; None where there is no such table, or it is empty.
+
+    Raises:
+        ValueError: it is no table of counts.
+    """
+    columns = read_columns(path)
+    columns.pop("client", None)
+    if not columns:
+        return None
+    table = np.stack([*columns.values()], axis=1)
+    if not ((table >= 0) & (table <= MOST_SAMPLES)).all():
+        raise ValueError(f"{path} must hold counts of samples, and has other cells; move it away")
+    return Counts(table, list(columns)) if len(table) else None
 
 
 def read_columns(path: Path) -> dict[str, Numbers]:
     """Read a table of numbers by column; cells without a number are NaN, and lines that were cut are left out."""
     if not path.is_file():
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row and None not in row.values()]
-        return {name: np.array([as_number(row[name]) for row in rows]) for name in reader.fieldnames or ()}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if None not in row and None not in row.values()]
+            names = reader.fieldnames or ()
+            return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path} must be a table, and cannot be read as one ({type(error).__name__}); move it away"
+        ) from None
 
 
 def as_number(text: str) -> float:
@@ -199,9 +269,7 @@ def write_partition(path: Path, counts: Sequence[Sequence[int]], names: Sequence
 
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["client", *names])
-            writer.writerows([client_id, *row] for client_id, row in enumerate(counts))
+            write_cells(file, [["client", *names], *([client_id, *row] for client_id, row in enumerate(counts))])
 
     write_atomically(path, write)
 

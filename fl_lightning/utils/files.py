@@ -47,8 +47,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     whole ['note.txt']
     """
     part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
         flush_to_disk(part)
         os.replace(part, path)

@@ -1,6 +1,9 @@
 r"""Text that others chose, such as names of files, classes and metrics, made safe for a terminal, a page or a table."""
 
+import csv
 import re
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Letters that move a terminal's cursor, turn the direction of what follows, or that UTF-8 cannot write."""
@@ -39,6 +42,19 @@ def as_cell(text: str) -> str:
     ["'=1+1", "''=1", '-1.5', 'loss']
     """
     return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
+
+
+def as_row(cells: Iterable[Any]) -> list[Any]:
+    """Mark the names in a row of a table; what is no text stays."""
+    return [as_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+
+
+def write_cells(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows of a csv file, with its names marked."""
+    for cells in map(as_row, rows):
+        returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)  # which csv does not quote by itself
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        (quoted if returns else csv.writer(file, lineterminator="\n")).writerow(cells)
 
 
 def of_cell(cell: str) -> str:

@@ -96,3 +96,7 @@ def test_each_key_has_a_figure_of_its_own(tmp_path):
     files = {path.name for path in (tmp_path / "out/figures").iterdir()}
     assert len(files) == len(keys)
     assert {"curve-a-b.svg", "curve-global-acc.svg"} <= files
+
+
+def test_values_that_are_all_infinite_leave_an_empty_panel():
+    pixels(plot_accuracy([0], {"val_acc": [0.5]}, {"val_loss": [float("inf")]}))

@@ -1,6 +1,5 @@
 """Tables and report of a grid."""
 
-import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from fl_lightning.runs.result_tables import as_latex, as_markdown
 from fl_lightning.runs.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
 from fl_lightning.runs.saved import Group, SavedRun, read_run
 from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.text import printable, write_cells
 
 
 def write_results(
@@ -61,8 +61,8 @@ def write_results(
     groups = grouped(every.values(), runs, with_settings=len(cells) > 1)
     if groups:
         page = write_report(groups, folder, tables=tables, notes=notes)
-        print("\n".join(map(as_markdown, tables)))
-        print(f"{page}, results.csv, results.md, results.tex, cells.csv")
+        print(printable("\n".join(map(as_markdown, tables)), keep="\n"))
+        print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
 
 
 def grouped(cells: Iterable[Cell], runs: Mapping[str, SavedRun], with_settings: bool = False) -> list[Group]:
@@ -83,7 +83,5 @@ def write_text(path: Path, text: str) -> None:
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table as csv."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    write_cells(out, [header, *rows])
     write_text(path, out.getvalue())

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fl_lightning.cli.compare.cells import CellFiles, Outcome, prepare
 from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, cells_of
 from fl_lightning.cli.compare.workers import run_all
+from fl_lightning.utils.text import printable
 
 
 @dataclass
@@ -56,11 +57,15 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
         The sentences of those that failed, by name.
     """
     left = [cell for cell in cells if prepare(cell, folder)]
-    console, failed, ended = Console(highlight=False, markup=False), dict[str, str](), len(cells) - len(left)
+    console, failed, ended = (
+        Console(highlight=False, markup=False, emoji=False),
+        dict[str, str](),
+        len(cells) - len(left),
+    )
     if ended:
-        console.print(f"{ended} of {len(cells)} cells in {folder} are done already")
+        console.print(printable(f"{ended} of {len(cells)} cells in {folder} are done already"))
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds"),
@@ -86,7 +91,8 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
                 progress.update(tasks[files.name], visible=False)
             if outcome.error:
                 failed[files.name] = outcome.error
-            console.print(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}", soft_wrap=True)
+            said = printable(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}")
+            console.print(said, soft_wrap=True)
 
         try:
             run_all([CellFiles(folder, cell.name, test) for cell in left], processes, on_round, on_end)

@@ -31,6 +31,7 @@ from fl_lightning.runs.result_tables import Table, as_latex, as_markdown
 from fl_lightning.runs.saved import Group, SavedRun, read_run
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.text import printable
 
 DESCRIPTION = (
     "Draw a figure of a paper: run what it needs, on data at hand, and write its pictures and tables. Without a name: "
@@ -68,8 +69,9 @@ def run(argv: list[str]) -> None:
             series = series_of(figure.places(given.output), given.output)
             contents = {letter: drawing.draw(series) for letter, drawing in figure.file.draw.items()}
             for letter, (_, caption) in contents.items():
-                print(f"{figure.name}{letter}: {caption}")
-            print(*write_figure(figure.name, figure.heading, contents, given.output, given.format), sep="\n")
+                print(printable(f"{figure.name}{letter}: {caption}"))
+            files = write_figure(figure.name, figure.heading, contents, given.output, given.format)
+            print(*map(printable, files), sep="\n")
 
 
 def command_parser() -> CommandParser:
