@@ -77,7 +77,8 @@ def main(args: list[str] | None = None) -> None:
         try:
             command(args)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as in a program that was started with its output closed
+                sys.stdout.flush()
     except BrokenPipeError:
         if not reader_is_gone():
             raise

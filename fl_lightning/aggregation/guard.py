@@ -13,7 +13,7 @@ from fl_lightning.aggregation.transforms import UpdateTransform
 from fl_lightning.functional.state import FlatState, choose, extremes, flatten
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 
-Kind = Literal["values", "norm", "weight"]
+Kind = Literal["values", "norm", "weight", "samples"]
 MOST = sys.float_info.max
 
 
@@ -94,6 +94,12 @@ class NonFiniteGuard(UpdateTransform):
         """Note the weights that the rule gave a client."""
         self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach(), 0.0) for weight in weights]
 
+    def counted(self, update: ClientUpdate, known: int) -> ClientUpdate:
+        """Check a number of samples that lies on the device, of a client that has `known` ones."""
+        n = torch.as_tensor(update.num_samples)
+        self._findings.append(Finding(update.client_id, "samples", n, 0.0, known))
+        return self._skipped(update, (n >= 0) & (n <= known) & update.included) if self.skips else update
+
     def _extremes(self, state: State) -> list[Tensor]:
         """Least and greatest number of each floating type, or what else tells that all are finite; no constants."""
         if self._nonfinite_constants:
@@ -104,7 +110,10 @@ class NonFiniteGuard(UpdateTransform):
 
     def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
         """Replace an update that is not allowed by one without samples and without a change, on the device."""
-        weights = update.weights and choose(allowed, update.weights, self.server.weights)
+        known = self.server.weights  # a transform may have sent something else in the place of the shared entries
+        alike = {n: n in known and known[n].shape == value.shape for n, value in (update.weights or {}).items()}
+        instead = {n: known[n].to(v) if alike[n] else torch.zeros_like(v) for n, v in (update.weights or {}).items()}
+        weights = update.weights and choose(allowed, update.weights, instead)
         extras = apply_to_collection(
             dict(update.extras),
             Tensor,

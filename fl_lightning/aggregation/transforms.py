@@ -74,7 +74,10 @@ class NormClip(UpdateTransform):
         if not weights:
             return update
         start = {**self.server.weights, **(broadcast.weights or {})}
-        delta = {name: value.double() - start[name].double() for name, value in weights.items()}
+        delta = {  # a mask of −∞ stays where it is
+            name: torch.where(start[name].isfinite(), value.double() - start[name].double(), 0.0)
+            for name, value in weights.items()
+        }
         norm = torch.stack([value.square().sum() for value in delta.values()]).sum().sqrt()
         factor = (self.max_norm / norm).clamp(max=1.0)  # ∞ where the client did not move: it stays unclipped
         clipped = {

@@ -80,6 +80,7 @@ class RoundProgressBar(ProgressBar):
         """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0
 
+    @looks_away
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Count exchanges and clients anew."""
         self.exchanges = self.clients = 0

@@ -263,13 +263,14 @@ def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
 
 def untrained(command: str, parent: Path) -> str:
     """Sentence for an evaluation that names no trained weights: the checkpoints of the newest run."""
-    newest = next((run for run in reversed(runs.runs(parent).values()) if runs.newest_first(run, "last*.ckpt")), None)
-    found = [path for name in ("last*.ckpt", "best*.ckpt") if newest for path in runs.newest_first(newest, name)[:1]]
-    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in found)
-    given = f"give {there} (--ckpt_path last, best)" if found else f"there is no run in {parent}: fit first"
+    names = ("last*.ckpt", "best*.ckpt")
+    newest = reversed(runs.runs(parent).values())
+    every = ([path for name in names for path in runs.newest_first(run, name)[:1]] for run in newest)
+    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in next(filter(None, every), []))
+    given = f"give {there}" if there else f"there is no run in {parent} with a checkpoint: fit first"
     return (
-        f"{command} needs trained weights, and those of a new federation are drawn at random; {given}, or a file of "
-        f"weights as --model.initial_weights"
+        f"{command} needs trained weights, and those of a new federation are drawn at random; {given}, or name a file "
+        f"of weights by --model.initial_weights"
     )
 
 

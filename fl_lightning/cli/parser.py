@@ -47,19 +47,19 @@ class NamedConfigFile(ActionConfigFile):
         try:
             if ":" not in values:  # else it is YAML
                 values = str(locate(values))
-            check_option(values, option_string or "-c")
+            check_option(values, option_string or "-c", is_file=":" not in values)
         except ValueError as error:
             raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
 
 
-def check_option(value: str, option: str) -> None:
-    """Refuse a key that stands twice in an option's value, or in the file of YAML that it names.
+def check_option(value: str, option: str, is_file: bool = False) -> None:
+    """Refuse a key that stands twice in an option's value, or in the file of YAML or JSON that it names.
 
     Raises:
         ValueError: as `check_keys`.
     """
-    path = Path(value) if value.endswith((".yaml", ".yml")) else None
+    path = Path(value) if is_file or value.lower().endswith((".yaml", ".yml", ".json", ".conf")) else None
     if path is not None and path.is_file():
         with suppress(UnicodeDecodeError, OSError):  # whose reader says so
             check_keys(path.read_text(encoding="utf-8"), value)

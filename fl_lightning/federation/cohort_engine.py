@@ -31,10 +31,16 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 def looks_away(hook: Hook) -> Hook:
     """Mark a callback's `on_client_end` that does not look at the client module, only at the update.
 
-    Clients trained at once are then not put into the module one by one.
+    Clients trained at once are then not put into the module one by one. A marked `on_round_repeat` asks for no round to
+    be repeated.
     """
     hook.__dict__[LOOKS_AWAY] = True
     return hook
+
+
+def looked_at(hooks: Iterable[Callable[..., None]]) -> bool:
+    """True where one of the hooks is not marked by `looks_away`."""
+    return not all(getattr(getattr(hook, "func", hook), LOOKS_AWAY, False) for hook in hooks)
 
 
 class OwnAttributeError(StackingError):
@@ -226,8 +232,7 @@ class CohortEngine(SequentialEngine):
 
     def _looked_at(self) -> bool:
         """True where a callback looks at the module when a client ends."""
-        hooks = (getattr(hook, "func", hook) for hook in self.hooks.get("on_client_end", ()))
-        return not all(getattr(hook, LOOKS_AWAY, False) for hook in hooks)
+        return looked_at(self.hooks.get("on_client_end", ()))
 
     def _end_epoch(self, member: Member, state: State, progress: LocalProgress, epoch: int) -> None:
         """Put a client of the stack into the module, for the callbacks that look at it after an epoch."""

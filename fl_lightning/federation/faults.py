@@ -211,6 +211,8 @@ def check_num_samples(update: ClientUpdate, known: int) -> None:
         ValueError: it is below 0, or more than the `known` one.
     """
     n = update.num_samples
+    if type(n) is int and 0 <= n <= known:
+        return
     if isinstance(n, Tensor):
         whole = n.ndim == 0 and not (n.is_floating_point() or n.is_complex() or n.dtype == torch.bool)
     else:
@@ -224,6 +226,11 @@ def check_num_samples(update: ClientUpdate, known: int) -> None:
             f"num_samples of an update must lie in [0, {known}], the training samples that the client has, got {n}; "
             f"send their number"
         )
+
+
+def encodes(transform: UpdateTransform) -> bool:
+    """True for a transform with two sides: what its client sends its server reads."""
+    return all(overridden(transform, name, UpdateTransform) for name in ("on_client", "on_server"))
 
 
 def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None) -> None:
@@ -270,12 +277,18 @@ def judge(
     """
     broken: dict[int, str] = {}
     faults: list[str] = []
+    wrong = list(wrong)
+    miscounted = {client_id for client_id, kind, _ in wrong if kind == "samples"}
     for client_id, kind, value in wrong:
+        if kind == "weight" and client_id in miscounted:
+            continue  # the rule weighs by it
         if kind == "weight":
             faults.append(
                 f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, got "
                 f"{value} in round {round_idx}; mend its weight()"
             )
+        elif kind == "samples":
+            broken.setdefault(client_id, f"was given {value:g} samples in round {round_idx}, which it does not have")
         elif kind == "norm":
             said = (
                 f"returned an update of norm {value:.4g} in round {round_idx}, above model.max_update_norm={max_norm}"

@@ -28,7 +28,7 @@ from fl_lightning.federation.cohort_engine import CohortEngine
 from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution
-from fl_lightning.federation.faults import FaultSettings
+from fl_lightning.federation.faults import FaultSettings, check_measured, encodes
 from fl_lightning.federation.hyperparameters import hyperparameters
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.plateau import Plateau
@@ -120,6 +120,8 @@ class FederationParts:
     def __post_init__(self) -> None:
         server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
         checks.check_parts(self.client, *server, self.transforms)
+        if any(map(encodes, self.transforms)):
+            check_measured(self.transforms, self.guard.max_norm)
         check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)

@@ -20,6 +20,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
+from fl_lightning.federation.cohort_engine import looked_at
 from fl_lightning.federation.faults import (
     NonFiniteUpdateError,
     TransformError,
@@ -29,6 +30,7 @@ from fl_lightning.federation.faults import (
     check_tensors,
     check_update,
     client_error,
+    encodes,
     has_layout,
     judge,
     too_few,
@@ -133,12 +135,12 @@ class Round:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
             try:
                 aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
-            except Exception as problem:
-                if not (gathers and self.guard.skips):
-                    raise
-                result.problem = problem  # of a rule that may miss a client which is left out: that is judged first
-            else:
                 new = server_module.finish(exchange, aggregate)
+            except Exception as problem:
+                if not self.guard.skips:
+                    raise
+                result.problem = problem  # of what may miss a client that is left out: that is judged first
+            else:
                 new = None if new is None else self.server.advance(new)
                 result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
         rule.end_exchange()
@@ -222,12 +224,15 @@ class Round:
             ValueError: the update does not hold what it should.
             TransformError: transforms that do not go together.
         """
-        update, broadcast = one.update, job.broadcast
-        for transform in self.transforms:
+        update, broadcast, known = one.update, job.broadcast, job.data.num_samples
+        codec = next((i for i, transform in enumerate(self.transforms) if encodes(transform)), len(self.transforms))
+        for transform in self.transforms[:codec]:
             update = transform.on_client(update, broadcast)
         update = self.client.transmitted(update, broadcast, job.data)
+        for transform in self.transforms[codec:]:
+            update = transform.on_client(update, broadcast)
         self.traffic.count("comm/bytes_up", broadcast.exchange, update)
-        check_num_samples(update, job.data.num_samples)
+        check_num_samples(update, known)
         shared = self.server.travelling
         altered = one.update.weights is not None and bool(self.transforms) and not has_layout(update.weights, shared)
         if altered:
@@ -238,7 +243,10 @@ class Round:
         for transform in self.transforms:
             update = transform.on_server(update, broadcast)
         if self.transforms:
-            check_num_samples(update, job.data.num_samples)
+            check_num_samples(update, known)
+            check_tensors(update)
+            if isinstance(update.num_samples, Tensor):
+                update = self.guard.counted(update, known)
         check_update(update, shared)
         if altered:
             check_measured(self.transforms, self.guard.max_norm)
@@ -323,13 +331,13 @@ class Round:
 
     @property
     def _keeps_clients(self) -> bool:
-        """True where a client that was taken in may leave more than what it added to the exchange's sums and rows."""
-        adds = (self.aggregator, Aggregator), (self.server_module, ServerModule)
+        """True where a client that was taken in may leave more than what it added to the weighted mean."""
         return (
-            self._keeps_cohort
-            or len(self.client.exchanges) > 1
+            len(self.client.exchanges) > 1
+            or type(self.aggregator) is not Aggregator
+            or type(self.server_module) is not ServerModule
             or any(overridden(transform, "state_dict", UpdateTransform) for transform in self.transforms)
-            or any(overridden(part, "add", base) and part.state_dict() for part, base in adds)
+            or looked_at(self.hooks["on_round_repeat"])
         )
 
     @property

@@ -282,7 +282,7 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
     found: dict[object, dict[object, SavedRun]] = {}
     for run in runs:
         fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
-        found.setdefault(fixed or run.folder, {})[run.seeds] = run
+        found.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
     members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in found.values()]
     return [Group(label, group) for label, group in zip(labels(members), members, strict=True)]
 

@@ -241,9 +241,90 @@ def test_an_attack_replaces_what_the_honest_client_side_has_made(attack, least):
     assert max(norms.values()) < 1e-2
 
 
+class Drops(UpdateTransform):
+    """Sends no weights."""
+
+    def on_client(self, update, broadcast):
+        return replace(update, weights=None)
+
+
 def test_an_attack_on_weights_that_are_not_sent_is_refused():
     with pytest.raises(ValueError, match="SignFlipFedAvg poisons the weights that are sent, but a transform sends"):
-        fit(sign_flip(client(), [1]), 1, transforms=[Bits()])
+        fit(sign_flip(client(), [1]), 1, transforms=[Drops()])
+
+
+class Moves(UpdateTransform):
+    """Sends what every entry moved."""
+
+    def on_client(self, update, broadcast):
+        return replace(update, weights={n: v - broadcast.weights[n] for n, v in update.weights.items()})
+
+    def on_server(self, update, broadcast):
+        return replace(update, weights={n: v + broadcast.weights[n] for n, v in update.weights.items()})
+
+
+def test_an_attack_comes_before_what_has_two_sides():
+    plain, coded = (fit(sign_flip(client(), [1]), 1, transforms=found) for found in ([], [Moves()]))
+    for name, value in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(coded)[name], value)
+    with pytest.raises(ValueError, match=r"^NormClip bounds how far .* but Moves sends something else"):
+        FederatedLoop(client(), transforms=[NormClip(0.1), Moves()])
+
+
+class Renames(UpdateTransform):
+    """Sends the entries by other names, end to end."""
+
+    def on_client(self, update, broadcast):
+        return replace(update, weights={f"{n}/flat": v.reshape(-1) for n, v in update.weights.items()})
+
+    def on_server(self, update, broadcast):
+        return replace(
+            update, weights={n: update.weights[f"{n}/flat"].view_as(v) for n, v in broadcast.weights.items()}
+        )
+
+
+def test_other_names_on_the_way_skip_nobody():
+    data = toy_data()
+    data.setup()
+    data.split("train").x[8] = torch.nan  # of client 1
+    loop = fit(client(), 1, data, transforms=[Renames()], nonfinite="skip")
+    assert [fault.client_id for fault in loop.skipped] == [1]
+
+
+class Masked(BatchNormNet):
+    """With a mask of −∞ among its buffers."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__(num_classes, input_shape)
+        self.register_buffer("mask", torch.full((3,), -torch.inf))
+
+
+def test_a_mask_does_not_keep_from_clipping():
+    made = {"net": Masked, "optimizer": sgd()}
+    start = {n: v.clone() for n, v in fit(FedAvg(**made), 0).client.state_dict().items() if n != "net.mask"}
+    assert moves(fit(FedAvg(**made), 1, transforms=[NormClip(1e-6)]), start) < 1.01e-6
+
+
+class Claims(UpdateTransform):
+    """Gives client 2 more samples than it has, at the server."""
+
+    def __init__(self, samples):
+        super().__init__()
+        self.samples = samples
+
+    def on_server(self, update, broadcast):
+        wrong = update.client_id == 2 and self.server.round_idx == 1
+        return replace(update, num_samples=self.samples) if wrong else update
+
+
+@pytest.mark.parametrize("samples", [torch.tensor(10**15), torch.tensor(-5)])
+def test_a_number_of_samples_on_the_device_is_checked_too(samples):
+    with pytest.raises(FaultError, match=r"client 2 was given \S+ samples in round 1"):
+        fit(client(), 2, transforms=[Claims(samples)])
+    loop = fit(client(), 2, transforms=[Claims(samples)], nonfinite="skip")
+    absent = fit(client(), 2, toy_data(schedule=[[0, 1, 2, 3, 4], [0, 1, 3, 4]]), transforms=[Claims(samples)])
+    assert [fault.client_id for fault in loop.skipped] == [2]
+    assert equal(weights_of(loop), weights_of(absent))
 
 
 @pytest.mark.parametrize(

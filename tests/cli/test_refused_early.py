@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch, without_pictures):
 def test_weights_that_nobody_trained_are_not_evaluated(here, command):
     said = refusal(f"{command} {FEDAVG}", 1)
     assert f"{command} needs trained weights" in said
-    assert "there is no run in runs/digits_fedavg: fit first" in said
+    assert "there is no run in runs/digits_fedavg with a checkpoint: fit first" in said
     assert not (here / "runs").exists()
 
 
@@ -128,6 +128,19 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(here, words):
         os.close(write)
     assert done.returncode in (0, 1, 141), done.stderr
     assert done.stderr == ""
+
+
+def test_a_command_whose_output_is_closed_runs(here):
+    done = subprocess.run(
+        f"{sys.executable} -m fl_lightning configs >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["twice.conf", "twice", "twice.json", "twice.YAML"])
+def test_the_name_of_a_file_makes_no_difference(here, name):
+    (here / name).write_text('{"trainer": {"max_epochs": 2},\n"trainer": {"accelerator": "cpu"}}')
+    assert f"{name}, line 2: 'trainer' stands in line 1" in refusal(f"fit -c {name}", 2)
 
 
 # --- another program's command line

@@ -227,7 +227,26 @@ def test_a_metric_object_counts_the_other_clients_all_of_them(how):
     assert 0 < watch.rows[1]["train/accuracy"] < 1
 
 
-@pytest.mark.parametrize("kind", [methods.KnFu, methods.FedPAC])
+class ByLoss(Aggregator):
+    """Weighs a client by what it sends of its loss."""
+
+    def weight(self, update):
+        return torch.exp(-update.extras["loss"])
+
+
+class SendsLoss(FedAvg):
+    def reply(self, exchange, local):
+        return {"loss": self.net.head.weight.detach().square().mean()}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_rule_that_weighs_by_itself_is_as_without_it(how):
+    pairs = [run(failing(SendsLoss, h), lacks, aggregator=ByLoss(), **BOUND) for h, lacks in ((how, False), ("", True))]
+    assert pairs[0][1].skipped[1] == [CLIENT]
+    assert equal(weights_of(pairs[0][0]), weights_of(pairs[1][0]))
+
+
+@pytest.mark.parametrize("kind", [FedAvg, methods.KnFu, methods.FedPAC])
 def test_monitors_begin_anew_with_a_round_that_is_repeated(kind, tmp_path):
     folders = [tmp_path / name for name in ("with", "without")]
     kinds = [DriftMonitor, ClientTable] if kind is methods.FedPAC else [ClientTable]
