@@ -43,6 +43,12 @@ class Wrong(NamedTuple):
     value: float
 
 
+def wrong_of(findings: Iterable[Finding], values: Iterable[float]) -> list[Wrong]:
+    """List the findings whose values, now on the host, are not what they may be."""
+    pairs = zip(findings, values, strict=True)
+    return [Wrong(f.client_id, f.kind, value) for f, value in pairs if not f.least <= value <= f.most]
+
+
 class NonFiniteGuard(UpdateTransform):
     """Finds values that must not become the model; what it looks at stays on the device until the round ends.
 

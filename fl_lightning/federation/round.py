@@ -14,7 +14,7 @@ from fl_lightning.aggregation import (
     ServerModule,
     UpdateTransform,
 )
-from fl_lightning.aggregation.guard import Wrong
+from fl_lightning.aggregation.guard import Wrong, wrong_of
 from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
@@ -38,7 +38,7 @@ from fl_lightning.federation.faults import (
 from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
 from fl_lightning.federation.result import NOBODY, RoundResult, Sizes, without
 from fl_lightning.federation.server import GlobalWeights, Server
-from fl_lightning.functional.state import StateSum, choose
+from fl_lightning.functional.state import StateSum, choose, to_host
 from fl_lightning.types import ClientData, ClientJob, ClientResult, ClientUpdate, Engine, State
 
 
@@ -130,6 +130,8 @@ class Round:
         gathers, personal = isinstance(rule, GatheringAggregator), PartialAggregate()
         partials = {"rule": rule.partial, "server": server_module.partial, "personal": personal}
         error = self._train(exchange, mine, partials, result)
+        if self.guard.skips and exchange != self.client.exchanges[-1] and not (result.lost or result.repeats):
+            self._judge_before_next(error, result)
         goes_on = not (result.lost or result.repeats)
         if goes_on:
             communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
@@ -265,11 +267,7 @@ class Round:
         values, rows = logged.drain([finding.value for finding in findings] + total)
         if weightless := bool(total) and not values.pop():
             result.weights = None
-        wrong = [
-            Wrong(finding.client_id, finding.kind, value)
-            for finding, value in zip(findings, values, strict=True)
-            if not (finding.least <= value <= finding.most or (weightless and finding.client_id < 0))
-        ]
+        wrong = [one for one in wrong_of(findings, values) if one.client_id >= 0 or not weightless]
         broken = {one.client_id for one in wrong if one.client_id >= 0 and one.kind != "weight"}
         rows = without(rows, [span for client_id in broken for span in result.logged.get(client_id, ())])
         here = (wrong, rows, logged.metric_paths(self.client), self.traffic.counted, list(result.records))
@@ -290,6 +288,14 @@ class Round:
         result.metrics.update(per_exchange(moved, self.client.exchanges))
         self.traffic.clear()
         return result
+
+    def _judge_before_next(self, error: Exception | None, result: RoundResult) -> None:
+        """Leave out the clients at fault before others fail in the next exchange by what was made of theirs."""
+        findings = self.guard.take_findings()
+        wrong = wrong_of(findings, to_host([finding.value for finding in findings]))
+        everywhere = self.communicator.all_gather_or_raise(wrong, error and as_raised(error))
+        if wrongs := [one for part in everywhere for one in part]:
+            self._judge(wrongs, result, counted=True)
 
     def _judge(self, wrong: Sequence[Wrong], result: RoundResult, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.

@@ -83,13 +83,14 @@ class Rows(pl.Callback):
     """The rows and skipped clients of every round."""
 
     def __init__(self):
-        self.rows, self.skipped = [], []
+        self.rows, self.skipped, self.reasons = [], [], []
 
     def on_train_epoch_end(self, trainer, loop):
         self.complete = dict(loop.round_metrics)
         kept = {key: v for key, v in loop.round_metrics.items() if not key.startswith(BYTES) and key != "train/skipped"}
         self.rows.append(kept)
         self.skipped.append([fault.client_id for fault in loop.skipped])
+        self.reasons.append(" ".join(fault.reason for fault in loop.skipped))
 
 
 def data(**settings):
@@ -225,6 +226,29 @@ class LogsMetric(FedAvg):
 def test_a_metric_object_counts_the_other_clients_all_of_them(how):
     _, watch = check(partial(failing, LogsMetric, how), partial(failing, LogsMetric), **BOUND)
     assert 0 < watch.rows[1]["train/accuracy"] < 1
+
+
+class Counted(methods.FedPAC):
+    """Every client raises in the second exchange of a round in which client 2 has ended the first one."""
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        first = broadcast.exchange == self.exchanges[0]
+        if first and local.client_id == 0:
+            type(self).seen = set()
+        if first:
+            self.seen.add(local.client_id)
+        elif local.round_idx == ROUND and CLIENT in self.seen:
+            raise ValueError("nothing can be made of what client 2 sent")
+
+
+def test_nobody_is_blamed_for_what_a_client_did_in_the_exchange_before():
+    client = failing(Counted, "NaN", 0)
+    loop, watch = run(client)
+    assert watch.skipped == [[], [CLIENT], []]
+    assert "returned NaN" in watch.reasons[1]
+    other, _ = run(failing(methods.FedPAC), lacks=True)
+    assert equal(weights_of(loop), weights_of(other))
 
 
 class ByLoss(Aggregator):
