@@ -179,7 +179,10 @@ def read_config(path: Path) -> Settings:
     if not path.is_file():
         return {}
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in yaml.parse(text)):
+            raise ValueError("mappings that take in others, which no run writes, may grow without end")
+        content = yaml.safe_load(text)
         check_size(content)
         return flat(content)
     except OSError:

@@ -53,6 +53,9 @@ TEXTS = {
     "deep map": b'{"a":' * 100_000,
     "laughs": LAUGHS.encode(),
     "own alias": b"a: &a {b: *a}\nc: &c [*c, {d: *a}]\n",
+    "merged": b"a0: &a0 {k: 1}\n"
+    + b"".join(b"a%d: &a%d {<<: [%s]}\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 12)),
+    "seeds": b"seed_everything: [1]\nmodel: {seed: [1, 2]}\n",
     "keys": b"1: 2\nnull: 3\n2001-01-01: 4\ntrue: 5\nmodel: {1: 2, class_path: [3], client: {class_path: {}}}\n",
     "tuple": b"[1, 2]: 6\n",
     "tag": b"!!python/object/apply:os.system ['false']\n",
@@ -120,7 +123,7 @@ def check_report(root, wrong):
 
 READ = {
     "test.json": set(),
-    "config.yaml": {"nested", "strings", "big", "surrogate", "kinds", "keys"},
+    "config.yaml": {"nested", "strings", "big", "surrogate", "kinds", "keys", "seeds"},
     "partition.csv": {"empty", "header", "text", "tiny", "NUL", "escapes"},
 }
 """Contents that a file may have; of the others it must be refused. Tables of metrics and clients may have many."""
