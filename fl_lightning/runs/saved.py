@@ -180,7 +180,8 @@ def read_config(path: Path) -> Settings:
         return {}
     try:
         text = path.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in yaml.parse(text)):
+        events = yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if "<<" in text else ()
+        if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in events):
             raise ValueError("mappings that take in others, which no run writes, may grow without end")
         content = yaml.safe_load(text)
         check_size(content)
