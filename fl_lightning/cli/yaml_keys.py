@@ -1,10 +1,22 @@
 """Keys that stand twice in a mapping of YAML: the readers of YAML keep the last one and drop the others in silence."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import yaml  # type: ignore[import-untyped]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MERGE = "<<"
 """A key that may stand several times: it takes in other mappings."""
+
+
+def check_named(value: str, name: str) -> None:
+    """Check the file that a value names, from its own file's folder or the working folder; it may be another text."""
+    for path in (Path(name).parent / value, Path(value)):
+        if path.is_file() and str(path) != name:
+            with suppress(UnicodeDecodeError, OSError, RecursionError):  # whose reader says so
+                check_keys(path.read_text(encoding="utf-8"), str(path))
+            return
 
 
 def check_keys(text: str, name: str) -> None:
@@ -34,6 +46,8 @@ def check_keys(text: str, name: str) -> None:
         if id(node) in seen:  # an alias stands for a node that was there
             continue
         seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and node.value.endswith((".yaml", ".yml")):
+            check_named(node.value, name)
         if isinstance(node, yaml.SequenceNode):
             left += node.value
         if not isinstance(node, yaml.MappingNode):

@@ -143,6 +143,13 @@ def test_the_name_of_a_file_makes_no_difference(here, name):
     assert f"{name}, line 2: 'trainer' stands in line 1" in refusal(f"fit -c {name}", 2)
 
 
+def test_a_file_that_a_file_names_is_checked_too(here):
+    (here / "sub").mkdir()
+    (here / "sub/model.yaml").write_text("local_epochs: 1\nlocal_epochs: 2\n")
+    (here / "sub/run.yaml").write_text("trainer: {max_epochs: 1}\nmodel: model.yaml\n")
+    assert "sub/model.yaml, line 2: 'local_epochs' stands in line 1" in refusal("fit -c sub/run.yaml", 2)
+
+
 # --- another program's command line
 
 
