@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from fl_lightning.aggregation import Aggregator
     from fl_lightning.client import ClientModule
     from fl_lightning.data import FederatedDataModule
-    from fl_lightning.federation.faults import NonFiniteUpdateError
     from fl_lightning.federation.loop import FederatedLoop
+    from fl_lightning.members.faults import NonFiniteUpdateError
     from fl_lightning.utils.life import heartbeat
 
 __version__ = "0.1.0"

@@ -153,7 +153,7 @@ def is_the_users(error: Exception) -> bool:
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
     from fl_lightning.distributed import RemoteError  # noqa: PLC0415
-    from fl_lightning.federation.faults import FaultError  # noqa: PLC0415
+    from fl_lightning.members.faults import FaultError  # noqa: PLC0415
     from fl_lightning.utils.tracebacks import raised_by_check  # noqa: PLC0415
 
     if isinstance(error, FaultError | RemoteError):

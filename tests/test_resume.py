@@ -10,7 +10,7 @@ from torch import nn
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import ServerModule
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedEXPAggregator, FedFOMO, FedNTD, FedPAC
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from fl_lightning.federation.cohort_engine import looks_away
+from fl_lightning.engines.cohort import looks_away
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
 

@@ -19,7 +19,7 @@ from fl_lightning.cli.classes import (
     same_name,
 )
 from fl_lightning.cli.meaning import meant, nearest
-from fl_lightning.federation.faults import place_of
+from fl_lightning.members.faults import place_of
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import new_name
 

@@ -12,4 +12,3 @@ from fl_lightning.client.services import ClientServices as ClientServices
 from fl_lightning.client.services import MetricAccumulator as MetricAccumulator
 from fl_lightning.client.services import attach_services as attach_services
 from fl_lightning.client.settings import LocalSettings as LocalSettings
-from fl_lightning.client.training import LocalTrainer as LocalTrainer

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
-from fl_lightning.functional.state import clone
+from fl_lightning.functional.state import clone, is_entry
 from fl_lightning.types import Batch, ClientData, State
 
 OWN = "own_models"

@@ -16,8 +16,8 @@ from fl_lightning.distributed import Communicator, current_communicator, to_devi
 from fl_lightning.federation import own_entries
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.federation.transaction import RoundStart
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
 from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind

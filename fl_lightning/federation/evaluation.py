@@ -19,13 +19,13 @@ from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
-from fl_lightning.federation.structure import HeldEntries
 from fl_lightning.functional.state import raised
+from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ALMA, ClassifierScores
 from fl_lightning.types import Broadcast, ClientJob, State
 

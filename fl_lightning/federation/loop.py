@@ -17,20 +17,21 @@ from fl_lightning.client.services import ClientServices
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
-from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
-from fl_lightning.federation.faults import Fault, FaultSettings
 from fl_lightning.federation.hyperparameters import log_final, summary_key
 from fl_lightning.federation.missed import catch_up
 from fl_lightning.federation.parts import FederationParts, as_client
-from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
-from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
+from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.transaction import RoundStart, Transactions
+from fl_lightning.members.faults import Fault, FaultSettings
+from fl_lightning.members.plateau import Plateau
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments

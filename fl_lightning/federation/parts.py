@@ -23,20 +23,21 @@ from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.cohort import CohortEngine
+from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
-from fl_lightning.federation.cohort_engine import CohortEngine
-from fl_lightning.federation.engine import SequentialEngine
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution
-from fl_lightning.federation.faults import FaultSettings, check_measured, encodes
 from fl_lightning.federation.hyperparameters import hyperparameters
 from fl_lightning.federation.identity import RunIdentity
-from fl_lightning.federation.plateau import Plateau
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.round import Round
-from fl_lightning.federation.server import GlobalWeights, Server, ServerOptimizer
+from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.tolerance import TolerantRound
 from fl_lightning.federation.transaction import Transactions
+from fl_lightning.members.faults import FaultSettings, check_measured, encodes
+from fl_lightning.members.plateau import Plateau
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_kind, check_whole

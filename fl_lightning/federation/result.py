@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.client.services import Rows
-from fl_lightning.federation.faults import Fault, skipped_of
+from fl_lightning.members.faults import Fault, skipped_of
 from fl_lightning.types import State
 
 Record = tuple[dict[str, Any], State | None]

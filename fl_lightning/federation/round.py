@@ -20,8 +20,12 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.cohort_engine import looked_at
-from fl_lightning.federation.faults import (
+from fl_lightning.engines.cohort import looked_at
+from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
+from fl_lightning.federation.result import NOBODY, RoundResult, Sizes, without
+from fl_lightning.federation.server import Server
+from fl_lightning.functional.state import StateSum, choose, to_host
+from fl_lightning.members.faults import (
     NonFiniteUpdateError,
     TransformError,
     as_raised,
@@ -35,10 +39,7 @@ from fl_lightning.federation.faults import (
     judge,
     too_few,
 )
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
-from fl_lightning.federation.result import NOBODY, RoundResult, Sizes, without
-from fl_lightning.federation.server import GlobalWeights, Server
-from fl_lightning.functional.state import StateSum, choose, to_host
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import ClientData, ClientJob, ClientResult, ClientUpdate, Engine, State
 
 

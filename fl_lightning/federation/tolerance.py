@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.aggregation import PartialAggregate
-from fl_lightning.federation.faults import ClientError, too_few
 from fl_lightning.federation.result import RoundResult
 from fl_lightning.federation.round import Round
+from fl_lightning.members.faults import ClientError, too_few
 from fl_lightning.types import ClientJob, ClientResult
 
 

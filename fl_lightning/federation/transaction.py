@@ -7,10 +7,11 @@ from typing import Any
 
 from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.aggregation.server_parts import ServerPart
-from fl_lightning.federation.faults import Fault, FaultSettings, NonFiniteUpdateError
 from fl_lightning.federation.result import RoundResult
 from fl_lightning.federation.round import Round
-from fl_lightning.federation.server import GlobalWeights, ServerOptimizer
+from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.members.faults import Fault, FaultSettings, NonFiniteUpdateError
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
 
 

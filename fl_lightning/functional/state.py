@@ -1,6 +1,7 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -379,3 +380,16 @@ def mean_of(total: StateSum) -> State:
                 mean = part / total.weight
                 own.copy_(mean if dtype.is_floating_point else mean.round_())
     return unflatten(vectors, total.layout)
+
+
+EXTRA = "_extra_state"
+"""Last part of the name under which a state dict has what a module's `get_extra_state` returns."""
+
+
+def is_entry(name: str, value: Any) -> bool:
+    """True for an entry of a state dict that is a parameter or a buffer; an extra state may be a tensor, too.
+
+    >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
+    (True, False)
+    """
+    return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA

@@ -12,8 +12,8 @@ from torch import nn
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.attacks import noise, sign_flip
-from fl_lightning.federation.faults import ClientError, FaultError
 from fl_lightning.functional import state as S
+from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.types import Broadcast, ClientUpdate
 from tests.commands import TINY, say

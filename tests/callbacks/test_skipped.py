@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.callbacks import SkippedClients
-from fl_lightning.federation.faults import FaultError
+from fl_lightning.members.faults import FaultError
 from fl_lightning.runs.round_table import RoundTable
 from tests.commands import TINY, say
 from tests.federation.faulty import faulty

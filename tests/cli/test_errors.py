@@ -10,7 +10,7 @@ from fl_lightning import methods
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.cli.errors import format_error
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.members.faults import ClientError
 from fl_lightning.utils.renamed import RENAMED
 from tests.commands import TINY, refusal, say
 

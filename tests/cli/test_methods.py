@@ -12,7 +12,7 @@ import yaml
 from fl_lightning import methods
 from fl_lightning.cli import methods as table
 from fl_lightning.cli.trials import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, silent, trial
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
 

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from fl_lightning.client import ClientModule
-from fl_lightning.federation.server import GlobalWeights
 from fl_lightning.functional.state import flatten
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.methods import FedAvg
 from tests.user_modules import Plain
 

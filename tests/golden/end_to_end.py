@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import FixedPartition, TensorSource
-from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone

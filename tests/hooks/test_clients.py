@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fl_lightning import FederatedLoop
-from fl_lightning.federation.faults import ClientError
 from fl_lightning.functional import state as S
+from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from tests.hooks.toy import Quadratic, Updates
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of

@@ -6,7 +6,7 @@ import torch
 from torchmetrics import MeanMetric
 
 from fl_lightning import ClientModule, FederatedLoop
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg, FedProx
 from tests.toys import BatchNormNet, fit, sgd, toy_data
 

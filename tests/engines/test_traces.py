@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
-from fl_lightning.federation.traces import Traces, switches
+from fl_lightning.engines.traces import Traces, switches
 from tests.toys import equal, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from fl_lightning.federation.faults import ClientError
+from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import SAM, FedAvg, FedNTD
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import Phase

@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop
-from fl_lightning.federation.engine import SequentialEngine
-from fl_lightning.federation.faults import ClientError, FaultError
+from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import FedAvg
 from tests.federation.faulty import CLIENT, KINDS, ROUND, WEIGHT, Faulty, Weighs, faulty
 from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import fl_lightning
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.aggregation.guard import Wrong
 from fl_lightning.client.hooks import overridden
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_choice, check_count
 
-PACKAGE = str(Path(fl_lightning.__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Folders whose files are not the user's own."""
 

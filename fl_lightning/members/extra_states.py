@@ -4,19 +4,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-EXTRA = "_extra_state"
-"""Last part of the name under which a state dict has what a module's `get_extra_state` returns."""
-
-
-def is_entry(name: str, value: Any) -> bool:
-    """True for an entry of a state dict that is a parameter or a buffer; an extra state may be a tensor, too.
-
-    >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
-    (True, False)
-    """
-    return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA
+from fl_lightning.functional.state import EXTRA
 
 
 class ExtraStates:

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.client.batch_norm import BATCH_NORMS, leaves_out_last
-from fl_lightning.client.building import OptimizerBuilder
-from fl_lightning.client.freezing import only
 from fl_lightning.client.hooks import hooks, own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import LogitCache
+from fl_lightning.engines.building import OptimizerBuilder
+from fl_lightning.engines.freezing import only
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed

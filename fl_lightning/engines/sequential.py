@@ -11,7 +11,6 @@ from pytorch_lightning.plugins.precision import Precision
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
-from fl_lightning.client.local_metrics import local_metrics
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import (
     BatchTransfer,
@@ -21,12 +20,13 @@ from fl_lightning.client.services import (
     world_size,
 )
 from fl_lightning.client.settings import LocalSettings
-from fl_lightning.client.training import LocalTrainer
-from fl_lightning.federation.buffers import KEPT
-from fl_lightning.federation.faults import client_error
-from fl_lightning.federation.server import GlobalWeights
-from fl_lightning.federation.structure import Structure
-from fl_lightning.federation.traces import Traces
+from fl_lightning.engines.local_metrics import local_metrics
+from fl_lightning.engines.traces import Traces
+from fl_lightning.engines.training import LocalTrainer
+from fl_lightning.members.faults import client_error
+from fl_lightning.members.non_persistent import KEPT
+from fl_lightning.members.structure import Structure
+from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
 from fl_lightning.utils.life import LIFE
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.client.optimizers import Exposure, LocalOptimizers, LocalProgress
-from fl_lightning.federation.lockstep import Passes
+from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_lightning.client.settings import LocalSettings
-from fl_lightning.federation.engine import SequentialEngine
+from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.state import clone, weighted_mean
 from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.types import Broadcast, ClientJob

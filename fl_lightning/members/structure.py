@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_lightning.client.extra_states import is_entry
 from fl_lightning.client.module import ClientModule
-from fl_lightning.federation.server import GlobalWeights
+from fl_lightning.functional.state import is_entry
+from fl_lightning.members.weights import GlobalWeights
 
 
 class Structure:

@@ -13,14 +13,14 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalProgress
-from fl_lightning.federation.compiled import PLAIN, StackStep, kind_of
-from fl_lightning.federation.engine import SequentialEngine
-from fl_lightning.federation.faults import client_error
-from fl_lightning.federation.nests import StackingError
-from fl_lightning.federation.stack import ClientStack
-from fl_lightning.federation.stack_training import Member, StackTrainer, common_phases
-from fl_lightning.federation.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
+from fl_lightning.engines.compiled import PLAIN, StackStep, kind_of
+from fl_lightning.engines.pytrees import StackingError
+from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.stack import ClientStack
+from fl_lightning.engines.stack_training import Member, StackTrainer, common_phases
+from fl_lightning.engines.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
 from fl_lightning.functional.state import FlatState
+from fl_lightning.members.faults import client_error
 from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, State
 from fl_lightning.utils.settings import check_at_least
 

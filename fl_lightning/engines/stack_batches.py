@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.data.clients import ClientView
 from fl_lightning.data.splits import TensorSplit
-from fl_lightning.federation.nests import Stacked, stack_nest
+from fl_lightning.engines.pytrees import Stacked, stack_nest
 from fl_lightning.types import ClientData
 from fl_lightning.utils.devices import to_device
 

@@ -12,9 +12,9 @@ from torch.func import functional_call
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
-from fl_lightning.federation.compiled import StackStep
-from fl_lightning.federation.nests import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
-from fl_lightning.federation.stack_logits import RowLogits
+from fl_lightning.engines.compiled import StackStep
+from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
 

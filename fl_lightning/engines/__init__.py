@@ -1,0 +1,3 @@
+"""Engines, which train clients: one after the other, or a cohort at once."""
+
+from fl_lightning.engines.training import LocalTrainer as LocalTrainer

@@ -1,0 +1,1 @@
+"""Features of a round that are members of their own: absent where nobody asks for them."""

@@ -1,0 +1,181 @@
+"""The global weights in the one client module: its shared and personal entries, by name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client.module import ClientModule
+from fl_lightning.functional.state import FlatState, is_entry
+from fl_lightning.members.extra_states import ExtraStates
+from fl_lightning.members.frozen import FrozenEntries
+from fl_lightning.members.non_persistent import TransientBuffers
+from fl_lightning.nets import HeterogeneousNets
+from fl_lightning.types import State
+
+requires_grad = attrgetter("requires_grad")
+
+
+class GlobalWeights:
+    """Reads and writes the entries of the client module's state dict by name.
+
+    Args:
+        client: the module.
+        personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`; with `!` in
+            front, of entries that do travel all the same.
+        keep: patterns of buffers with `persistent=False` that a client keeps in its memory.
+
+    Raises:
+        ValueError: if a pattern matches no entry, or an entry cannot be averaged.
+    """
+
+    def __init__(self, client: ClientModule, personal: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> None:
+        modules = dict(client.named_modules(remove_duplicate=False))
+        self.entries: dict[str, tuple[nn.Module, str]] = {}
+        self.tied: dict[str, str] = {}
+        """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
+        state = {n: v for n, v in client.state_dict(keep_vars=True).items() if is_entry(n, v)}
+        first: dict[int, str] = {}
+        kept: set[str] = set()
+        for alias, value in state.items():
+            name = first.setdefault(id(value), alias)
+            owner, attribute = modules[alias.rpartition(".")[0]], alias.rpartition(".")[2]
+            if name == alias:
+                self.entries[name] = (owner, attribute)
+            else:
+                self.tied[alias] = name
+            if client.is_personal(alias, owner) or matches(alias, personal):
+                kept.add(name)
+        for pattern in personal:
+            if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in state):
+                raise ValueError(
+                    f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
+                    f"{list(self.entries)[:8]}"
+                )
+        found = {name: getattr(*entry) for name, entry in self.entries.items()}
+        check_averageable(client, found)
+        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
+        self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
+        self.personal = [name for name in self.entries if name in kept]
+        self.shared = [name for name in self.entries if name not in kept]
+        self.own_models = not self.shared and client.module is None
+        """True where the clients are classifiers that share nothing, so that there is no global model."""
+        self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
+        """The shared trainable entries."""
+        self.extra = ExtraStates.of(client)
+        self._room: dict[torch.dtype, Tensor] = {}
+        """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
+        self._kept, self._flags, self.freezes = kept, list[bool](), True
+        """True where some entry does not require a gradient."""
+        self._find_trainable()
+        self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept})
+        self.travelling = self.shared
+        """The shared entries that travel in this round."""
+        if self.shared and isinstance(client.net, HeterogeneousNets):
+            raise ValueError(
+                f"clients with different nets can share no entry, but {type(client).__name__} shares "
+                f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
+            )
+
+    def begin_round(self, stateful: Callable[[], str]) -> None:
+        """Find out what is trained from now on, and what travels.
+
+        Args:
+            stateful: says who keeps a state of the trained entries, empty: nobody. What was trained at the start then
+                goes on travelling, and nothing may come to be trained.
+
+        Raises:
+            ValueError: naming an entry that was unfrozen, and who cannot bear it.
+        """
+        flags = list(map(requires_grad, self._parameters.values()))
+        if flags == self._flags and not self.freezes:
+            return
+        if flags != self._flags:
+            self._flags, self.freezes, owner = flags, not all(flags), stateful()
+            if not owner:
+                self._find_trainable()
+            elif new := self.frozen.trained - set(self.trainable):
+                raise ValueError(
+                    f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
+                    f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
+                )
+        self.frozen.begin_round(self.trainable)
+        idle = self.frozen.idle
+        self.travelling = [name for name in self.shared if name not in idle] if idle else self.shared
+
+    def _find_trainable(self) -> None:
+        self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
+
+    def personal_of(self, client_id: int) -> list[str]:
+        """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
+        if not isinstance(self.client.net, HeterogeneousNets):
+            return self.personal
+        return [name for name in self.personal if self.client.has(client_id, name)]
+
+    def live(self, names: Iterable[str]) -> FlatState:
+        """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
+        known, rest = self._parameters, self.entries
+        entries = [(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names]
+        return FlatState(entries, room=self._room)
+
+    def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
+        """Copy the named entries; `idle` ones are as given and need no copy."""
+        known, rest, copied = self._parameters, self.entries, State()
+        for name in names:
+            value = idle.get(name)
+            if value is None:
+                value = (known[name] if name in known else getattr(*rest[name])).detach().clone()
+            copied[name] = value
+        return copied
+
+    def saved(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename the entries of `state` as in the loop's state dict, tied names included."""
+        again = {alias: state[name] for alias, name in self.tied.items() if name in state}
+        return {f"client.{name}": value for name, value in {**state, **again}.items()}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy `state` into the module.
+
+        Raises:
+            KeyError: if the module has no such entry.
+        """
+        for name, value in state.items():
+            entry = self._parameters.get(name)
+            (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
+
+    >>> matches("net.head.bias", ["*", "!net.head.*"]), matches("net.body.bias", ["*", "!net.head.*"])
+    (False, True)
+    """
+    kinds: tuple[list[str], list[str]] = ([], [])
+    for pattern in patterns:
+        kinds[pattern.startswith("!")].append(pattern.removeprefix("!"))
+    kept, shared = (any(fnmatchcase(name, pattern) for pattern in kind) for kind in kinds)
+    return kept and not shared
+
+
+def check_averageable(client: ClientModule, entries: State) -> None:
+    """Refuse entries that cannot be averaged, and trained weights that would pass from one client to the next.
+
+    Raises:
+        ValueError: naming the entry.
+    """
+    known = {id(value) for value in entries.values()}
+    for name, value in [*client.named_parameters(), *entries.items()]:
+        if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+            rule = "must have a shape, but is that of a lazy layer; call the layer once in configure_model"
+        elif value.is_complex():
+            rule = "must be real to be averaged, but is complex; keep its torch.view_as_real"
+        elif value.requires_grad and id(value) not in known:
+            rule = "is trained, but state_dict() leaves it out; put it in, or set requires_grad=False"
+        else:
+            continue
+        raise ValueError(f"the client's entry {name} {rule}")
