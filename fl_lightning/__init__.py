@@ -27,7 +27,7 @@ _NAMES = {
         DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
         QuantityPartition ShardPartition Source TensorSource""",
     "distributed": "ClientParallelStrategy",
-    "federation.faults": "NonFiniteUpdateError",
+    "members.faults": "NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",
     "methods": """Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer FedDyn FedED
         FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi

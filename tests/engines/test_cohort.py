@@ -27,7 +27,7 @@ from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx
 from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
-from tests.federation.test_engine import SHAPE, jobs_of
+from tests.engines.test_sequential import SHAPE, jobs_of
 from tests.test_contract import EXPORTED, NAMES, data_of, settings_of, some
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.federation.faulty import KINDS
-from tests.federation.test_faults import SAYS
+from tests.members.test_faults import SAYS
 from tests.processes.faults import run
 from tests.processes.forked import run_script
 from tests.processes.skips import CASES
