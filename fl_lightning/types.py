@@ -1,10 +1,11 @@
 """Messages between client and server, jobs and results of an engine, and the views that each side has of the data."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -237,6 +238,10 @@ class ServerView(Protocol):
         """Names of the shared entries that are trained."""
 
     @property
+    def travelling(self) -> State:
+        """The shared entries that travel in this round."""
+
+    @property
     def num_clients(self) -> int:
         """N, the number of clients."""
 
@@ -286,20 +291,299 @@ class ClientResult(NamedTuple):
     """Result of a job: the client's update, and what stays with the client.
 
     Args:
+        job: what was asked; its `memory` is to be kept.
         update: what is sent up; its weights are valid until the next result is drawn.
-        memory: to be kept.
         personal: to be kept, or None.
         logged: the values that the client logged (a `MetricAccumulator`).
+        trained: the shared entries as they were trained, live, where a transform may send something else in their
+            place; None: not known, or nothing of the model is sent.
     """
 
+    job: ClientJob
     update: ClientUpdate
-    memory: dict[str, Any]
     personal: State | None
     logged: Any
+    trained: State | None = None
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What the client keeps in its memory."""
+        return self.job.memory
 
 
 class Engine(Protocol):
     """Interface of what trains clients."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Yield the result of every job, drawing jobs one by one; the generator is closed if the round ends early."""
+        """Yield the result of every job; the generator is closed if the round ends early.
+
+        Jobs may all be drawn before the first result is given.
+
+        Raises:
+            ClientError: of one job; it has no result, and those that have none yet may be asked for again.
+        """
+
+
+# --- members of a round
+
+
+class Check(NamedTuple):
+    """A value on the device that is judged at the end of the round.
+
+    Args:
+        client_id: of the client; -1: of what was made of all clients'.
+        kind: `values` (finite where all are), `norm` of the update, its number of `samples`, the `weight` that the rule
+            gave, or the `total` of all weights.
+        value: 0-d.
+        least: that it may be.
+        most: that it may be.
+    """
+
+    client_id: int
+    kind: Literal["values", "norm", "samples", "weight", "total"]
+    value: Tensor
+    least: float = -sys.float_info.max
+    most: float = sys.float_info.max
+
+
+@dataclass
+class RoundOutcome:
+    """What a round has brought so far, before anything of it is kept.
+
+    Args:
+        round_idx: from 0.
+        cohort: ids of the clients that were asked.
+        before: all entries of the model as the round began.
+        failed: why a client is left out, by client id; ascending.
+        lost: why the round leaves the federation as it was; empty where it does not.
+        repeats: whether it is to be undone and run again without the failed clients, which have left traces.
+        problem: error of the rule or the server module, which ends the run unless a client is at fault.
+        weights: the new shared entries; None: they stay.
+        entries: all entries of the model after the round, once it is decided.
+    """
+
+    round_idx: int
+    cohort: list[int]
+    before: State
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
+    repeats: bool = False
+    problem: Exception | None = None
+    weights: State | None = None
+    entries: State = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[int]:
+        """The clients that have not failed."""
+        return [client_id for client_id in self.cohort if client_id not in self.failed]
+
+    @property
+    def is_over(self) -> bool:
+        """True where no further exchange is needed."""
+        return bool(self.lost or self.repeats or self.problem)
+
+    def leave_out(self, failed: Mapping[int, str]) -> None:
+        """Note clients that are left out, and why: nothing of them is kept."""
+        self.failed = dict(sorted({**self.failed, **failed}.items()))
+
+    def repeat(self, needed: bool = True) -> None:
+        """Note where the round is to be run again; it stays so."""
+        self.repeats = self.repeats or needed
+
+    def lose(self, reason: str) -> None:
+        """Leave the federation as it was, for the first such reason."""
+        self.lost = self.lost or reason
+
+    def take(self, weights: State | None) -> None:
+        """Take the shared entries after an exchange, or after all; None: those before the round."""
+        self.weights = weights
+
+    def fail(self, problem: Exception) -> None:
+        """Note an error of what all clients share."""
+        self.problem = problem
+
+    def take_entries(self, entries: State) -> None:
+        """Take entries of the model as they are after the round; later ones hold."""
+        self.entries = self.entries | entries
+
+
+class Member:
+    """Base of what takes part in a round: keeps state over it, changes a message, or must be undone.
+
+    By default every verb does nothing, and one that does nothing is not called. The order of the members in their one
+    list is the order in which each verb is called.
+
+    Attributes:
+        name: key of its state in a checkpoint; empty: it keeps none there.
+        partial: its sums and rows (a `PartialAggregate`), added up over processes before `aggregated`; None: none.
+        gathers: whether the rows of `partial` go to the root process only.
+        at_client: whether it travels with the engine, to where the client is.
+        keeps_clients: whether a client that was taken in leaves more than what a weight of 0 takes out again.
+        keeps_cohort: whether the clients that are asked leave something, before any of them has trained.
+    """
+
+    name: ClassVar[str] = ""
+    partial: Any = None
+    gathers: bool = False
+    at_client: ClassVar[bool] = False
+    keeps_clients: bool = False
+    keeps_cohort: bool = False
+
+    @property
+    def is_used(self) -> bool:
+        """True where it takes part in the round to come."""
+        return True
+
+    # --- at the server, in this order ---
+
+    def prepare(self) -> None:
+        """Find out what the round to come is about, before anything is marked."""
+
+    def begin(self, round_idx: int, cohort: list[int]) -> None:
+        """Begin a round with these clients; once more where it is run again without some of them."""
+
+    def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
+        """Change a message to a client, before its job is made."""
+        return broadcast
+
+    def incoming(self, result: ClientResult) -> ClientResult:
+        """Check, change or take in the result of a client; `result.job` is what it was sent."""
+        return result
+
+    def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
+        """Hand over the values to be judged, and where the exchanges are over those of their `outcome`."""
+        return []
+
+    def aggregated(self, exchange: str, state: State | None) -> State | None:
+        """Make the new shared entries of those that the members before have made of all clients'; None: no change."""
+        return state
+
+    def end_exchange(self) -> None:
+        """Forget what an exchange has collected."""
+
+    def share(self) -> Any:
+        """Hand over what all processes are told at the end of a round: plain values."""
+
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        """Keep what a round has brought, and give values of its row; a lost round brings nothing, and is undone then.
+
+        Args:
+            outcome: of the round.
+            shared: what `share` gave, by process.
+        """
+        return {}
+
+    # --- where the client is, in an engine ---
+
+    def enter(self, job: ClientJob) -> None:
+        """Put what it keeps of a client into the module, before the client begins."""
+
+    def trained(self, job: ClientJob) -> None:
+        """Check and keep what a client has left in the module, once it has trained and replied."""
+
+    def on_client(self, result: ClientResult) -> ClientResult:
+        """Change what leaves the client."""
+        return result
+
+    def leave(self) -> None:
+        """Let go of the last client of an exchange."""
+
+    # --- undoing, and checkpoints ---
+
+    def mark(self) -> Any:
+        """Note the present state, in little time: when a round begins, and in an engine before what may be undone."""
+
+    def undo(self, mark: Any) -> None:
+        """Go back to a state that `mark` noted, maybe not for the last time."""
+
+    def entries_at(self, mark: Any) -> Mapping[str, Any]:
+        """Give the entries of the loop's state dict as they were at a mark."""
+        return {}
+
+    def state_dict(self, mark: Any = None) -> Any:
+        """Give the state kept between rounds; inside a round as it was at the round's `mark`."""
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take what `state_dict` gave."""
+
+
+def does(member: Member, verb: str) -> bool:
+    """Return True where the class of a member says what a verb does."""
+    return getattr(type(member), verb) is not getattr(Member, verb)
+
+
+class Members:
+    """The ordered list of members.
+
+    Args:
+        members: in their order.
+
+    Attributes:
+        used: those that take part in the present round.
+    """
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.all = list(members)
+        self.used: list[Member] = []
+        self._by_verb: dict[str, list[Member]] = {}
+
+    def prepare(self) -> None:
+        """Prepare a round, and choose who takes part in it."""
+        for member in self.all:
+            member.prepare()
+        used = [member for member in self.all if member.is_used]
+        if used != self.used:
+            self.used, self._by_verb = used, {}
+
+    def of(self, verb: str) -> list[Member]:
+        """List those who take part and do something at a verb."""
+        if verb not in self._by_verb:
+            self._by_verb[verb] = [member for member in self.used if does(member, verb)]
+        return self._by_verb[verb]
+
+    def at_client(self) -> "Members":
+        """List those who travel with the engine."""
+        return Members(member for member in self.all if member.at_client)
+
+    def undoing(self) -> "Undo":
+        """Mark all who take part."""
+        return Undo(self.of("mark"))
+
+    def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
+        """Give the states of all by name; inside a round, which `undo` would undo, those before it."""
+        states = {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in self.all if m.name}
+        return {name: state for name, state in states.items() if state}
+
+
+class Undo:
+    """Context in which members are undone if it fails; marks them when it is made.
+
+    One serves a round that is aborted or run again, and a client that is skipped.
+
+    Args:
+        members: in the order in which they are undone.
+    """
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._marks = [(member, member.mark()) for member in members]
+
+    def __enter__(self) -> "Undo":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self.undo()
+
+    def undo(self) -> None:
+        """Go back to the marks."""
+        for member, mark in self._marks:
+            member.undo(mark)
+
+    def mark_of(self, member: Member) -> Any:
+        """Look up the mark of a member; None without one."""
+        return next((mark for marked, mark in self._marks if marked is member), None)
+
+    def entries(self) -> dict[str, Any]:
+        """Give the entries of the loop's state dict as they were at the marks."""
+        return {name: value for member, mark in self._marks for name, value in member.entries_at(mark).items()}

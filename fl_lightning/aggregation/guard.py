@@ -1,55 +1,33 @@
-"""The guard against values that must not become the model: the first transform between client and sum."""
+"""The guard against values that must not become the model, and the checks of what clients send."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from fl_lightning.aggregation.transforms import UpdateTransform
+from fl_lightning.aggregation.server_parts import NotSetUp
 from fl_lightning.functional.state import FlatState, choose, extremes, flatten
-from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
-
-Kind = Literal["values", "norm", "weight", "samples"]
-MOST = sys.float_info.max
+from fl_lightning.types import Check, ClientResult, ClientUpdate, Member, RoundOutcome, ServerView, State
 
 
-class Finding(NamedTuple):
-    """A value that is judged at the end of the round.
-
-    Args:
-        client_id: of the client; -1: the aggregate.
-        kind: `values` (finite where all are), `norm` of the update, or `weight` that the rule gave.
-        value: 0-d, on the device.
-        least: that it may be.
-        most: that it may be.
-    """
+class Violation(NamedTuple):
+    """A check whose value, now on the host, is not what it may be."""
 
     client_id: int
-    kind: Kind
-    value: Tensor
-    least: float = -MOST
-    most: float = MOST
-
-
-class Wrong(NamedTuple):
-    """A finding whose value, now on the host, is not what it may be."""
-
-    client_id: int
-    kind: Kind
+    kind: str
     value: float
 
 
-def wrong_of(findings: Iterable[Finding], values: Iterable[float]) -> list[Wrong]:
-    """List the findings whose values, now on the host, are not what they may be."""
-    pairs = zip(findings, values, strict=True)
-    return [Wrong(f.client_id, f.kind, value) for f, value in pairs if not f.least <= value <= f.most]
+def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Violation]:
+    """List the checks whose values, now on the host, are not what they may be."""
+    pairs = zip(checks, values, strict=True)
+    return [Violation(c.client_id, c.kind, value) for c, value in pairs if not c.least <= value <= c.most]
 
 
-class NonFiniteGuard(UpdateTransform):
+class NonFiniteGuard(Member):
     """Finds values that must not become the model; what it looks at stays on the device until the round ends.
 
     Args:
@@ -59,52 +37,56 @@ class NonFiniteGuard(UpdateTransform):
     """
 
     def __init__(self, skips: bool = False, max_norm: float | None = None) -> None:
-        super().__init__()
         self.skips, self.max_norm = skips, max_norm
+        self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self._nonfinite_constants: frozenset[str] = frozenset()
-        self._findings: list[Finding] = []
+        self._checks: list[Check] = []
 
     def setup(self, server: ServerView) -> None:
         """Exclude untrained entries that are not finite from the check (a transformer's mask): they are constants."""
-        super().setup(server)
+        self.server = server
         fixed = {name: value for name, value in server.weights.items() if name not in set(server.trainable)}
         self._nonfinite_constants = frozenset(n for n, value in fixed.items() if not bool(value.isfinite().all()))
 
-    def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        return self.with_personal(update, {}, broadcast)
-
-    def with_personal(
-        self, update: ClientUpdate, personal: State, broadcast: Broadcast, trained: State | None = None
-    ) -> ClientUpdate:
-        """Check the entries that stay with the client, too, and where a transform sends no weights those `trained`."""
-        weights = update.weights or trained
-        found = self._extremes(weights) if weights else []
-        if personal:
-            found += self._extremes(personal)
+    def incoming(self, result: ClientResult) -> ClientResult:
+        """Check the update, the entries that stay with the client, and what was trained where no weights are sent."""
+        update, weights = result.update, result.update.weights or result.trained
+        values = self._extremes(weights) if weights else []
+        if result.personal:
+            values += self._extremes(result.personal)
         if update.extras:
-            found += extremes_of_nest(update.extras)
-        if not found:
-            return update
-        for value in found:
-            self._findings.append(Finding(update.client_id, "values", value))
-        allowed = all_finite(found) if self.skips else None
+            values += extremes_in(update.extras)
+        if not values:
+            return result
+        self._checks += [Check(update.client_id, "values", value) for value in values]
+        allowed = all_finite(values) if self.skips else None
         if self.max_norm is not None and update.weights and self.server.trainable:
-            norm = update_norm(
-                update.weights, {**self.server.weights, **(broadcast.weights or {})}, self.server.trainable
-            )
-            self._findings.append(Finding(update.client_id, "norm", norm, 0.0, self.max_norm))
+            start = {**self.server.weights, **(result.job.broadcast.weights or {})}
+            norm = update_norm(update.weights, start, self.server.trainable)
+            self._checks.append(Check(update.client_id, "norm", norm, 0.0, self.max_norm))
             allowed = None if allowed is None else allowed & (norm <= self.max_norm)
-        return update if allowed is None else self._skipped(update, allowed)
-
-    def weighed(self, client_id: int, weights: Iterable[float | Tensor]) -> None:
-        """Note the weights that the rule gave a client."""
-        self._findings += [Finding(client_id, "weight", torch.as_tensor(weight).detach(), 0.0) for weight in weights]
+        return result if allowed is None else result._replace(update=self._skipped(update, allowed))
 
     def counted(self, update: ClientUpdate, known: int) -> ClientUpdate:
         """Check a number of samples that lies on the device, of a client that has `known` ones."""
         n = torch.as_tensor(update.num_samples)
-        self._findings.append(Finding(update.client_id, "samples", n, 0.0, known))
+        self._checks.append(Check(update.client_id, "samples", n, 0.0, known))
         return self._skipped(update, (n >= 0) & (n <= known) & update.included) if self.skips else update
+
+    def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
+        checks, self._checks = self._checks, []
+        if outcome is not None and outcome.weights and not outcome.lost:
+            new, travelling = outcome.weights, self.server.travelling
+            if len(travelling) < len(new):
+                new = {name: value for name, value in new.items() if name in travelling}
+            checks += [Check(-1, "values", value) for value in self._extremes(new)]
+        return checks
+
+    def mark(self) -> None:
+        """Note nothing: a round that is undone has no checks."""
+
+    def undo(self, mark: None) -> None:
+        self._checks = []
 
     def _extremes(self, state: State) -> list[Tensor]:
         """Least and greatest number of each floating type, or what else tells that all are finite; no constants."""
@@ -128,26 +110,19 @@ class NonFiniteGuard(UpdateTransform):
         num_samples = allowed.to(torch.int64) * update.num_samples
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=allowed)
 
-    def take_findings(self, aggregate: State | None = None) -> list[Finding]:
-        """Hand over the findings since the last call, and those of the aggregate, the round's new weights."""
-        found, self._findings = self._findings, []
-        if aggregate is not None:
-            found += [Finding(-1, "values", value) for value in self._extremes(aggregate)]
-        return found
-
 
 def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     """Norm of an update over the named entries, 0-d float64."""
     return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
-def extremes_of_nest(value: Any) -> list[Tensor]:
-    """`extremes` of the tensors in a nest of dicts, lists and tuples."""
-    found: list[Tensor] = []
-    apply_to_collection(value, Tensor, found.append)
-    return extremes(tensor.detach().reshape(-1) for tensor in found)
+def extremes_in(value: Any) -> list[Tensor]:
+    """Find the `extremes` of the tensors in a pytree of dicts, lists and tuples."""
+    tensors: list[Tensor] = []
+    apply_to_collection(value, Tensor, tensors.append)
+    return extremes(tensor.detach().reshape(-1) for tensor in tensors)
 
 
-def all_finite(found: Iterable[Tensor]) -> Tensor:
+def all_finite(values: Iterable[Tensor]) -> Tensor:
     """True where all of some 0-d tensors are finite, 0-d on their device."""
-    return torch.stack([value.double() for value in found]).isfinite().all()
+    return torch.stack([value.double() for value in values]).isfinite().all()

@@ -13,6 +13,10 @@ from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_call
 
+KNOWN = frozenset(["fl_lightning", "torch", "torchvision", "pytorch_lightning", "lightning_fabric"])
+KNOWN |= {"lightning_utilities", "builtins", "abc", "typing"}
+"""Packages whose modules keep their parameters and buffers as they are."""
+
 
 def uncompiled(module: Any) -> Any:
     """Give the module in what `torch.compile` returned, which computes by the compiled steps, as a Trainer does."""
@@ -208,3 +212,9 @@ def can_be_neutral(client: Any) -> bool:
     owner = next(parent for parent in kind.__mro__ if "neutral" in vars(parent))
     hooks = ("training_step", "receive", "phases", "reply", "exposure_slope")
     return bool(client.neutral) and all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
+
+
+def runs_foreign_code(client: nn.Module) -> bool:
+    """Return True where a module in the client is of neither this package nor torch: it may do anything."""
+    kinds = {base for module in client.modules() for base in type(module).__mro__}
+    return any(kind.__module__.partition(".")[0] not in KNOWN for kind in kinds)

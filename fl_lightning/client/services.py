@@ -103,6 +103,16 @@ class MetricAccumulator:
         """The values since they were read: by name the reduction and the (value, weight) pairs."""
         return self._rows
 
+    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
+        """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
+        numbers, (rows,) = drain([self], more)
+        return numbers, rows
+
+    def take_rows(self) -> dict[str, tuple[str, list[tuple[Any, float]]]]:
+        """Hand over the values; the metric objects stay."""
+        rows, self._rows = self._rows, {}
+        return rows
+
     @property
     def sizes(self) -> dict[str, int]:
         """Number of the values since they were read, by name."""
@@ -118,21 +128,6 @@ class MetricAccumulator:
     def names(self) -> set[str]:
         """Names of the values since they were read."""
         return {*self._rows, *self.metrics}
-
-    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
-        tensors = list(more)
-        for _, rows in self._rows.values():
-            for value, _ in rows:
-                if isinstance(value, Tensor):
-                    tensors.append(value)
-        numbers = iter(to_host(tensors))
-        host, out = list(islice(numbers, len(more))), {}
-        for name, (kind, rows) in self._rows.items():
-            pairs = [(next(numbers) if isinstance(value, Tensor) else float(value), float(n)) for value, n in rows]
-            out[name] = (kind, pairs)
-        self._rows = {}
-        return host, out
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
         """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
@@ -165,6 +160,21 @@ class MetricAccumulator:
         for metric in (*self.metrics.values(), *self._ended.values()):
             metric.reset()
         self._rows, self.metrics, self._ended = {}, {}, {}
+
+
+def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[Rows]]:
+    """Move all values of some accumulators, and `more` 0-d tensors, to the host at once; metric objects stay there."""
+    taken = [part.take_rows() for part in parts]
+    values = [value for rows in taken for _, pairs in rows.values() for value, _ in pairs]
+    numbers = iter(to_host([*more, *(value for value in values if isinstance(value, Tensor))]))
+    host = list(islice(numbers, len(more)))
+    return host, [
+        {
+            name: (kind, [(next(numbers) if isinstance(v, Tensor) else float(v), float(n)) for v, n in pairs])
+            for name, (kind, pairs) in rows.items()
+        }
+        for rows in taken
+    ]
 
 
 def world_size() -> int:

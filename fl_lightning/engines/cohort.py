@@ -21,7 +21,7 @@ from fl_lightning.engines.stack_training import Member, StackTrainer, common_pha
 from fl_lightning.engines.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
 from fl_lightning.functional.state import FlatState
 from fl_lightning.members.faults import client_error
-from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, State
+from fl_lightning.types import ClientJob, ClientResult, State
 from fl_lightning.utils.settings import check_at_least
 
 LOOKS_AWAY = "looks_away_from_client"
@@ -105,7 +105,7 @@ class CohortEngine(SequentialEngine):
             return (
                 f"{next(iter(self.local.batch_hooks))} of a callback of the module is called for one client at a time"
             )
-        if self.weights.extra is not None:
+        if self.weights.extra.is_used:
             return "get_extra_state gives the state of one client"
         local = self.local
         return why_not(self.client, local.settings, self.chunk, self.weights, local.precision, local.device)
@@ -270,14 +270,11 @@ class CohortEngine(SequentialEngine):
 
     def _result(self, member: Member, state: FlatState, checks: bool) -> ClientResult:
         """Make the result of a trained client at whom nobody looks in the module."""
-        if checks:
-            self._structure.check()
-            self.transient.find_new()
+        for member_ in self.members.of("trained") if checks else ():
+            member_.trained(member.job)
         self.client.begin(member.context)  # the rule may ask how it has trained
-        job, progress = member.job, member.context.progress
-        weights = state if job.broadcast.uploads and state else None
-        counts = job.data.num_samples, progress.num_steps, progress.exposure
-        return ClientResult(ClientUpdate(job.client_id, *counts, weights), job.memory, None, member.logged)
+        weights = state if member.job.broadcast.uploads and state else None
+        return self._sent(member.job, member.context, weights, {}, None, member.logged)
 
     def _finish(self, exchange: str, member: Member, state: State, checks: bool) -> ClientResult:
         """Make a trained client's result, which is in the module again."""

@@ -21,13 +21,11 @@ from fl_lightning.client.services import (
 )
 from fl_lightning.client.settings import LocalSettings
 from fl_lightning.engines.local_metrics import local_metrics
-from fl_lightning.engines.traces import Traces
 from fl_lightning.engines.training import LocalTrainer
 from fl_lightning.members.faults import client_error
-from fl_lightning.members.non_persistent import KEPT
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, ClientResult, ClientUpdate
+from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, Members, State
 from fl_lightning.utils.life import LIFE
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
@@ -47,6 +45,7 @@ class SequentialEngine:
         datamodule: the user's own, with its transfer hooks; or None.
         hooks: called at the start of a client and the end of its epochs; or None.
         batch_hooks: of callbacks of the module's own, called before the module's of the same name; or None.
+        members: those of a round that travel with the engine, in order; None: those of `weights` and the structure.
         tolerant: whether the run goes on without a client that fails, so that nothing of it may stay.
     """
 
@@ -62,23 +61,23 @@ class SequentialEngine:
         hooks: ClientHooks | None = None,
         *,
         batch_hooks: ClientHooks | None = None,
+        members: Members | None = None,
         tolerant: bool = False,
     ) -> None:
         self.client, self.hooks = client, {} if hooks is None else hooks
         self.weights = weights or GlobalWeights(client)
+        self.members = members or Members([Structure(client, self.weights, [[client]]), *self.weights.features])
         self.modules = list(client.lightning_modules())
         device, precision = device or torch.device("cpu"), precision or Precision()
         for module in self.modules[1:]:  # Lightning tells the device and type to modules of its own package only
             precision.convert_module(module).to(device)
         transfer = BatchTransfer(self.modules, device, precision, datamodule)
         client.connect(forward_context(precision), transfer)
-        self.services, self.transient = services or ClientServices(), self.weights.transient
-        self.transient.place()
+        self.services = services or ClientServices()
+        self.weights.transient.place()
         parts = client, settings or LocalSettings(), self.services, transfer, device, precision
         self.local, self.tolerant = LocalTrainer(*parts, batch_hooks or {}), tolerant
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
-        self._structure = Structure(client, self.weights.entries, self.weights.tied)
-        self._noted = False
         self._without_others = local_metrics if world_size() > 1 else nullcontext
         self._last_start: object = None
         self._weights_token = object()
@@ -90,49 +89,44 @@ class SequentialEngine:
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
-        self._structure.begin()
-        extra = self.weights.extra
-        if extra is not None:
-            extra.begin()
+        self.members.prepare()
         try:
-            with attach_services(self.modules, self.services.methods), self._without_others(self.client):
+            services = attach_services(self.modules, self.services.methods)
+            with services, self._without_others(self.client), self._undoing(not self.tolerant):
                 yield from self._results(exchange, jobs)
-        except GeneratorExit:  # the caller takes no more results
-            self.services.logged.clear()
-            raise
-        except BaseException:
+        except BaseException as error:
             self.services.logged.clear()  # of the client under way
-            self.services.untoggle_optimizer(None)
-            self._structure.restore()
-            self.weights.load(self.weights.frozen.idle)  # which no client is given anew
-            self.local.builder.forget()
+            if not isinstance(error, GeneratorExit):  # else the caller takes no more results
+                self.services.untoggle_optimizer(None)
+                self.local.builder.forget()
             raise
         finally:
-            self._last_start = None
-            if self.transient.places:
-                self.transient.load({})
-            if extra is not None:
-                extra.reset()
-            self.local.restore_modes()
-            self.client.zero_grad()
+            self.release_client()
+
+    def _undoing(self, now: bool) -> AbstractContextManager[Any]:
+        """Context that undoes what fails: where single clients are left out one client, else the exchange."""
+        return self.members.undoing() if now else nullcontext()
+
+    def release_client(self) -> None:
+        """Let go of the last client."""
+        self._last_start = None
+        for member in self.members.of("leave"):
+            member.leave()
+        self.local.restore_modes()
+        self.client.zero_grad()
 
     def _results(
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
     ) -> Generator[ClientResult, None, None]:
         """Train the jobs one after the other; `announces`: `on_client_start` is called."""
         for job in jobs:
-            traces = Traces(self.client, self.local.device.type) if self.tolerant else None
             try:
-                neutral = self.client.is_neutral
-                context, logged = self._receive(exchange, job, neutral, announces)
-                self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
-                result = self._reply(exchange, job, context, logged)
-                yield result
-            except BaseException as error:  # also where the caller takes no more results, since it refused this one
-                if traces is not None:
-                    traces.undo()
-                if not isinstance(error, Exception):
-                    raise
+                with self._undoing(self.tolerant):
+                    neutral = self.client.is_neutral
+                    context, logged = self._receive(exchange, job, neutral, announces)
+                    self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
+                    yield self._reply(exchange, job, context, logged)
+            except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
@@ -166,25 +160,28 @@ class SequentialEngine:
                 f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
                 f"return {{}} for nothing"
             )
-        if checks:
-            self._structure.check()
-        if weights.freezes:
-            weights.frozen.check()
-        if not self._noted:
-            self._noted = True
-            self.transient.find_new()
-        update = ClientUpdate(
-            job.client_id,
-            job.data.num_samples,
-            context.progress.num_steps,
-            context.progress.exposure,
-            weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None,
-            extras,
-        )
-        if self.transient.kept:
-            context.memory[KEPT] = self.transient.snapshot()
+        for member in self.members.of("trained") if checks else ():
+            member.trained(job)
+        state = weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
-        return ClientResult(update, context.memory, personal, logged)
+        return self._sent(job, context, state, extras, personal, logged)
+
+    def _sent(
+        self,
+        job: ClientJob,
+        context: ClientContext,
+        state: State | None,
+        extras: Mapping[str, Any],
+        personal: State | None,
+        logged: MetricAccumulator,
+    ) -> ClientResult:
+        """Make a client's update of what it has trained, as it leaves the client."""
+        progress = context.progress
+        counts = job.data.num_samples, progress.num_steps, progress.exposure
+        result = ClientResult(job, ClientUpdate(job.client_id, *counts, state, extras), personal, logged)
+        for member in self.members.of("on_client"):
+            result = member.on_client(result)
+        return result
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
@@ -194,10 +191,8 @@ class SequentialEngine:
         self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
         if job.personal is not None:
             self.weights.load(job.personal)
-        if self.transient.places:
-            self.transient.load(job.memory.get(KEPT, {}))
-        if self.weights.extra is not None:
-            self.weights.extra.reset()
+        for member in self.members.of("enter"):
+            member.enter(job)
         self.client.begin(context)
         return context
 

@@ -1,6 +1,6 @@
 """Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,10 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.store import ClientStore
-from fl_lightning.distributed import Communicator, current_communicator, to_device
-from fl_lightning.federation import own_entries
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.transaction import RoundStart
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import State
+from fl_lightning.types import Members, Undo
 from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind
 
@@ -63,12 +59,10 @@ class SavedFederation:
         remedy = "save its state_dict by torch.save, and give the path"
         check_kind((str, Path), "a file", remedy, initial_weights=initial_weights)
         self.parts, self.initial_weights = parts, initial_weights
-        self._buffers = State()
-        """Values of buffers with `persistent=False` before any training, until the server is made."""
         self._deferred: dict[str, Any] = {}
         """Entries of rule and server module, until they are allocated."""
-        self._transforms: Sequence[dict[str, Any]] = ()
-        """States of the transforms, until training starts."""
+        self._waiting: Mapping[str, Any] = {}
+        """States of the members, by name, until there are members."""
         self._handed_over = False
 
     # --- a run -------------------------------------------------------------------------------------------------
@@ -81,7 +75,12 @@ class SavedFederation:
         """Put the values to start from in place of those with which the module was built."""
         if self.initial_weights is not None:
             weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
-        weights.transient.restore(self._buffers)
+
+    def give(self, members: Members) -> None:
+        """Give the members, now that there are some, the states that were loaded before."""
+        states, self._waiting = self._waiting, {}
+        if states:
+            self.take(states, members)
 
     def take_deferred(self) -> dict[str, Any]:
         """Hand over the entries that `loadable` has kept."""
@@ -96,12 +95,6 @@ class SavedFederation:
             recorder, callbacks = self.parts.recorder, trainer.callbacks  # type: ignore[attr-defined]
             recorder.restore(rows_kept(recorder, trainer.loggers, callbacks))
 
-    def begin_training(self) -> None:
-        """Give the transforms their states."""
-        for transform, state in zip(self.parts.transforms, self._transforms, strict=False):
-            transform.load_state_dict(state)
-        self._transforms = ()
-
     def end_run(self) -> None:
         """End a run; of a process that was started for it only the state dict comes back."""
         self._handed_over = parent_process() is not None
@@ -113,40 +106,20 @@ class SavedFederation:
         shape = data_shape(self.parts.client) if self._handed_over else None
         return {} if shape is None else {DATA_SHAPE: torch.tensor(shape)}
 
-    def save(
-        self,
-        checkpoint: dict[str, Any],
-        weights: GlobalWeights | None,
-        begun: RoundStart | None,
-        forward: own_entries.Forward,
-    ) -> None:
+    def save(self, checkpoint: dict[str, Any], members: Members, undo: Undo | None) -> None:
         """Add the federation's part to Lightning's checkpoint.
 
         Args:
             checkpoint: to be written.
-            weights: of the global model; None before there is one.
-            begun: the federation when the round under way began, which is what is saved; None outside of rounds.
-            forward: calls a hook of the client's modules.
+            members: whose states it holds.
+            undo: of the round under way, before which the states are saved; None outside of rounds.
 
         Raises:
             RuntimeError: inside a round of several processes.
         """
         begin_round_anew(checkpoint)
-        parts, inside = self.parts, begun is not None
-        states = self._transforms or [transform.state_dict() for transform in parts.transforms]
-        saved = {
-            "store": whole_store(parts.store, current_communicator(parts.client.device), inside),
-            "initial_personal": dict(parts.initial_personal),
-            "recorder": parts.recorder.state_dict(),
-            "transforms": states if begun is None else begun.transform_states,
-            "client": own_entries.save(parts.client.lightning_modules(), forward),
-            "settings": parts.identity.state_dict(),
-            DATA_SHAPE: data_shape(parts.client),
-        }
-        found: dict[str, Any] = {"plateau": parts.plateau.state_dict()}
-        if weights is not None:
-            found |= {"buffers": weights.transient.tensors(), "frozen": weights.frozen.state_dict(inside)}
-        checkpoint["federated"] = saved | {key: value for key, value in found.items() if value}
+        rest = {"settings": self.parts.identity.state_dict(), DATA_SHAPE: data_shape(self.parts.client)}
+        checkpoint["federated"] = members.state_dict(undo) | rest
 
     # --- loading -----------------------------------------------------------------------------------------------
 
@@ -201,29 +174,18 @@ class SavedFederation:
         """
         check_entries(own if ready else {**own, **unallocated(own, entries)}, entries)
 
-    def take(self, saved: Mapping[str, Any], weights: GlobalWeights | None, forward: own_entries.Forward) -> None:
-        """Take what `save` added; arguments as there.
+    def take(self, saved: Mapping[str, Any], members: Members | None) -> None:
+        """Give the members what `save` added; where there are none yet, once they are made.
 
         Raises:
             ValueError: it has another number of transforms.
         """
-        parts, processes = self.parts, current_communicator()
-        if len(saved["transforms"]) != len(parts.transforms):
-            raise ValueError(
-                f"the checkpoint must be of the same model.transforms, but has {len(saved['transforms'])} and there "
-                f"are {len(parts.transforms)} here; give the configuration it was made with"
-            )
-        parts.store.load_state_dict(saved["store"], processes.rank, processes.world)
-        parts.initial_personal.clear()
-        parts.initial_personal.update(to_device(saved["initial_personal"], parts.client.device))
-        parts.plateau.load_state_dict(saved.get("plateau", {}))
-        self._buffers = saved.get("buffers", {})
-        if weights is not None:
-            weights.transient.restore(self._buffers)
-            weights.frozen.load_state_dict(saved.get("frozen", {}))
-        parts.recorder.load_state_dict(saved["recorder"])
-        self._transforms = saved["transforms"]
-        own_entries.load(parts.client.lightning_modules(), forward, saved["client"])
+        if members is None:
+            self._waiting = saved
+            return
+        for member in members.all:
+            if member.name in saved:
+                member.load_state_dict(saved[member.name])
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
@@ -272,25 +234,6 @@ def begin_next_round(checkpoint: Mapping[str, Any]) -> None:
             counted.update(dict.fromkeys(counted, counted["ready"]))
         batches = progress["epoch_loop.batch_progress"]
         batches |= {"current": dict.fromkeys(batches["current"], 0), "is_last_batch": False}
-
-
-def whole_store(store: ClientStore, communicator: Communicator, inside_round: bool) -> dict[str, Any]:
-    """Gather the records of all processes on the root process.
-
-    Raises:
-        RuntimeError: inside a round of several processes, which are not at the same client.
-    """
-    if communicator.world == 1 or not store.owners:
-        return store.state_dict()
-    if inside_round:
-        raise RuntimeError(
-            f"a checkpoint cannot be saved inside a round of {communicator.world} processes, which are at different "
-            f"clients; save it in on_train_batch_end or later"
-        )
-    parts = communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu")))
-    records = {client_id: content for part in parts for client_id, content in part["records"].items()}
-    files = torch.cat([part["files"] for part in parts]) if parts else torch.empty(0, 5, dtype=torch.int64)
-    return {"records": dict(sorted(records.items())), "files": files[files[:, 0].argsort()]}
 
 
 def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False) -> Any:

@@ -83,7 +83,7 @@ class Evaluation:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
         self.hold()
-        weights.transient.load({})
+        weights.transient.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.recorder.evaluated(None)
         self.services.logged.clear()
@@ -257,8 +257,7 @@ class Evaluation:
         mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
         before, idle = HeldEntries(self.weights), self.weights.frozen.idle
         start, put_generators_back = self.weights.snapshot(self.weights.shared), keep_generators(device)
-        if self.weights.extra is not None:
-            self.weights.extra.begin()
+        self.engine.members.prepare()
         accuracy, own = ALMA(server.num_clients).to(device), None if self.metrics is None else alone(self.metrics)
         found: dict[int, dict[str, float]] = {}
         try:
@@ -283,8 +282,8 @@ class Evaluation:
                     found[client_id] = values_of(own.compute(), "local", self.class_names)
                     own.reset()
         finally:
+            self.engine.release_client()
             before.restore()
-            self.engine.local.restore_modes()
             put_generators_back()
         values = {"local/alma": float(computed(accuracy))}
         return values if own is None else values | self._means(found)

@@ -23,16 +23,17 @@ from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.hyperparameters import log_final, summary_key
+from fl_lightning.federation.members import ClientRecords
 from fl_lightning.federation.missed import catch_up
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
+from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.federation.transaction import RoundStart, Transactions
 from fl_lightning.members.faults import Fault, FaultSettings
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import TrainableModule
+from fl_lightning.types import Members, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -96,7 +97,9 @@ class FederatedLoop(Forwarding):
     _server: Server | None = None
     _server_step: ServerOptimizer | None = None
     _engine: SequentialEngine | None = None
-    _transactions: Transactions | None = None
+    _round: Round | None = None
+    _members: Members | None = None
+    _records: ClientRecords | None = None
     _evaluation: Evaluation | None = None
     final_key = ""
 
@@ -167,12 +170,12 @@ class FederatedLoop(Forwarding):
     @property
     def skipped(self) -> list[Fault]:
         """Clients that the last round left out, and why."""
-        return [] if self._transactions is None else self._transactions.skipped
+        return self.parts.skipped.skipped
 
     @property
-    def _begun(self) -> RoundStart | None:
-        """The federation when the round under way began; None outside of rounds."""
-        return None if self._transactions is None else self._transactions.begun
+    def _under_way(self) -> Undo | None:
+        """What undoes the round under way; None outside of rounds."""
+        return None if self._round is None else self._round.under_way
 
     @property
     def weights(self) -> GlobalWeights:
@@ -188,7 +191,7 @@ class FederatedLoop(Forwarding):
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients; made anew for every run of a Trainer."""
         if self._engine is None:
-            self._engine = self.parts.make_engine(self.server, self.trainer)
+            self._engine = self.parts.make_engine(self.server, built(self._members), self.trainer)
         return self._engine
 
     @property
@@ -220,7 +223,7 @@ class FederatedLoop(Forwarding):
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._engine, self._evaluation, self._transactions = None, None, None
+        self._engine, self._evaluation, self._round = None, None, None
         self._saved.begin_run()
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
@@ -235,6 +238,8 @@ class FederatedLoop(Forwarding):
             self._server = self.parts.make_server(data, self.trainer, self._saved.start)
             if deferred := self._saved.take_deferred():
                 super().load_state_dict(deferred, strict=False)
+        self._members, self._records = self.parts.make_members(self._server, self.trainer, self.forward_hook)
+        self._saved.give(self._members)
 
     def configure_optimizers(self) -> Any:
         self._server_step, scheduler = self.parts.make_server_step(self.server)
@@ -247,17 +252,16 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
-        step = built(self._server_step)
-        self._transactions = self.parts.make_rounds(self.server, step, self.engine, self.trainer)
+        step, members, records = built(self._server_step), built(self._members), built(self._records)
+        self._round = self.parts.make_round(self.server, step, self.engine, members, records, self.trainer)
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
-        plateau, rounds = self.parts.plateau, built(self._transactions)
+        plateau, round_ = self.parts.plateau, built(self._round)
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(partial(self.parts.keys_of_a_client, rounds, self.trainer))
+            plateau.check_monitors(partial(self.parts.keys_of_a_client, round_, self.trainer))
         self.engine.local.scale_lr(plateau.factors)
-        self._saved.begin_training()
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
@@ -278,7 +282,7 @@ class FederatedLoop(Forwarding):
         kind = self.device.type
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
-            metrics = built(self._transactions).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
+            metrics = built(self._round).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
@@ -291,12 +295,12 @@ class FederatedLoop(Forwarding):
         round_idx = cast(int, self.recorder.pending_round)
         every = self.alma_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
-            self.add_to_row(self.parts.alma(self.evaluation, self.server, round_idx))
+            self.add_to_row(self.parts.alma(self.evaluation, self.server, built(self._records), round_idx))
         self.recorder.keep_round(round_idx)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round (in the client hooks of callbacks); outside a round Lightning's `log`."""
-        if self._begun is None:
+        if self._under_way is None:
             super().log(name, value, *args, **kwargs)
         else:
             self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
@@ -347,7 +351,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                values |= self.parts.alma(self.evaluation, self.server, self.current_epoch)
+                values |= self.parts.alma(self.evaluation, self.server, built(self._records), self.current_epoch)
             self.log_dict(values)
             return
         self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)
@@ -360,8 +364,8 @@ class FederatedLoop(Forwarding):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Give the state of the last whole round: inside a round or an evaluation, the weights before it."""
         state = super().state_dict(*args, **kwargs)
-        if self._begun is not None:
-            state |= self._begun.state_dict()
+        if self._under_way is not None:
+            state |= self._under_way.entries()
         elif self._evaluation is not None and self._evaluation.before is not None:
             state |= self._evaluation.before.state_dict()
         state |= self._saved.shape_entry()
@@ -379,14 +383,13 @@ class FederatedLoop(Forwarding):
         self._saved.end_run()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        weights = None if self._server is None else self.weights
-        self._saved.save(checkpoint, weights, self._begun, self.forward_hook)
+        self._saved.save(checkpoint, built(self._members), self._under_way)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         ready = self._server is not None  # else by load_from_checkpoint, before any data are known
         saved = self._saved.prepare(checkpoint, self.trainer if ready else None)
         self._saved.check(checkpoint["state_dict"], self.state_dict(), ready)
-        self._saved.take(saved, self.weights if ready else None, self.forward_hook)
+        self._saved.take(saved, self._members if ready else None)
 
 
 def built(part: Part | None) -> Part:

@@ -30,15 +30,15 @@ from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution
 from fl_lightning.federation.hyperparameters import hyperparameters
 from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.federation.tolerance import TolerantRound
-from fl_lightning.federation.transaction import Transactions
-from fl_lightning.members.faults import FaultSettings, check_measured, encodes
+from fl_lightning.members.faults import FaultSettings, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
+from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import State, TrainableModule
+from fl_lightning.types import Members, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_kind, check_whole
 
@@ -81,13 +81,16 @@ class FederationParts:
         metrics: the user's own; or None.
         plateau: of the clients' learning rates.
         given_seed: keys every draw; None: that of `seed_everything`, else 0.
-        recorder: of logged values.
         identity: of the run.
         services: attached to the client in training.
         evaluation_services: attached to it in evaluation.
         hooks: of the run's callbacks, by name.
         batch_hooks: of the callbacks that the client's modules make, by name.
         initial_personal: personal entries before any training, by name; the server's making fills it.
+
+    Attributes:
+        recorder: of logged values.
+        skipped: of the clients that rounds leave out.
 
     Raises:
         ValueError: parts that do not go together, naming both.
@@ -110,13 +113,14 @@ class FederationParts:
     metrics: MetricCollection | None
     plateau: Plateau
     given_seed: int | None
-    recorder: Recorder = field(default_factory=Recorder)
     identity: RunIdentity = field(default_factory=RunIdentity)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: ClientServices = field(default_factory=partial(ClientServices, False))
     hooks: Hooks = field(default_factory=no_hooks)
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
+    recorder: Recorder = field(init=False)
+    skipped: SkippedClients = field(init=False)
 
     def __post_init__(self) -> None:
         server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
@@ -127,6 +131,8 @@ class FederationParts:
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
+        object.__setattr__(self, "recorder", Recorder(self.faults.skips, self.client))
+        object.__setattr__(self, "skipped", SkippedClients(self.faults))
 
     @property
     def seed(self) -> int:
@@ -142,14 +148,9 @@ class FederationParts:
         """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
         return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
-    def initial_personal_of(self, server: Server, client_id: int) -> State | None:
-        """Personal entries of a client before its first training; None: there are none."""
-        names = server.global_weights.personal_of(client_id)
-        return {name: self.initial_personal[name] for name in names} if names else None
-
-    def alma(self, evaluation: Evaluation, server: Server, round_idx: int) -> dict[str, float]:
+    def alma(self, evaluation: Evaluation, server: Server, records: ClientRecords, round_idx: int) -> dict[str, float]:
         """Evaluate what every client would deploy, as `Evaluation.alma`."""
-        return evaluation.alma(round_idx, server, partial(self.initial_personal_of, server))
+        return evaluation.alma(round_idx, server, records.initial)
 
     # --- a run -------------------------------------------------------------------------------------------------
 
@@ -208,15 +209,12 @@ class FederationParts:
         """Hyper-parameters of client and federation, for the loggers."""
         return hyperparameters(self.identity.objects, self.client.lightning_modules())
 
-    def keys_of_a_client(self, rounds: Transactions, trainer: Trainer) -> set[str]:
+    def keys_of_a_client(self, round_: Round, trainer: Trainer) -> set[str]:
         """Train one client for one step, undo it, and list the keys that it logged."""
-        server = rounds.round.server
-        engine = self.make_engine(server, trainer, probes=True)
-        client_id = max(range(server.num_clients), key=server.size)
-        with rounds.transaction() as begun, torch.enable_grad():
-            keys = rounds.round.probe(engine, client_id)
-            begun.restore()
-        return keys
+        server = round_.server
+        engine = self.make_engine(server, round_.members, trainer, probes=True)
+        with torch.enable_grad():
+            return round_.probe(engine, max(range(server.num_clients), key=server.size))
 
     # --- making ------------------------------------------------------------------------------------------------
 
@@ -238,20 +236,22 @@ class FederationParts:
         client.configure_model()
         self.build_net(data)
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
-        weights = GlobalWeights(client, self.personal, self.keep)
+        keeps_state = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        weights = GlobalWeights(client, self.personal, self.keep, keeps_state)
         checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(client, self.server_module, self.aggregator)
         start(weights)
-        first = {**weights.live(weights.entries), **weights.transient.tensors()}
+        first = {**weights.live(weights.entries), **weights.transient.state_dict()}
         current_communicator().broadcast_(list(first.values()))
-        weights.transient.load({})
+        weights.transient.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(weights.snapshot(weights.personal))
         server = Server(weights, data, self.store)
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()
-        for transform in (self.guard, *self.transforms):
+        self.guard.setup(server)
+        for transform in self.transforms:
             transform.setup(server)
         return server
 
@@ -271,7 +271,20 @@ class FederationParts:
             self.server_module.check_server_optimizer(step.optimizer)
         return step, scheduler
 
-    def make_engine(self, server: Server, trainer: Trainer, probes: bool = False) -> SequentialEngine:
+    def make_members(self, server: Server, trainer: Trainer, forward: Forward) -> tuple[Members, ClientRecords]:
+        """Make the list of a run's members, and the one of them that has the clients' records.
+
+        Args:
+            server: of the federation.
+            trainer: of the run.
+            forward: calls a hook of the client's modules.
+        """
+        communicator = current_communicator(trainer.strategy.root_device)
+        records = ClientRecords(self.store, communicator, server.global_weights, self.initial_personal)
+        entries = UserEntries(self.client.lightning_modules(), forward)
+        return members_of(self, server, communicator, records, entries), records
+
+    def make_engine(self, server: Server, members: Members, trainer: Trainer, probes: bool = False) -> SequentialEngine:
         """Make the engine of a run; `probes`: one whose clients take one step, of which nobody is told."""
         settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
         settings = replace(settings, seed=self.seed, lr_decay=decay_of(settings.lr_decay, trainer.max_epochs))
@@ -283,7 +296,8 @@ class FederationParts:
         make: Callable[..., SequentialEngine] = SequentialEngine
         if self.execution.chunk != 1:
             make = partial(CohortEngine, chunk=self.execution.chunk, compiles=self.execution.compile)
-        return make(*parts, batch_hooks=self.batch_hooks, tolerant=self.faults.on_error == "skip")
+        tolerant = self.faults.on_error == "skip"
+        return make(*parts, batch_hooks=self.batch_hooks, members=members.at_client(), tolerant=tolerant)
 
     def make_evaluation(self, engine: SequentialEngine, data: FederatedDataModule) -> Evaluation:
         """Make the evaluation of the global model."""
@@ -292,15 +306,23 @@ class FederationParts:
         parts = services, self.recorder, communicator, self.metrics, channels_last
         return Evaluation(engine, self.evaluated_weights, data, *parts)
 
-    def make_rounds(
-        self, server: Server, step: ServerOptimizer, engine: SequentialEngine, trainer: Trainer
-    ) -> Transactions:
+    def make_round(
+        self,
+        server: Server,
+        step: ServerOptimizer,
+        engine: SequentialEngine,
+        members: Members,
+        records: ClientRecords,
+        trainer: Trainer,
+    ) -> Round:
         """Make what runs the rounds of a fit; opens the store and limits the threads.
 
         Args:
             server: of the federation.
             step: of the server, once a round.
             engine: trains clients.
+            members: of the run.
+            records: the one of them that has the clients' records.
             trainer: of the fit.
 
         Raises:
@@ -316,27 +338,22 @@ class FederationParts:
         except Exception as problem:
             error = problem
         communicator.all_gather_or_raise(None, error)
-        round_ = (TolerantRound if self.faults.on_error == "skip" else Round)(
+        self.recorder.traffic.start(weights.live(weights.shared), self.client.exchanges)
+        return Round(
             client=self.client,
             engine=engine,
             server=server,
+            server_step=step,
             weights=weights,
-            server_module=self.server_module,
-            aggregator=self.aggregator,
-            guard=self.guard,
-            min_clients=self.faults.min_clients,
-            counts_skipped=self.faults.skips,
-            transforms=self.transforms,
-            communicator=communicator,
-            store=self.store,
+            members=members,
+            records=records,
             recorder=self.recorder,
-            traffic=self.recorder.count_traffic(weights.live(weights.shared)),
-            initial_personal=partial(self.initial_personal_of, server) if weights.personal else None,
+            faults=self.faults,
+            parts=(type(self.aggregator).__name__, type(self.server_module).__name__),
+            communicator=communicator,
             view=data.views(),
             hooks=self.hooks,
         )
-        stateful = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
-        return Transactions(round_, step, self.faults, stateful)
 
 
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:

@@ -6,21 +6,24 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fl_lightning.client.services import MetricAccumulator
+from fl_lightning.client.services import MetricAccumulator, Rows, drain
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
-from fl_lightning.types import CONDITIONS, Broadcast, ClientUpdate, State
+from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, ClientUpdate, Member, RoundOutcome, State
 
 Bytes = dict[tuple[str, str], int]
 """Bytes by log key and exchange."""
 
+ClientRows = list[tuple[int | None, Rows]]
+"""Values on the host, with the client that logged them; None: nobody in particular."""
 
-class Recorder:
+
+class Recorder(Member):
     """Owner of the logged values: takes them in a round, reduces them to one row, keeps the rows of all rounds.
 
     Attributes:
@@ -30,11 +33,21 @@ class Recorder:
         peak: each class's best accuracy over the rounds so far, (C,), or None.
         evaluated_rounds: rounds up to and with the one that was evaluated last.
         history: the rows of all rounds; of a run that is continued those that its metrics.csv has.
-        logged: values of the round under way.
+        logged: values of the round under way, since the last client where these are kept apart.
         traffic: counts this process's bytes of the round under way.
+
+    Args:
+        separates: whether clients may be left out, so that the values of each are kept apart.
+        root: the module that logged metric objects are part of; None: there are none.
     """
 
-    def __init__(self) -> None:
+    name = "recorder"
+
+    def __init__(self, separates: bool = False, root: nn.Module | None = None) -> None:
+        self._separates, self._root = separates, root or nn.Module()
+        self._settled: list[tuple[int | None, MetricAccumulator]] = []
+        """Values of the round that belong to clients taken in."""
+        self._rows: ClientRows = []
         self.round_metrics: dict[str, float] = {}
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
@@ -43,7 +56,7 @@ class Recorder:
         self._chain, self._chained = b"", 0  # digest of the rows of so many rounds
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
-        self.traffic = TrafficCounter({})
+        self.traffic = Traffic()
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -58,15 +71,59 @@ class Recorder:
         """
         self.logged.log(key, value, weight, reduce)
 
-    def count_traffic(self, shared: State) -> "TrafficCounter":
-        """Make the counter of a run, `traffic`, for messages that carry these shared entries."""
-        self.traffic = TrafficCounter(shared)
-        return self.traffic
+    # --- as a member of the round ------------------------------------------------------------------------------
 
-    def discard_round(self) -> None:
-        """Forget the round under way and the row before it (the round failed)."""
+    def begin(self, round_idx: int, cohort: list[int]) -> None:
+        self._settle(None)
+
+    def incoming(self, result: ClientResult) -> ClientResult:
+        """Take the values that a client has logged, and those that callbacks have logged of it."""
+        self.logged.absorb(result.logged)
+        self._settle(result.update.client_id)
+        return result
+
+    def _settle(self, client_id: int | None) -> None:
+        """Keep the values since the last client apart, as those of a client that may yet be left out."""
+        if self._separates:
+            self._settled.append((client_id, self.logged))
+            self.logged = MetricAccumulator(most_rows=None)
+
+    def skip(self) -> None:
+        """Forget what was logged of a client that is not taken in."""
         self.logged.clear()
-        self.round_metrics, self.pending_round = {}, None
+
+    @property
+    def has_metrics(self) -> bool:
+        """True where clients have logged metric objects, which count all of them together."""
+        return any(part.metrics for _, part in [*self._settled, (None, self.logged)])
+
+    def read(self, checks: Sequence[Tensor]) -> list[float]:
+        """Move the values of the round to the host, and with them those of `checks`, 0-d each, which are returned."""
+        parts = [*self._settled, (None, self.logged)]
+        numbers, rows = drain([part for _, part in parts], checks)
+        self._rows = [(client_id, found) for (client_id, _), found in zip(parts, rows, strict=True) if found]
+        for _, part in self._settled:
+            self.logged.absorb(part)
+        self._settled = []
+        return numbers
+
+    def share(self) -> tuple[ClientRows, dict[str, str]]:
+        return self._rows, self.logged.metric_paths(self._root)
+
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        """Reduce the values of all processes, without those of clients that were left out."""
+        rows = [rows for part, _ in shared for client_id, rows in part if client_id not in outcome.failed]
+        return self.logged.reduce(rows, [paths for _, paths in shared], self._root)
+
+    def mark(self) -> Mapping[str, int]:
+        return self.logged.sizes
+
+    def undo(self, mark: Mapping[str, int]) -> None:
+        for _, part in reversed(self._settled):
+            part.absorb(self.logged)
+            self.logged = part
+        self._settled = []
+        self.logged.cut(mark)
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -133,7 +190,7 @@ class Recorder:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, mark: Any = None) -> dict[str, Any]:
         return {
             "round_metrics": dict(self.round_metrics),
             "pending_round": self.pending_round,
@@ -155,37 +212,60 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
     return sha256(digest + repr(sorted(known.items())).encode()).digest()
 
 
-class TrafficCounter:
-    """Counts the bytes of a round's messages by exchange.
+class Traffic(Member):
+    """Counts the bytes of a round's messages by exchange and client."""
 
-    Args:
-        shared: the shared entries, whose size as a whole is counted once.
-    """
+    def __init__(self) -> None:
+        self._num_shared, self._shared_bytes = 0, 0
+        self._exchanges: Sequence[str] = ()
+        self._bytes: dict[tuple[str, str, int], int] = {}
 
-    def __init__(self, shared: State) -> None:
+    def start(self, shared: State, exchanges: Sequence[str]) -> None:
+        """Begin a run.
+
+        Args:
+            shared: the shared entries, whose size as a whole is counted once.
+            exchanges: of a round.
+        """
         self._num_shared, self._shared_bytes = len(shared), traffic(shared, {})
-        self._bytes: Bytes = {}
+        self._exchanges, self._bytes = exchanges, {}
 
-    def count(self, key: str, exchange: str, message: Broadcast | ClientUpdate) -> None:
-        """Count a message under `comm/bytes_down` or `comm/bytes_up`."""
+    def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
+        self._bytes["comm/bytes_down", broadcast.exchange, client_id] = self._size(broadcast)
+        return broadcast
+
+    def incoming(self, result: ClientResult) -> ClientResult:
+        self._bytes["comm/bytes_up", result.job.broadcast.exchange, result.job.client_id] = self._size(result.update)
+        return result
+
+    def _size(self, message: Broadcast | ClientUpdate) -> int:
+        """Count the bytes of a message."""
         weights, known = message.weights, 0
         if weights is not None and len(weights) == self._num_shared:
             weights, known = None, self._shared_bytes
         if weights is not None or message.extras:
             known += traffic(weights, message.extras)
-        self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
+        return known
 
     def total(self, key: str) -> int:
-        """Bytes of the round so far under a key, over all exchanges."""
-        return sum(moved for (name, _), moved in self._bytes.items() if name == key)
+        """Bytes of the round so far under `comm/bytes_down` or `comm/bytes_up`, over all exchanges."""
+        return sum(moved for (name, _, _), moved in self._bytes.items() if name == key)
 
-    @property
-    def counted(self) -> Bytes:
-        """The bytes of this process since `clear`, by log key and exchange."""
-        return dict(self._bytes)
+    def share(self) -> Bytes:
+        """Add up the bytes of this process's clients by log key and exchange."""
+        sums: Bytes = {}
+        for (key, exchange, _), moved in self._bytes.items():
+            sums[key, exchange] = sums.get((key, exchange), 0) + moved
+        self._bytes = {}
+        return sums
 
-    def clear(self) -> None:
-        """Begin with the next round."""
+    def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
+        return per_exchange(shared, self._exchanges)
+
+    def mark(self) -> None:
+        """Note nothing: a round that is undone has moved no bytes."""
+
+    def undo(self, mark: None) -> None:
         self._bytes = {}
 
 
@@ -193,7 +273,7 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
     """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
 
     Args:
-        parts: of each process, what `TrafficCounter.counted` gave.
+        parts: of each process, what `Traffic.share` gave.
         exchanges: of a round.
 
     >>> per_exchange([{("comm/bytes_down", "train"): 8}, {("comm/bytes_down", "train"): 4}], ["train"])

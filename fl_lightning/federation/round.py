@@ -1,317 +1,287 @@
-"""One communication round: its exchanges with the clients of the cohort, and its aggregation."""
+"""One communication round, which is kept as a whole or leaves the federation as it was."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
-
-from fl_lightning.aggregation import (
-    Aggregator,
-    GatheringAggregator,
-    NonFiniteGuard,
-    PartialAggregate,
-    ServerModule,
-    UpdateTransform,
-)
-from fl_lightning.aggregation.guard import Wrong, wrong_of
-from fl_lightning.aggregation.server_parts import ServerPart
-from fl_lightning.client.hooks import overridden
+from fl_lightning.aggregation.guard import Violation, violations_of
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator
-from fl_lightning.engines.cohort import looked_at
-from fl_lightning.federation.recorder import Recorder, TrafficCounter, per_exchange
-from fl_lightning.federation.result import NOBODY, RoundResult, Sizes, without
-from fl_lightning.federation.server import Server
-from fl_lightning.functional.state import StateSum, choose, to_host
+from fl_lightning.federation.members import ClientRecords
+from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.functional.state import to_host
 from fl_lightning.members.faults import (
+    ClientError,
+    FaultSettings,
     NonFiniteUpdateError,
     TransformError,
     as_raised,
-    check_measured,
-    check_num_samples,
-    check_tensors,
-    check_update,
     client_error,
-    encodes,
-    has_layout,
     judge,
     too_few,
 )
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientData, ClientJob, ClientResult, ClientUpdate, Engine, State
+from fl_lightning.types import (
+    Broadcast,
+    ClientData,
+    ClientJob,
+    ClientResult,
+    Engine,
+    Members,
+    RoundOutcome,
+    State,
+    Undo,
+)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Round:
-    """Runs rounds; the caller decides whether to keep the result.
+    """Runs rounds.
 
     Args:
         client: the module whose exchanges these are.
         engine: trains clients.
         server: the server as its parts see it.
-        weights: the global model's entries in the client module.
-        server_module: the method's server side.
-        aggregator: the rule.
-        guard: the first transform between client and sum.
-        min_clients: a round with fewer leaves the federation as it was.
-        counts_skipped: whether the number of clients left out is logged in every round.
-        transforms: the further ones, in order.
+        server_step: steps the global model.
+        weights: of the global model.
+        members: all that takes part, in order.
+        records: the member that has the clients' memory and personal entries.
+        recorder: the member that has the logged values.
+        faults: what happens on faults.
+        parts: names of the rule and the server module.
         communicator: joins the processes of the run.
-        store: of the clients' memory and personal entries.
-        recorder: of logged values.
-        traffic: counts bytes.
-        initial_personal: `client_id -> ` its personal entries before its first training; None: there are none.
         view: `(client_id, round_idx) -> ` the client's data.
         hooks: what callbacks are told of clients and exchanges, by name.
+
+    Attributes:
+        under_way: undoes the round under way; None outside of rounds.
     """
 
     client: ClientModule
     engine: Engine
     server: Server
+    server_step: ServerOptimizer
     weights: GlobalWeights
-    server_module: ServerModule
-    aggregator: Aggregator
-    guard: NonFiniteGuard
-    min_clients: int
-    counts_skipped: bool
-    transforms: Sequence[UpdateTransform]
-    communicator: Communicator
-    store: ClientStore
+    members: Members
+    records: ClientRecords
     recorder: Recorder
-    traffic: TrafficCounter
-    initial_personal: Callable[[int], State | None] | None
+    faults: FaultSettings
+    parts: tuple[str, str]
+    communicator: Communicator
     view: Callable[[int, int], ClientData]
     hooks: Mapping[str, Sequence[Callable[..., None]]]
+    under_way: Undo | None = field(default=None, init=False)
 
-    def run(
-        self, round_idx: int, cohort: list[int], start: State, before: State, failed: Mapping[int, str] = NOBODY
-    ) -> RoundResult:
-        """Run all exchanges of a round.
+    def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
+        """Run one round with one server step; returns its values by log key.
 
         Args:
             round_idx: from 0.
             cohort: client ids.
-            start: a snapshot of the shared entries.
-            before: a snapshot of all entries, personal ones included.
-            failed: why clients of the cohort are left out that failed when the round was run before, by client id.
+            step: steps the server optimizer.
+            scaler: the Trainer's gradient scaler, or None.
 
         Raises:
-            FaultError: naming client and round.
+            FaultError: naming client and round; the federation is then as it was.
         """
-        server, result = self.server, RoundResult(cohort, failed=dict(failed), mark=self.sizes)
-        server.begin_round(round_idx, start)
-        asked = result.asked
-        if len(asked) < self.min_clients:
-            result.lose(too_few(len(asked), self.min_clients, *list(failed.values())[-1:]))
-            return self._close(result)
-        self.server_module.begin_round(asked)
-        self.aggregator.begin_round(asked)
-        mine = self.communicator.assign_clients(asked, server.size, self.store.owners)
-        for exchange in self.client.exchanges:
-            self._exchange(exchange, mine, before, result)
-            if result.lost or result.repeats or result.problem:
-                break
-        return self._close(result) if result.lost or not result.repeats else result
-
-    def probe(self, engine: Engine, client_id: int) -> set[str]:
-        """Train a client by `engine` and list the keys that it logs; the caller undoes it."""
-        exchange = self.client.exchanges[0]
-        self.server.begin_round(0, self.weights.snapshot(self.weights.shared))
-        self.server_module.begin_round([client_id])
-        with closing(engine.run(exchange, self._jobs(exchange, [client_id], {}, RoundResult([client_id])))) as trained:
-            keys = {name for one in trained for name in one.logged.names}
-        self.abandon()
-        return keys
-
-    def _exchange(self, exchange: str, mine: list[int], before: State, result: RoundResult) -> None:
-        """Run one exchange with all clients, up to the weights that the next one sends."""
-        server_module, rule, communicator = self.server_module, self.aggregator, self.communicator
-        gathers, personal = isinstance(rule, GatheringAggregator), PartialAggregate()
-        partials = {"rule": rule.partial, "server": server_module.partial, "personal": personal}
-        error = self._train(exchange, mine, partials, result)
-        if self.guard.skips and exchange != self.client.exchanges[-1] and not (result.lost or result.repeats):
-            self._judge_before_next(error, result)
-        goes_on = not (result.lost or result.repeats)
-        if goes_on:
-            communicator.merge(partials, error and as_raised(error), to_root="rule" if gathers else "")
+        with self.undone_on_error() as undo:
+            outcome = RoundOutcome(round_idx, cohort, self.weights.before)
             try:
-                aggregate = communicator.from_root(rule.finish, rule.buffers) if gathers else rule.finish()
-                new = server_module.finish(exchange, aggregate)
+                shared = self._exchanges(outcome)
+                while outcome.repeats and not outcome.lost:  # every draw is keyed
+                    undo.undo()
+                    outcome = RoundOutcome(round_idx, cohort, self.weights.before, outcome.failed)
+                    for hook in self.hooks["on_round_repeat"]:
+                        hook()
+                    shared = self._exchanges(outcome)
+            except StopIteration as stop:  # Lightning would take it for the end of the epoch
+                raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
+            new = None if outcome.lost else outcome.weights
+            stepped = self.server_step.step(self.weights.start, new, step, scaler)
+            if stepped is None:
+                outcome.lose(self._overflow(round_idx))
+            outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
+            metrics: dict[str, float] = {}
+            ends = [member.end(outcome, parts) for member, parts in shared]
+            for values in reversed(ends):
+                metrics.update(values)
+            if outcome.lost:
+                undo.undo()
+        return metrics
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[Undo]:
+        """Context in which a round is under way."""
+        self.members.prepare()
+        self.under_way = self.members.undoing()
+        try:
+            with self.under_way as undo:
+                yield undo
+        finally:
+            self.under_way = None
+            self.server.end_round()
+
+    def _exchanges(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
+        """Run all exchanges and judge what came of them; gives what all processes share, by member."""
+        self.server.begin_round(outcome.round_idx, self.weights.start)
+        asked = outcome.asked
+        if len(asked) < self.faults.min_clients:
+            outcome.lose(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
+        else:
+            for member in self.members.of("begin"):
+                member.begin(outcome.round_idx, asked)
+            mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners)
+            for exchange in self.client.exchanges:
+                self._exchange(exchange, mine, outcome)
+                if outcome.is_over:
+                    break
+        return self._close(outcome) if outcome.lost or not outcome.repeats else []
+
+    def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
+        """Run one exchange with all clients, up to the weights that the next one sends."""
+        members, skips = self.members, self.faults.nonfinite == "skip"
+        error = self._train(exchange, mine, outcome)
+        if skips and exchange != self.client.exchanges[-1] and not outcome.is_over:
+            self._judge_before_next(error, outcome)
+        if goes_on := not outcome.is_over:
+            partials = {str(i): member.partial for i, member in enumerate(members.used) if member.partial is not None}
+            to_root = next((str(i) for i, member in enumerate(members.used) if member.gathers), "")
+            self.communicator.merge(partials, error and as_raised(error), to_root=to_root)
+            try:
+                new: State | None = None
+                for member in members.of("aggregated"):
+                    new = member.aggregated(exchange, new)
             except Exception as problem:
-                if not self.guard.skips:
+                if not skips:
                     raise
-                result.problem = problem  # of what may miss a client that is left out: that is judged first
+                outcome.fail(problem)  # of what may miss a client that is left out: that is judged first
             else:
-                new = None if new is None else self.server.advance(new)
-                result.take(new, personal.mean("entries", lambda: before), rule.total_weight("weights"))
-        rule.end_exchange()
-        server_module.end_exchange()
+                if new is not None:
+                    outcome.take(self.server.advance(new))
+        for member in members.of("end_exchange"):
+            member.end_exchange()
         for hook in self.hooks["on_exchange_end"] if goes_on else ():
             hook(exchange)
 
-    def _train(
-        self, exchange: str, clients: Iterable[int], partials: dict[str, PartialAggregate], result: RoundResult
-    ) -> Exception | None:
-        """Train clients and take their results in; returns the error of the first that failed."""
-        sent = dict[int, ClientJob]()
+    # --- the clients of an exchange ----------------------------------------------------------------------------
+
+    def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
+        """Train clients and take their results in; returns the error of the first that failed.
+
+        Under `on_error: skip` such a client is left out and the others are trained; then all processes learn of it.
+        """
+        taken = set[int]()
+        tolerant = self.faults.on_error == "skip"
+        while True:
+            error = self._train_rest(exchange, [c for c in mine if c not in taken and c not in outcome.failed], taken)
+            if not (tolerant and isinstance(error, ClientError)):
+                break
+            later = exchange != self.client.exchanges[0]
+            kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
+            outcome.leave_out({error.client_id: error.reason})
+            # a metric object that the client had, too, is reset with it
+            outcome.repeat(later or kept or self.recorder.has_metrics)
+            self.recorder.skip()
+        if not tolerant:
+            return error
+        for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
+            outcome.leave_out(failed)
+            outcome.repeat(repeats)
+        if (left := len(outcome.asked)) < self.faults.min_clients:
+            outcome.lose(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
+        return None
+
+    def _train_rest(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
+        """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
         try:
-            with closing(self.engine.run(exchange, self._jobs(exchange, clients, sent, result))) as trained:
-                for one in trained:
-                    client_id = one.update.client_id
-                    try:
-                        self._take(one, sent[client_id], partials, result)
-                        if self.counts_skipped:
-                            result.took(client_id, self.sizes)
-                    except TransformError:
-                        raise
-                    except Exception as problem:
-                        raise client_error(client_id, self.server.round_idx, problem) from problem
+            with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
+                for result in results:
+                    self._take(result)
+                    taken.add(result.update.client_id)
         except Exception as problem:
             return problem
         return None
 
-    def _jobs(
-        self, exchange: str, clients: Iterable[int], sent: dict[int, ClientJob], result: RoundResult
-    ) -> Iterator[ClientJob]:
+    def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
-            made = broadcast = self.server_module.broadcast(exchange, client_id)
-            if self.weights.freezes:
-                broadcast = self.weights.frozen.outgoing(made, client_id, exchange == self.client.exchanges[0])
-            self.traffic.count("comm/bytes_down", exchange, broadcast)
-            memory, personal = result.records.get(client_id, ({}, None))
-            if client_id in self.store.clients and client_id not in result.records:
-                memory, personal = self.store.record(client_id)
-            if personal is None and self.initial_personal is not None:
-                personal = self.initial_personal(client_id)
-            start = None
-            if made.weights is None or len(made.weights) < len(self.weights.shared):
-                start = {**self.server.weights, **(made.weights or {})}
-            elif made is not broadcast:
-                start = made.weights
+            broadcast = Broadcast(self.server.round_idx, exchange, None)
+            for member in self.members.of("outgoing"):
+                broadcast = member.outgoing(broadcast, client_id)
+            start = start_from(broadcast.weights, self.server.weights)
+            memory, personal = self.records.of(client_id)
             data = self.view(client_id, self.server.round_idx)
-            sent[client_id] = ClientJob(client_id, broadcast, data, memory, personal, start)
-            yield sent[client_id]
+            yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
-    def _take(
-        self, one: ClientResult, job: ClientJob, partials: dict[str, PartialAggregate], result: RoundResult
-    ) -> None:
-        """Pass one client's result through the transforms into the sums, the store's records and the recorder."""
-        update, personal_state = self._received(one, job), one.personal
-        if statistics := self.aggregator.client_statistics(update):
-            self.traffic.count(
-                "comm/bytes_up", job.broadcast.exchange, replace(update, weights=None, extras=statistics)
-            )
-            update = replace(update, extras={**update.extras, **statistics})
-        if personal_state is not None and self.weights.shared and self.initial_personal is not None:
-            if isinstance(update.included, Tensor):
-                initial = self.initial_personal(update.client_id) or personal_state
-                personal_state = choose(update.included, personal_state, initial)
-            partials["personal"].sums.setdefault("entries", StateSum()).add(personal_state, update.num_samples)
-        self.aggregator.add(update)
-        if self.aggregator.unchecked:
-            self.guard.weighed(update.client_id, self.aggregator.take_unchecked())
-        self.server_module.add(update)
-        if one.memory or personal_state is not None or update.client_id in self.store.clients:
-            result.records[update.client_id] = (one.memory, one.personal)
-        self.recorder.logged.absorb(one.logged)
-        for hook in self.hooks["on_client_end"]:
-            hook(update)
+    def _take(self, result: ClientResult) -> None:
+        """Pass one client's result through all members."""
+        client_id = result.update.client_id
+        try:
+            for member in self.members.of("incoming"):
+                result = member.incoming(result)
+        except TransformError:
+            raise
+        except Exception as problem:
+            raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem
 
-    def _received(self, one: ClientResult, job: ClientJob) -> ClientUpdate:
-        """Pass an update through the client's transforms, the attack, the guard and the server's transforms.
+    def probe(self, engine: Engine, client_id: int) -> set[str]:
+        """Train a client by `engine`, undo it, and list the keys that it logged."""
+        exchange = self.client.exchanges[0]
+        with self.undone_on_error() as undo:
+            self.server.begin_round(0, self.weights.start)
+            for member in self.members.of("begin"):
+                member.begin(0, [client_id])
+            with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
+                keys = {name for result in results for name in result.logged.names}
+            undo.undo()
+        return keys
 
-        Raises:
-            ValueError: the update does not hold what it should.
-            TransformError: transforms that do not go together.
-        """
-        update, broadcast, known = one.update, job.broadcast, job.data.num_samples
-        codec = next((i for i, transform in enumerate(self.transforms) if encodes(transform)), len(self.transforms))
-        for transform in self.transforms[:codec]:
-            update = transform.on_client(update, broadcast)
-        update = self.client.transmitted(update, broadcast, job.data)
-        for transform in self.transforms[codec:]:
-            update = transform.on_client(update, broadcast)
-        self.traffic.count("comm/bytes_up", broadcast.exchange, update)
-        check_num_samples(update, known)
-        shared = self.server.travelling
-        altered = one.update.weights is not None and bool(self.transforms) and not has_layout(update.weights, shared)
-        if altered:
-            check_tensors(update)
-        update = self.guard.with_personal(update, one.personal or {}, broadcast, one.update.weights)
-        if self.transforms and update.weights is not None:
-            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
-        for transform in self.transforms:
-            update = transform.on_server(update, broadcast)
-        if self.transforms:
-            check_num_samples(update, known)
-            check_tensors(update)
-            if isinstance(update.num_samples, Tensor):
-                update = self.guard.counted(update, known)
-        check_update(update, shared)
-        if altered:
-            check_measured(self.transforms, self.guard.max_norm)
-        return update
+    # --- judging -----------------------------------------------------------------------------------------------
 
-    def _close(self, result: RoundResult) -> RoundResult:
-        """Check that everything is finite and reduce the logged values, in the round's one transfer to the host.
+    def _close(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
+        """Check that everything is finite, in the round's one transfer to the host; gives what all processes share.
 
         Raises:
             NonFiniteUpdateError: naming client or rule, and round.
         """
-        logged = self.recorder.logged
-        new, idle = None if result.lost else result.weights, self.weights.frozen.idle
-        findings = self.guard.take_findings({n: v for n, v in new.items() if n not in idle} if new and idle else new)
-        total = [result.total] if isinstance(result.total, Tensor) else []
-        values, rows = logged.drain([finding.value for finding in findings] + total)
-        if weightless := bool(total) and not values.pop():
-            result.weights = None
-        wrong = [one for one in wrong_of(findings, values) if one.client_id >= 0 or not weightless]
-        broken = {one.client_id for one in wrong if one.client_id >= 0 and one.kind != "weight"}
-        rows = without(rows, [span for client_id in broken for span in result.logged.get(client_id, ())])
-        here = (wrong, rows, logged.metric_paths(self.client), self.traffic.counted, list(result.records))
-        everywhere = self.communicator.all_gather_or_raise(here, None)
-        wrongs, found, paths, moved, kept = zip(*everywhere, strict=True)
-        if any(wrongs):
-            self._judge([one for part in wrongs for one in part], result, any(paths))
-        if result.problem and not (result.lost or result.repeats):
-            raise result.problem
-        if result.repeats and not result.lost:
-            return result
-        if self.communicator.world > 1:
-            for rank, clients in enumerate(kept):
-                self.store.own(dict.fromkeys(clients, rank))
-        result.metrics.update(logged.reduce(found, paths, self.client))
-        if self.counts_skipped or result.failed or result.lost:
-            result.give_up(self.server.round_idx, result.lost)
-        result.metrics.update(per_exchange(moved, self.client.exchanges))
-        self.traffic.clear()
-        return result
+        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
+        violations = violations_of(checks, self.recorder.read([check.value for check in checks]))
+        if any(violation.kind == "total" for violation in violations):
+            outcome.take(None)
+            violations = [violation for violation in violations if violation.client_id >= 0]
+        enders = self.members.of("end")
+        everywhere = self.communicator.all_gather_or_raise((violations, [member.share() for member in enders]), None)
+        shared = [(member, [parts[i] for _, parts in everywhere]) for i, member in enumerate(enders)]
+        if any(found for found, _ in everywhere):
+            counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
+            self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
+        if outcome.problem and not (outcome.lost or outcome.repeats):
+            raise outcome.problem
+        return shared
 
-    def _judge_before_next(self, error: Exception | None, result: RoundResult) -> None:
+    def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
         """Leave out the clients at fault before others fail in the next exchange by what was made of theirs."""
-        findings = self.guard.take_findings()
-        wrong = wrong_of(findings, to_host([finding.value for finding in findings]))
-        everywhere = self.communicator.all_gather_or_raise(wrong, error and as_raised(error))
-        if wrongs := [one for part in everywhere for one in part]:
-            self._judge(wrongs, result, counted=True)
+        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(None)]
+        violations = violations_of(checks, to_host([check.value for check in checks]))
+        everywhere = self.communicator.all_gather_or_raise(violations, error and as_raised(error))
+        if everyone := [violation for part in everywhere for violation in part]:
+            self._judge(everyone, outcome, counted=True)
 
-    def _judge(self, wrong: Sequence[Wrong], result: RoundResult, counted: bool) -> None:
+    def _judge(self, violations: Sequence[Violation], outcome: RoundOutcome, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.
 
         Args:
-            wrong: the values.
-            result: of the round.
+            violations: of all processes.
+            outcome: of the round.
             counted: whether metric objects have counted clients.
 
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule; unless they are skipped.
         """
-        names = type(self.aggregator).__name__, type(self.server_module).__name__
-        broken, faults = judge(wrong, self.server.round_idx, names, self.guard.max_norm)
-        if not self.guard.skips:
+        broken, faults = judge(violations, outcome.round_idx, self.parts, self.faults.max_update_norm)
+        if self.faults.nonfinite != "skip":
             if broken and (not faults or " made NaN " in faults[0]):
                 client_id = min(broken)
                 raise NonFiniteUpdateError(
@@ -319,49 +289,41 @@ class Round:
                     f"{broken[client_id]}; {self.client.nonfinite_hint()}"
                 )
             raise NonFiniteUpdateError(faults[0])
-        result.leave_out(broken)
-        if (left := len(result.asked)) < self.min_clients:
-            result.lose(too_few(left, self.min_clients, "".join(list(result.failed.values())[-1:])))
-        elif broken and (counted or self._keeps_clients or result.problem):
-            result.repeat()
+        outcome.leave_out(broken)
+        if (left := len(outcome.asked)) < self.faults.min_clients:
+            outcome.lose(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
+        elif broken and (counted or self._keeps_clients or outcome.problem):
+            outcome.repeat()
             return
-        result.lose("".join(faults[:1]))
-
-    @property
-    def _parts(self) -> tuple[ServerPart, ServerPart]:
-        return self.aggregator, self.server_module
-
-    @property
-    def _keeps_cohort(self) -> bool:
-        """True where rule or server module may keep who is asked in a round."""
-        return any(overridden(part, "begin_round", ServerPart) for part in self._parts)
+        outcome.lose("".join(faults[:1]))
 
     @property
     def _keeps_clients(self) -> bool:
         """True where a client that was taken in may leave more than what it added to the weighted mean."""
-        return (
-            len(self.client.exchanges) > 1
-            or type(self.aggregator) is not Aggregator
-            or type(self.server_module) is not ServerModule
-            or any(overridden(transform, "state_dict", UpdateTransform) for transform in self.transforms)
-            or looked_at(self.hooks["on_round_repeat"])
-        )
+        return len(self.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
 
-    @property
-    def sizes(self) -> Sizes:
-        """Numbers of the values logged so far, where clients may be left out."""
-        return self.recorder.logged.sizes if self.counts_skipped else {}
+    def _overflow(self, round_idx: int) -> str:
+        """Say that the server optimizer made values that cannot become the model.
 
-    def forget(self, logged: Sizes) -> None:
-        """Drop what all exchanges of the round have left, what was logged since there were so many values included."""
-        self.guard.take_findings()
-        self.aggregator.take_unchecked()
-        self.recorder.logged.cut(logged)
+        Raises:
+            NonFiniteUpdateError: unless such a round is skipped.
+        """
+        kind = type(self.server_step.optimizer).__name__
+        said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
+        if not self.server_step.undoes:
+            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.nonfinite to skip")
+        return said
 
-    def abandon(self) -> None:
-        """Drop everything that a failed round has collected."""
-        self.forget({})
-        self.traffic.clear()
-        self.recorder.discard_round()
-        for part in self._parts:
-            part.end_exchange()
+
+def start_from(sent: State | None, shared: State) -> State | None:
+    """Choose the shared entries that a client starts from, where not all were sent; None: all were.
+
+    Args:
+        sent: entries in the message, or None.
+        shared: the global ones.
+    """
+    if sent is not None and len(sent) == len(shared):
+        return None
+    if all(shared.get(name) is value for name, value in (sent or {}).items()):
+        return shared  # the same object for all such clients
+    return {**shared, **(sent or {})}

@@ -2,21 +2,21 @@
 
 import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from linecache import getline
 from numbers import Integral
 from pathlib import Path
 from traceback import walk_tb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.aggregation import NormClip, UpdateTransform
-from fl_lightning.aggregation.guard import Wrong
+from fl_lightning.aggregation.guard import Violation
 from fl_lightning.client.hooks import overridden
-from fl_lightning.types import ClientUpdate, State
+from fl_lightning.types import ClientUpdate, Member, RoundOutcome, State
 from fl_lightning.utils.settings import check_above, check_choice, check_count
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -39,11 +39,12 @@ class ClientError(FaultError):
         sentence: that names client, round, file and line.
         client_id: of the client.
         reason: what happened, without client and round.
+        taken_in: whether its result was being taken in, so that it may have left something at the server.
     """
 
-    def __init__(self, sentence: str, client_id: int = -1, reason: str = "") -> None:
+    def __init__(self, sentence: str, client_id: int = -1, reason: str = "", taken_in: bool = False) -> None:
         super().__init__(sentence)
-        self.client_id, self.reason = client_id, reason
+        self.client_id, self.reason, self.taken_in = client_id, reason, taken_in
 
 
 class TransformError(ValueError):
@@ -89,34 +90,60 @@ class FaultSettings:
         """True where clients may be left out."""
         return "skip" in (self.nonfinite, self.on_error)
 
-    def check_patience(self, in_a_row: int, round_idx: int, reason: str) -> None:
-        """End a run in which every client was skipped, round after round, for the last time for this reason.
+
+class SkippedClients(Member):
+    """Names the clients that rounds leave out, and ends a run in which nothing but that happens.
+
+    Args:
+        settings: of what happens on faults.
+
+    Attributes:
+        skipped: clients that the last round left out, and why.
+    """
+
+    def __init__(self, settings: FaultSettings) -> None:
+        self._settings, self._in_a_row = settings, 0
+        self.skipped: list[Fault] = []
+
+    @property
+    def is_used(self) -> bool:
+        return self._settings.skips or self._settings.min_clients > 1
+
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        """Count who is skipped: all of the cohort where the round is lost.
 
         Raises:
-            FaultError: after `patience` rounds.
+            FaultError: after `patience` rounds with every client skipped.
         """
-        if in_a_row >= self.patience:
-            many = f"{self.patience} round{'s' * (self.patience != 1)}"
+        reasons = outcome.failed
+        if outcome.lost:
+            reasons = {client_id: reasons.get(client_id, outcome.lost) for client_id in outcome.cohort}
+        self.skipped = [Fault(outcome.round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
+        everyone = len(self.skipped) >= len(outcome.cohort)
+        self._in_a_row = self._in_a_row + 1 if everyone else 0
+        if self._in_a_row >= self._settings.patience:
+            rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
             raise FaultError(
-                f"every client was skipped for {many} in a row (model.patience), up to round {round_idx}: {reason}; "
-                f"mend that, or raise model.patience"
+                f"every client was skipped for {rounds} in a row (model.patience), up to round {outcome.round_idx}: "
+                f"{self.skipped[-1].reason if self.skipped else outcome.lost}; mend that, or raise model.patience"
             )
+        return {"train/skipped": float(len(self.skipped))}
 
 
-def client_error(client_id: int, round_idx: int, error: Exception) -> ClientError:
+def client_error(client_id: int, round_idx: int, error: Exception, taken_in: bool = False) -> ClientError:
     """Name client, round and the user's own line in one sentence; what the package refuses keeps its words."""
     text, kind, (place, own) = " ".join(str(error).split()), type(error).__name__, place_of(error)
     at = f" ({place})" if place else ""
     if own:
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
-        return ClientError(sentence, client_id, text)
+        return ClientError(sentence, client_id, text, taken_in)
     said = f": {text}" if text else ""
     remedies = ["mend that line"] if frames_of(error)[1] else []
     if isinstance(error, StopIteration):
         remedies = ["end your own generators by return"]
     remedy = ", or ".join([*remedies, "set model.on_error to skip"])
     sentence = f"client {client_id} raised {kind} in round {round_idx}{said}{at}; {remedy}"
-    return ClientError(sentence, client_id, f"{kind}{said}{at}")
+    return ClientError(sentence, client_id, f"{kind}{said}{at}", taken_in)
 
 
 def as_raised(error: Exception) -> Exception:
@@ -248,25 +275,18 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
         )
 
 
-def skipped_of(round_idx: int, reasons: dict[int, str], cohort: Iterable[int], lost: str) -> list[Fault]:
-    """List the clients that a round left out: all of its cohort where the round was lost."""
-    if lost:
-        reasons = {client_id: reasons.get(client_id, lost) for client_id in cohort}
-    return [Fault(round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
-
-
 def too_few(left: int, least: int, reason: str = "") -> str:
     """Say that a round has fewer clients than it needs, and why the last one is not among them."""
     return f"{left} clients took part, fewer than model.min_clients={least}{f'; {reason}' if reason else ''}"
 
 
 def judge(
-    wrong: Iterable[Wrong], round_idx: int, names: tuple[str, str], max_norm: float | None
+    violations: Iterable[Violation], round_idx: int, names: tuple[str, str], max_norm: float | None
 ) -> tuple[dict[int, str], list[str]]:
     """Say who is at fault for values that must not become the model.
 
     Args:
-        wrong: the values.
+        violations: the values.
         round_idx: of their round.
         names: of the rule and the server module.
         max_norm: of an update.
@@ -276,9 +296,9 @@ def judge(
     """
     broken: dict[int, str] = {}
     faults: list[str] = []
-    wrong = list(wrong)
-    miscounted = {client_id for client_id, kind, _ in wrong if kind == "samples"}
-    for client_id, kind, value in wrong:
+    violations = list(violations)
+    miscounted = {client_id for client_id, kind, _ in violations if kind == "samples"}
+    for client_id, kind, value in violations:
         if kind == "weight" and client_id in miscounted:
             continue  # the rule weighs by it
         if kind == "weight":

@@ -1,16 +1,16 @@
 """Shared parameters that nobody trains: they travel in the first round after they changed, then no more."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.types import Broadcast, State
+from fl_lightning.types import Broadcast, ClientJob, Member, RoundOutcome, State
 
 
-class FrozenEntries:
+class FrozenEntries(Member):
     """Finds the entries that stay where they are in a round, since nobody trains them and everyone has them.
 
     An entry is *idle* in a round if its `requires_grad` is False when the round begins and the round in which it
@@ -18,13 +18,18 @@ class FrozenEntries:
 
     Args:
         parameters: shared ones, by name.
+        first_exchange: name of a round's first exchange.
 
     Attributes:
         idle: values of the idle entries of the round, by name.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = parameters
+    name = "frozen"
+    at_client = True
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], first_exchange: str = "train") -> None:
+        self._parameters, self._first_exchange = parameters, first_exchange
+        self._fixed: Collection[str] = ()
         self.idle = State()
         self._sent = State()
         """Frozen entries as they were sent last."""
@@ -35,12 +40,17 @@ class FrozenEntries:
         self._loaded = False
 
     @property
-    def trained(self) -> set[str]:
+    def is_used(self) -> bool:
+        return not all(value.requires_grad for value in self._parameters.values())
+
+    @property
+    def trained_names(self) -> set[str]:
         """Names of the parameters that require a gradient."""
         return {name for name, value in self._parameters.items() if value.requires_grad}
 
-    def begin_round(self, fixed: Collection[str]) -> None:
-        """Find the idle entries, `fixed` ones left out."""
+    def find_idle(self, fixed: Collection[str]) -> None:
+        """Find the idle entries of the round to come, `fixed` ones left out."""
+        self._fixed = fixed
         if self._loaded:
             self._sent = {name: self._parameters[name].detach().clone() for name in self._since}
             self._loaded = False
@@ -51,17 +61,20 @@ class FrozenEntries:
         changed = set(self.changed(known, self._sent))
         self.idle = {name: self._sent[name] for name in known if name not in changed}
 
-    def end_round(self, round_idx: int, cohort: Iterable[int], start: State, fixed: Collection[str]) -> None:
-        """Note what the clients of a round were sent, `start` holding the entries as they were when it began."""
-        self._seen.update(dict.fromkeys(cohort, round_idx))
-        for name, value in self._parameters.items():
-            if not value.requires_grad and name not in self.idle and name not in fixed:
-                self._sent[name], self._since[name] = start[name], round_idx
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        """Note what the clients of a round were sent: the entries as they were when it began."""
+        if not outcome.lost:
+            self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
+            for name, value in self._parameters.items():
+                if not value.requires_grad and name not in self.idle and name not in self._fixed:
+                    self._sent[name], self._since[name] = outcome.before[name], outcome.round_idx
+        return {}
 
-    def outgoing(self, broadcast: Broadcast, client_id: int, first: bool) -> Broadcast:
-        """Take the idle entries that a client has out of a message, in the `first` exchange of a round or a later."""
+    def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
+        """Take the idle entries that a client has out of a message."""
         if not self.idle or broadcast.weights is None:
             return broadcast
+        first = broadcast.exchange == self._first_exchange
         last = self._seen.get(client_id, -1) if first else broadcast.round_idx
         there = {name for name in self.idle if self._since[name] <= last}
         return replace(broadcast, weights={n: v for n, v in broadcast.weights.items() if n not in there})
@@ -75,7 +88,7 @@ class FrozenEntries:
         differs = torch.stack([(self._parameters[name].detach() != wanted[name]).any() for name in names])
         return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]
 
-    def check(self) -> None:
+    def trained(self, job: ClientJob) -> None:
         """Refuse a client that has changed an idle entry.
 
         Raises:
@@ -88,12 +101,19 @@ class FrozenEntries:
                 f"make it a buffer"
             )
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
+    def mark(self) -> State:
+        return self.idle
 
-    def state_dict(self, inside_round: bool) -> dict[str, Any]:
-        """Entries that are idle in the next round, or in the present one, and the clients' last rounds."""
+    @torch.no_grad()
+    def undo(self, mark: State) -> None:
+        """Put the idle entries back, which no client is given anew."""
+        for name, value in mark.items():
+            self._parameters[name].copy_(value)
+
+    def state_dict(self, mark: Any = None) -> dict[str, Any]:
+        """Give the entries that are idle in the next round, or in the present one, and the clients' last rounds."""
         names: Iterable[str] = self.idle
-        if not inside_round:
+        if mark is None:
             changed = set(self.changed(self._sent, self._sent))
             names = [name for name in self._sent if name not in changed]
         since = {name: self._since[name] for name in names}

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.types import State
+from fl_lightning.client.checks import runs_foreign_code
+from fl_lightning.types import ClientJob, Member, State
 
 KEPT = "kept_buffers"
 """Key of the buffers that a client keeps, in its memory."""
 
 
-class TransientBuffers:
+class NonPersistentBuffers(Member):
     """Sets the buffers that are in no state dict back for every client, so that it begins as a fresh copy would.
 
     Args:
@@ -27,8 +29,11 @@ class TransientBuffers:
         ValueError: if a pattern matches none.
     """
 
+    name = "buffers"
+    at_client = True
+
     def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
-        self.client = client
+        self.client, self._may_come = client, runs_foreign_code(client)
         self.start: dict[str, Tensor | None] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
         found = self._find()
@@ -54,9 +59,23 @@ class TransientBuffers:
             self.places[name] = (self.client.get_submodule(path), attribute)
         return found
 
-    def find_new(self) -> None:
-        """Note the buffers that came to be in training."""
-        self.start.update(dict.fromkeys(self._find()))
+    @property
+    def is_used(self) -> bool:
+        return bool(self.places) or self._may_come
+
+    def enter(self, job: ClientJob) -> None:
+        self.set_back(job.memory.get(KEPT, {}))
+
+    def trained(self, job: ClientJob) -> None:
+        """Note the buffers that came to be in training, and keep what the client is to have again."""
+        if self._may_come:
+            self._may_come = False
+            self.start.update(dict.fromkeys(self._find()))
+        if self.kept:
+            job.memory[KEPT] = self.snapshot()
+
+    def leave(self) -> None:
+        self.set_back({})
 
     def place(self) -> None:
         """Put the values where the module lies, and in its type; it is as it was before any training."""
@@ -67,15 +86,15 @@ class TransientBuffers:
                 self.start[name] = placed.setdefault(id(value), value.to(live))
 
     @torch.no_grad()
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take the values of a checkpoint in place of those with which the module was built, also in the module."""
-        for name, value in saved.items():
-            own = self.start.get(name)
-            if own is not None and own.shape == value.shape:
-                own.copy_(value)
-        self.load({})
+        for name, value in state.items():
+            start = self.start.get(name)
+            if start is not None and start.shape == value.shape:
+                start.copy_(value)
+        self.set_back({})
 
-    def load(self, kept: State) -> None:
+    def set_back(self, kept: State) -> None:
         """Set all buffers back: to what the client has kept, else to their start; each is a tensor of its own.
 
         The one before may be a part of the data by now, so that nothing is written into it.
@@ -92,6 +111,6 @@ class TransientBuffers:
         live = {name: getattr(*self.places[name]) for name in self.kept}
         return {name: value.detach().clone() for name, value in live.items() if value is not None}
 
-    def tensors(self) -> State:
+    def state_dict(self, mark: Any = None) -> State:
         """Give the values before any training that are allocated."""
         return {name: value for name, value in self.start.items() if value is not None}

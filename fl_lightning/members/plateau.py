@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.types import Member
 from fl_lightning.utils.settings import check_choice
 
 COUNTS = ("estimated_stepping_batches", "num_training_batches", "max_epochs", "max_steps", "train_dataloader")
@@ -69,7 +70,7 @@ def configure_watched(client: ClientModule, owner: Any, trainer: Trainer) -> tup
         owner.trainer = trainer
 
 
-class Plateau:
+class Plateau(Member):
     """Steps the `ReduceLROnPlateau` of the client's `configure_optimizers` once a round, for all clients.
 
     The server has optimizers of its own, which are never stepped: their learning rates, relative to those they began
@@ -81,6 +82,8 @@ class Plateau:
     Attributes:
         factors: of the round to come; empty where no learning rate is changed.
     """
+
+    name = "plateau"
 
     def __init__(self, mode: Literal["server", "drop", "error"] = "server") -> None:
         check_choice(("server", "drop", "error"), plateau=mode)
@@ -184,7 +187,7 @@ class Plateau:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, mark: Any = None) -> dict[str, Any]:
         """Learning rates and schedulers; empty where nothing is watched."""
         if self._saved is not None:
             return self._saved

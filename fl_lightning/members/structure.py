@@ -1,32 +1,38 @@
 """Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import is_entry
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.types import ClientJob, Member
+
+Flags = list[tuple[nn.Parameter, bool]]
+"""Parameters, and whether each requires a gradient."""
 
 
-class Structure:
-    """Modules, parameters and buffers of the client module, as they are when it is made.
+class Structure(Member):
+    """Keeps modules, parameters and buffers of the client module as they are when it is made.
 
     Args:
         client: the module.
-        entries: its entries, by name: who owns them, and under which attribute.
-        tied: further names of entries.
+        weights: of the module.
+        others: lists of functions that are called while a client is trained and may change it, too.
     """
 
-    def __init__(
-        self, client: ClientModule, entries: Mapping[str, tuple[nn.Module, str]], tied: Mapping[str, str]
-    ) -> None:
-        self._client, self._entries = client, entries
+    at_client = True
+
+    def __init__(self, client: ClientModule, weights: GlobalWeights, others: Iterable[Sequence[Any]] = ()) -> None:
+        self._client, self._entries, self._others = client, weights.entries, list(others)
+        self._foreign = runs_foreign_code(client)
         state = client.state_dict(keep_vars=True)
-        found = {name: getattr(*entry) for name, entry in entries.items()}
-        found |= {alias: found[name] for alias, name in tied.items()}
+        found = {name: getattr(*entry) for name, entry in weights.entries.items()}
+        found |= {alias: found[name] for alias, name in weights.tied.items()}
         self._layout = {name: (value.shape, value.dtype, value.device) for name, value in found.items()}
         self._parameters = {
             name: value for name, value in found.items() if isinstance(value, nn.Parameter) and state[name] is value
@@ -38,13 +44,18 @@ class Structure:
             for path, module in modules.items()
             if path
         ]
-        self._flags: list[tuple[nn.Parameter, bool]] = []
+        self._flags: Flags = []
 
-    def begin(self) -> None:
+    @property
+    def is_used(self) -> bool:
+        return self._foreign or any(self._others)
+
+    def mark(self) -> Flags:
         """Note which parameters require a gradient."""
         self._flags = [(parameter, parameter.requires_grad) for parameter in self._client.parameters()]
+        return self._flags
 
-    def check(self) -> None:
+    def trained(self, job: ClientJob) -> None:
         """Refuse a module whose entries are not those that it had, and undo what a client froze or unfroze.
 
         Raises:
@@ -76,7 +87,7 @@ class Structure:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
 
-    def restore(self) -> None:
+    def undo(self, mark: Flags) -> None:
         """Undo what a client did to the structure; the entries' values are to be loaded anew."""
         for parent, name, module in self._children:
             if getattr(parent, name, None) is not module:
@@ -95,7 +106,7 @@ class Structure:
                     setattr(owner, attribute, parameter)
             elif now is None or (now.shape, now.dtype, now.device) != (shape, dtype, device):
                 setattr(owner, attribute, torch.zeros(shape, dtype=dtype, device=device))
-        for parameter, flag in self._flags:
+        for parameter, flag in mark:
             parameter.requires_grad_(flag)
 
     def _remove(self, name: str) -> None:
@@ -121,7 +132,7 @@ class HeldEntries:
 
     def __init__(self, weights: GlobalWeights) -> None:
         self._weights = weights
-        self._extra = {} if weights.extra is None else weights.extra.snapshot()
+        self._extra = weights.extra.mark()
         places = {**weights.entries, **weights.transient.places}
         found = {name: (place, getattr(*place, None)) for name, place in places.items()}
         self._there, self._parameters = list(found.values()), self._found()
@@ -172,8 +183,7 @@ class HeldEntries:
         self.put_back()
         for value, copy, _ in self._copies.values():
             value.copy_(copy)
-        if self._weights.extra is not None:
-            self._weights.extra.load(self._extra)
+        self._weights.extra.undo(self._extra)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the entries of the state dict, by their names in the loop's."""

@@ -1,6 +1,6 @@
 """The global weights in the one client module: its shared and personal entries, by name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from types import MappingProxyType
@@ -13,14 +13,14 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import FlatState, is_entry
 from fl_lightning.members.extra_states import ExtraStates
 from fl_lightning.members.frozen import FrozenEntries
-from fl_lightning.members.non_persistent import TransientBuffers
+from fl_lightning.members.non_persistent import NonPersistentBuffers
 from fl_lightning.nets import HeterogeneousNets
-from fl_lightning.types import State
+from fl_lightning.types import Member, RoundOutcome, State
 
 requires_grad = attrgetter("requires_grad")
 
 
-class GlobalWeights:
+class GlobalWeights(Member):
     """Reads and writes the entries of the client module's state dict by name.
 
     Args:
@@ -28,12 +28,20 @@ class GlobalWeights:
         personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`; with `!` in
             front, of entries that do travel all the same.
         keep: patterns of buffers with `persistent=False` that a client keeps in its memory.
+        keeps_state: names who keeps a state of the trained entries, empty: nobody. What was trained at the start then
+            goes on travelling, and nothing may come to be trained.
 
     Raises:
         ValueError: if a pattern matches no entry, or an entry cannot be averaged.
     """
 
-    def __init__(self, client: ClientModule, personal: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        client: ClientModule,
+        personal: tuple[str, ...] = (),
+        keep: tuple[str, ...] = (),
+        keeps_state: Callable[[], str] = str,
+    ) -> None:
         modules = dict(client.named_modules(remove_duplicate=False))
         self.entries: dict[str, tuple[nn.Module, str]] = {}
         self.tied: dict[str, str] = {}
@@ -64,15 +72,18 @@ class GlobalWeights:
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
-        self.client, self.transient, self.trainable = client, TransientBuffers(client, keep), tuple[str, ...]()
+        self.client, self._keeps_state = client, keeps_state
+        self.transient, self.extra = NonPersistentBuffers(client, keep), ExtraStates(client)
+        self.trainable = tuple[str, ...]()
         """The shared trainable entries."""
-        self.extra = ExtraStates.of(client)
         self._room: dict[torch.dtype, Tensor] = {}
         """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
+        self.before, self.start = State(), State()
+        """All entries, and the shared ones, as they were when the round under way began."""
         self._kept, self._flags, self.freezes = kept, list[bool](), True
         """True where some entry does not require a gradient."""
         self._find_trainable()
-        self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept})
+        self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept}, client.exchanges[0])
         self.travelling = self.shared
         """The shared entries that travel in this round."""
         if self.shared and isinstance(client.net, HeterogeneousNets):
@@ -81,12 +92,15 @@ class GlobalWeights:
                 f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
             )
 
-    def begin_round(self, stateful: Callable[[], str]) -> None:
-        """Find out what is trained from now on, and what travels.
+    @property
+    def features(self) -> list[Member]:
+        """Members for what not every model has: extra states, buffers that are in no state dict, frozen entries."""
+        return [self.extra, self.transient, self.frozen]
 
-        Args:
-            stateful: says who keeps a state of the trained entries, empty: nobody. What was trained at the start then
-                goes on travelling, and nothing may come to be trained.
+    # --- as a member of the round ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Find out what is trained from now on, and what travels.
 
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
@@ -95,17 +109,34 @@ class GlobalWeights:
         if flags == self._flags and not self.freezes:
             return
         if flags != self._flags:
-            self._flags, self.freezes, owner = flags, not all(flags), stateful()
+            self._flags, self.freezes, owner = flags, not all(flags), self._keeps_state()
             if not owner:
                 self._find_trainable()
-            elif new := self.frozen.trained - set(self.trainable):
+            elif new := self.frozen.trained_names - set(self.trainable):
                 raise ValueError(
                     f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
                     f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
                 )
-        self.frozen.begin_round(self.trainable)
+        self.frozen.find_idle(self.trainable)
         idle = self.frozen.idle
         self.travelling = [name for name in self.shared if name not in idle] if idle else self.shared
+
+    def mark(self) -> State:
+        self.before = self.snapshot(self.entries, self.frozen.idle)
+        self.start = {name: self.before[name] for name in self.shared} if self.personal else self.before
+        return self.before
+
+    def undo(self, mark: State) -> None:
+        self.load(mark)
+
+    def entries_at(self, mark: State) -> Mapping[str, Any]:
+        return self.saved(mark)
+
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        if not outcome.lost:
+            idle, new = self.frozen.idle, outcome.entries
+            self.load({name: value for name, value in new.items() if name not in idle} if idle else new)
+        return {}
 
     def _find_trainable(self) -> None:
         self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)

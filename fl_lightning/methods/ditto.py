@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation.guard import all_finite, extremes_of_nest
+from fl_lightning.aggregation.guard import all_finite, extremes_in
 from fl_lightning.client import InitialModelClient
 from fl_lightning.functional.losses import proximal
 from fl_lightning.functional.state import clone
@@ -52,7 +52,7 @@ class Ditto(InitialModelClient):
         self.round_buffer("anchor", self.received)
         yield Phase(epochs=self.personal_epochs, counts=False)
         self.keep_model()
-        finite = all_finite(extremes_of_nest(self.trained()))  # it is never sent: checked here
+        finite = all_finite(extremes_in(self.trained()))  # it is never sent: checked here
         spoilt = {name: torch.where(finite, trained[name], torch.nan) for name in self.trained()}
         self.load_model(trained | spoilt)
 

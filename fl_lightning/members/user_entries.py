@@ -9,6 +9,8 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
+from fl_lightning.types import Member
+
 LEFT_OUT = "left_out"
 """Key of the names of entries that are objects."""
 
@@ -17,6 +19,26 @@ HYPER_PARAMETERS = "hyper_parameters"
 
 Forward = Callable[..., list[Any]]
 """`(hook, *args)`: calls the hook of the modules that have it, and gives what they returned."""
+
+
+class UserEntries(Member):
+    """What the hooks of the client's modules add to a checkpoint.
+
+    Args:
+        modules: of the client.
+        forward: calls a hook of them.
+    """
+
+    name = "client"
+
+    def __init__(self, modules: Iterable[LightningModule], forward: Forward) -> None:
+        self._modules, self._forward = list(modules), forward
+
+    def state_dict(self, mark: Any = None) -> dict[str, Any]:
+        return save(self._modules, self._forward)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load(self._modules, self._forward, state)
 
 
 def save(modules: Iterable[LightningModule], forward: Forward) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from pytorch_lightning import LightningModule
 from torch import nn
 from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.types import Member
 
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter with its hooks; torch has no public way to ask for them."""
@@ -16,7 +19,26 @@ CPU = torch.device("cpu")
 COLLECTIONS = (dict, list, set, deque)
 
 
-class Traces:
+class Traces(Member):
+    """Lets no client that fails leave anything in the module or torch's switches.
+
+    Args:
+        client: the module.
+    """
+
+    at_client = True
+
+    def __init__(self, client: LightningModule) -> None:
+        self._client = client
+
+    def mark(self) -> "Snapshot":
+        return Snapshot(self._client, self._client.device.type)
+
+    def undo(self, mark: "Snapshot") -> None:
+        mark.undo()
+
+
+class Snapshot:
     """The client module and torch's switches before a client, to which `undo` goes back.
 
     Classes and attributes of all modules are put back, and what dictionaries, lists and sets among them hold: hooks,
