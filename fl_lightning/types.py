@@ -552,8 +552,7 @@ class Members:
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name; inside a round, which `undo` would undo, those before it."""
-        states = {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in self.all if m.name}
-        return {name: state for name, state in states.items() if state}
+        return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in self.all if m.name}
 
 
 class Undo:

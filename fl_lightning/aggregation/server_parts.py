@@ -190,7 +190,7 @@ class Aggregator(ServerPart):
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
         """Compute extras of a client for this rule, whatever its method (FedEXP's norm); `add` finds them.
 
-        They are of the `update` as it will be added, weights live, after every transform; they count as traffic.
+        They are of the `update` as it will be added, weights live, after every transform: at the server, no traffic.
         """
         return {}
 

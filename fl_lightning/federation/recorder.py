@@ -125,6 +125,11 @@ class Recorder(Member):
         self._settled = []
         self.logged.cut(mark)
 
+    def discard_round(self) -> None:
+        """Forget the round under way and the row before it (the round failed)."""
+        self.logged.clear()
+        self.round_metrics, self.pending_round = {}, None
+
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
@@ -213,12 +218,12 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
 
 
 class Traffic(Member):
-    """Counts the bytes of a round's messages by exchange and client."""
+    """Counts the bytes of a round's messages by exchange; what has moved is not undone."""
 
     def __init__(self) -> None:
         self._num_shared, self._shared_bytes = 0, 0
         self._exchanges: Sequence[str] = ()
-        self._bytes: dict[tuple[str, str, int], int] = {}
+        self._bytes: Bytes = {}
 
     def start(self, shared: State, exchanges: Sequence[str]) -> None:
         """Begin a run.
@@ -228,45 +233,36 @@ class Traffic(Member):
             exchanges: of a round.
         """
         self._num_shared, self._shared_bytes = len(shared), traffic(shared, {})
-        self._exchanges, self._bytes = exchanges, {}
+        self._exchanges = exchanges
+
+    def prepare(self) -> None:
+        self._bytes = {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        self._bytes["comm/bytes_down", broadcast.exchange, client_id] = self._size(broadcast)
+        self._count("comm/bytes_down", broadcast.exchange, broadcast)
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        self._bytes["comm/bytes_up", result.job.broadcast.exchange, result.job.client_id] = self._size(result.update)
+        self._count("comm/bytes_up", result.job.broadcast.exchange, result.update)
         return result
 
-    def _size(self, message: Broadcast | ClientUpdate) -> int:
-        """Count the bytes of a message."""
+    def _count(self, key: str, exchange: str, message: Broadcast | ClientUpdate) -> None:
         weights, known = message.weights, 0
         if weights is not None and len(weights) == self._num_shared:
             weights, known = None, self._shared_bytes
         if weights is not None or message.extras:
             known += traffic(weights, message.extras)
-        return known
+        self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
 
     def total(self, key: str) -> int:
         """Bytes of the round so far under `comm/bytes_down` or `comm/bytes_up`, over all exchanges."""
-        return sum(moved for (name, _, _), moved in self._bytes.items() if name == key)
+        return sum(moved for (name, _), moved in self._bytes.items() if name == key)
 
     def share(self) -> Bytes:
-        """Add up the bytes of this process's clients by log key and exchange."""
-        sums: Bytes = {}
-        for (key, exchange, _), moved in self._bytes.items():
-            sums[key, exchange] = sums.get((key, exchange), 0) + moved
-        self._bytes = {}
-        return sums
+        return self._bytes
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
         return per_exchange(shared, self._exchanges)
-
-    def mark(self) -> None:
-        """Note nothing: a round that is undone has moved no bytes."""
-
-    def undo(self, mark: None) -> None:
-        self._bytes = {}
 
 
 def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:

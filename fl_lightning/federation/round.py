@@ -119,6 +119,9 @@ class Round:
         try:
             with self.under_way as undo:
                 yield undo
+        except BaseException:
+            self.recorder.discard_round()
+            raise
         finally:
             self.under_way = None
             self.server.end_round()

@@ -296,7 +296,7 @@ def judge(
     """
     broken: dict[int, str] = {}
     faults: list[str] = []
-    violations = list(violations)
+    violations = sorted(violations, key=lambda violation: violation.client_id < 0)  # clients first
     miscounted = {client_id for client_id, kind, _ in violations if kind == "samples"}
     for client_id, kind, value in violations:
         if kind == "weight" and client_id in miscounted:

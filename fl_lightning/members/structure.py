@@ -17,7 +17,7 @@ Flags = list[tuple[nn.Parameter, bool]]
 
 
 class Structure(Member):
-    """Keeps modules, parameters and buffers of the client module as they are when it is made.
+    """Keeps modules, parameters and buffers of the client module as they are before the first round.
 
     Args:
         client: the module.
@@ -28,23 +28,32 @@ class Structure(Member):
     at_client = True
 
     def __init__(self, client: ClientModule, weights: GlobalWeights, others: Iterable[Sequence[Any]] = ()) -> None:
-        self._client, self._entries, self._others = client, weights.entries, list(others)
+        self._client, self._weights, self._others = client, weights, list(others)
         self._foreign = runs_foreign_code(client)
-        state = client.state_dict(keep_vars=True)
-        found = {name: getattr(*entry) for name, entry in weights.entries.items()}
-        found |= {alias: found[name] for alias, name in weights.tied.items()}
-        self._layout = {name: (value.shape, value.dtype, value.device) for name, value in found.items()}
+        self._layout: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._paths: frozenset[str] = frozenset()
+        self._children: list[tuple[nn.Module, str, nn.Module]] = []
+        self._flags: Flags = []
+
+    def prepare(self) -> None:
+        """Note the structure, once it lies where it is trained, before the first round."""
+        if self._layout:
+            return
+        state, weights = self._client.state_dict(keep_vars=True), self._weights
+        entries = {name: getattr(*place) for name, place in weights.entries.items()}
+        entries |= {alias: entries[name] for alias, name in weights.tied.items()}
+        self._layout = {name: (value.shape, value.dtype, value.device) for name, value in entries.items()}
         self._parameters = {
-            name: value for name, value in found.items() if isinstance(value, nn.Parameter) and state[name] is value
+            name: value for name, value in entries.items() if isinstance(value, nn.Parameter) and state[name] is value
         }
-        modules = dict(client.named_modules(remove_duplicate=False))
+        modules = dict(self._client.named_modules(remove_duplicate=False))
         self._paths = frozenset(modules)
         self._children = [
             (modules[path.rpartition(".")[0]], path.rpartition(".")[2], module)
             for path, module in modules.items()
             if path
         ]
-        self._flags: Flags = []
 
     @property
     def is_used(self) -> bool:
@@ -95,7 +104,7 @@ class Structure(Member):
         for name, value in self._client.state_dict(keep_vars=True).items():
             if name not in self._layout and is_entry(name, value):
                 self._remove(name)
-        for name, (owner, attribute) in self._entries.items():
+        for name, (owner, attribute) in self._weights.entries.items():
             shape, dtype, device = self._layout[name]
             now, parameter = getattr(owner, attribute, None), self._parameters.get(name)
             if parameter is not None:

@@ -64,7 +64,8 @@ def reads(monkeypatch):
             split = data.split(name)
             split.labels = split.labels.clone()  # on a CPU these are y itself
             mode.place(split.x, split.y)
-        for part in (self.client, self.server_module, self.aggregator):
+        loop = self.client.trainer.lightning_module
+        for part in (self.client, loop.server_module, loop.aggregator):
             mode.place(*part.parameters(), *part.buffers())
         mode.place(*self.server.weights.values())
         with mode:

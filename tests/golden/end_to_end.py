@@ -135,6 +135,8 @@ class Recorder(pl.Callback):
     lrs: list[set[float]] = field(default_factory=list)
     down: list[Counter[int]] = field(default_factory=list)
     up: list[Counter[int]] = field(default_factory=list)
+    at_server: list[int] = field(default_factory=list)
+    """Bytes of the statistics of a rule, which are taken at the server: no traffic here, but in the papers."""
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
     client_states: list[dict[int, dict[str, Any]]] = field(default_factory=list)
@@ -156,6 +158,7 @@ class Recorder(pl.Callback):
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
+        self.at_server.append(0)
         self.passes.append({})
         self.notes.append({})
 
@@ -177,7 +180,8 @@ class Recorder(pl.Callback):
         weights = loop.weights.snapshot(loop.weights.entries)  # the client's own, whatever a transform has made of them
         kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
         self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
-        self.up[-1][update.client_id] += traffic(update.weights, update.extras)
+        self.up[-1][update.client_id] += traffic(update.weights, update.extras)  # as the paper's client sends them
+        self.at_server[-1] += traffic(None, dict(loop.aggregator.client_statistics(update)))
         self.client_states[-1][update.client_id] = {**loop.client.round, **loop.client.memory}
         self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
         if update.num_steps:
@@ -185,7 +189,7 @@ class Recorder(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, loop: FederatedLoop, *_: Any) -> None:
         assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
-        assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total()
+        assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total() - self.at_server[-1]
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         self.evaluated.append(loop.parts.evaluated_weights(self.servers[-1]))
         self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})

@@ -9,7 +9,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
-from fl_lightning.engines.traces import Traces, switches
+from fl_lightning.members.traces import Snapshot as Traces
+from fl_lightning.members.traces import switches
 from tests.toys import equal, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
