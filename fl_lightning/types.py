@@ -462,14 +462,14 @@ class Member:
         """Forget what an exchange has collected."""
 
     def share(self) -> Any:
-        """Hand over what all processes are told at the end of a round: plain values."""
+        """Hand over what all processes are told at the end of a round, plain values; in all of them, or in none."""
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Keep what a round has brought, and give values of its row; a lost round brings nothing, and is undone then.
 
         Args:
             outcome: of the round.
-            shared: what `share` gave, by process.
+            shared: what `share` gave, by process; empty without a `share`.
         """
         return {}
 
@@ -541,6 +541,10 @@ class Members:
         if verb not in self._by_verb:
             self._by_verb[verb] = [member for member in self.used if does(member, verb)]
         return self._by_verb[verb]
+
+    def numbered(self, members: Iterable[Member]) -> dict[str, Member]:
+        """Name some of them by their places in the list, which are the same in all processes."""
+        return {str(self.all.index(member)): member for member in members}
 
     def at_client(self) -> "Members":
         """List those who travel with the engine."""

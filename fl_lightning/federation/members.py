@@ -375,7 +375,8 @@ class PartOfServer(Member):
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         self._part.load_state_dict(mark)
-        self._part.end_exchange()
+        if self.partial.sums or self.partial.rows:  # of an exchange that was broken off
+            self._part.end_exchange()
 
     def entries_at(self, mark: Mapping[str, Any]) -> Mapping[str, Any]:
         return {f"{self._name}.{key}": value for key, value in mark.items()}

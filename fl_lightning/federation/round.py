@@ -33,6 +33,7 @@ from fl_lightning.types import (
     RoundOutcome,
     State,
     Undo,
+    does,
 )
 
 
@@ -149,8 +150,9 @@ class Round:
         if skips and exchange != self.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
-            partials = {str(i): member.partial for i, member in enumerate(members.used) if member.partial is not None}
-            to_root = next((str(i) for i, member in enumerate(members.used) if member.gathers), "")
+            summed = members.numbered([member for member in members.used if member.partial is not None])
+            to_root = next((name for name, member in summed.items() if member.gathers), "")
+            partials = {name: member.partial for name, member in summed.items()}
             self.communicator.merge(partials, error and as_raised(error), to_root=to_root)
             try:
                 new: State | None = None
@@ -254,9 +256,10 @@ class Round:
         if any(violation.kind == "total" for violation in violations):
             outcome.take(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
-        enders = self.members.of("end")
-        everywhere = self.communicator.all_gather_or_raise((violations, [member.share() for member in enders]), None)
-        shared = [(member, [parts[i] for _, parts in everywhere]) for i, member in enumerate(enders)]
+        ending = self.members.numbered(self.members.of("end"))
+        shares = {name: member.share() for name, member in ending.items() if does(member, "share")}
+        everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
+        shared = [(m, [parts[name] for _, parts in everywhere] if name in shares else []) for name, m in ending.items()]
         if any(found for found, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
