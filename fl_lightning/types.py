@@ -436,8 +436,9 @@ class Member:
 
     # --- at the server, in this order ---
 
-    def prepare(self) -> None:
-        """Find out what the round to come is about, before anything is marked."""
+    def prepare(self) -> bool:
+        """Find out what the round to come is about; returns whether others may take part than in the one before."""
+        return False
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         """Begin a round with these clients; once more where it is run again without some of them."""
@@ -526,15 +527,14 @@ class Members:
     def __init__(self, members: Iterable[Member]) -> None:
         self.all = list(members)
         self.used: list[Member] = []
+        self._preparing = [member for member in self.all if does(member, "prepare")]
         self._by_verb: dict[str, list[Member]] = {}
 
     def prepare(self) -> None:
         """Prepare a round, and choose who takes part in it."""
-        for member in self.all:
-            member.prepare()
-        used = [member for member in self.all if member.is_used]
-        if used != self.used:
-            self.used, self._by_verb = used, {}
+        changes = [member.prepare() for member in self._preparing]
+        if any(changes) or not self.used:
+            self.used, self._by_verb = [member for member in self.all if member.is_used], {}
 
     def of(self, verb: str) -> list[Member]:
         """List those who take part and do something at a verb."""
@@ -548,7 +548,7 @@ class Members:
 
     def at_client(self) -> "Members":
         """List those who travel with the engine."""
-        return Members(member for member in self.all if member.at_client)
+        return MembersAtClient(self)
 
     def undoing(self) -> "Undo":
         """Mark all who take part."""
@@ -557,6 +557,26 @@ class Members:
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name; inside a round, which `undo` would undo, those before it."""
         return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in self.all if m.name}
+
+
+class MembersAtClient(Members):
+    """The members of a list who travel with the engine, where they take part in its rounds.
+
+    Args:
+        members: the whole list.
+    """
+
+    def __init__(self, members: Members) -> None:
+        super().__init__(member for member in members.all if member.at_client)
+        self._whole, self._of_whole = members, members.used
+
+    def prepare(self) -> None:
+        """Take over who takes part; where no round was prepared, ask."""
+        if not self._whole.used:
+            super().prepare()
+        elif self._whole.used is not self._of_whole:
+            self._of_whole = self._whole.used
+            self.used, self._by_verb = [member for member in self._of_whole if member.at_client], {}
 
 
 class Undo:

@@ -66,7 +66,7 @@ class SequentialEngine:
     ) -> None:
         self.client, self.hooks = client, {} if hooks is None else hooks
         self.weights = weights or GlobalWeights(client)
-        self.members = members or Members([Structure(client, self.weights, [[client]]), *self.weights.features])
+        self.members = members or Members([Structure(client, self.weights), *self.weights.features])
         self.modules = list(client.lightning_modules())
         device, precision = device or torch.device("cpu"), precision or Precision()
         for module in self.modules[1:]:  # Lightning tells the device and type to modules of its own package only

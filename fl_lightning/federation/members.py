@@ -17,6 +17,7 @@ from fl_lightning.aggregation import (
     UpdateTransform,
 )
 from fl_lightning.aggregation.server_parts import ServerPart
+from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
@@ -205,14 +206,15 @@ class Arrivals(Member):
             ValueError: naming entry or number.
             TypeError: something of another type.
         """
-        check_num_samples(result.update, result.job.data.num_samples)
-        shared = self._server.travelling
-        if not self._transforms:
-            check_update(result.update, shared)
-            return result
-        self.altered = result.trained is not None and not has_layout(result.update.weights, shared)
-        if self.altered:
-            check_tensors(result.update)
+        update, n, known = result.update, result.update.num_samples, result.job.data.num_samples
+        if not (type(n) is int and 0 <= n <= known):
+            check_num_samples(update, known)
+        unlike = update.weights is not None and not has_layout(update.weights, self._server.travelling)
+        if self._transforms:
+            self.altered = result.trained is not None and (unlike or update.weights is None)
+            check_tensors(update)
+        elif unlike:
+            check_update(update, self._server.travelling)
         return result
 
 
@@ -472,6 +474,11 @@ class ClientEnds(Member):
         return result
 
 
+def may_change(client: ClientModule, *hooks: Mapping[str, Sequence[Any]]) -> bool:
+    """Return True where somebody's own code runs while a client is trained: it may change its modules."""
+    return runs_foreign_code(client) or any(any(functions.values()) for functions in hooks)
+
+
 def members_of(
     parts: Any, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
 ) -> Members:
@@ -491,7 +498,7 @@ def members_of(
         [
             records,
             *([Traces(client)] if parts.faults.on_error == "skip" else []),
-            Structure(client, weights, [*parts.hooks.values(), *parts.batch_hooks.values()]),
+            *([Structure(client, weights)] if may_change(client, parts.hooks, parts.batch_hooks) else []),
             # what a client is sent, and what leaves it
             ServerMessage(parts.server_module),
             *weights.features,

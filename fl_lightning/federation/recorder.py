@@ -223,7 +223,7 @@ class Traffic(Member):
     def __init__(self) -> None:
         self._num_shared, self._shared_bytes = 0, 0
         self._exchanges: Sequence[str] = ()
-        self._bytes: Bytes = {}
+        self._round_idx, self._bytes = -1, Bytes()
 
     def start(self, shared: State, exchanges: Sequence[str]) -> None:
         """Begin a run.
@@ -233,10 +233,11 @@ class Traffic(Member):
             exchanges: of a round.
         """
         self._num_shared, self._shared_bytes = len(shared), traffic(shared, {})
-        self._exchanges = exchanges
+        self._exchanges, self._round_idx, self._bytes = exchanges, -1, {}
 
-    def prepare(self) -> None:
-        self._bytes = {}
+    def begin(self, round_idx: int, cohort: list[int]) -> None:
+        if round_idx != self._round_idx:  # what a round that is run again has moved counts
+            self._round_idx, self._bytes = round_idx, {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         self._count("comm/bytes_down", broadcast.exchange, broadcast)

@@ -112,27 +112,30 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
-        target = None if self.copies else new
-        keeps = self.undoes and not self.copies
-        before = (
-            copy.deepcopy(self.optimizer.state_dict()) if keeps or (scaler is not None and target is None) else None
-        )
+        if self.copies or new is None:
+            self._count(run, scaler)
+            return start if new is None else new
+        before = copy.deepcopy(self.optimizer.state_dict()) if self.undoes else None
         for name, parameter in self.params.items():
-            gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without one
-            if target is not None:
-                parameter.copy_(start[name])
-                gradient = parameter - target[name].double()
+            parameter.copy_(start[name])
+            gradient = parameter - new[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
-        if before is not None and target is None:
-            self.optimizer.load_state_dict(before)
-        if target is None:
-            return start if new is None else new
         stepped = {
-            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in target.items()
+            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
         }
         if bool(torch.stack([stepped[name].isfinite().all() for name in self.params]).all()):
             return stepped
         if before is not None:
             self.optimizer.load_state_dict(before)
         return None
+
+    def _count(self, run: Callable[[], Any], scaler: Any | None) -> None:
+        """Take a step that moves nothing; a scaler refuses to step without gradients."""
+        keeps = scaler is not None or (self.undoes and not self.copies)
+        before = copy.deepcopy(self.optimizer.state_dict()) if keeps else None
+        for parameter in self.params.values():
+            parameter.grad = None if scaler is None else scaler.scale(torch.zeros_like(parameter))
+        run()
+        if before is not None:
+            self.optimizer.load_state_dict(before)

@@ -1,12 +1,11 @@
 """Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import is_entry
 from fl_lightning.members.weights import GlobalWeights
@@ -22,24 +21,22 @@ class Structure(Member):
     Args:
         client: the module.
         weights: of the module.
-        others: lists of functions that are called while a client is trained and may change it, too.
     """
 
     at_client = True
 
-    def __init__(self, client: ClientModule, weights: GlobalWeights, others: Iterable[Sequence[Any]] = ()) -> None:
-        self._client, self._weights, self._others = client, weights, list(others)
-        self._foreign = runs_foreign_code(client)
+    def __init__(self, client: ClientModule, weights: GlobalWeights) -> None:
+        self._client, self._weights = client, weights
         self._layout: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._paths: frozenset[str] = frozenset()
         self._children: list[tuple[nn.Module, str, nn.Module]] = []
         self._flags: Flags = []
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Note the structure, once it lies where it is trained, before the first round."""
         if self._layout:
-            return
+            return False
         state, weights = self._client.state_dict(keep_vars=True), self._weights
         entries = {name: getattr(*place) for name, place in weights.entries.items()}
         entries |= {alias: entries[name] for alias, name in weights.tied.items()}
@@ -54,10 +51,7 @@ class Structure(Member):
             for path, module in modules.items()
             if path
         ]
-
-    @property
-    def is_used(self) -> bool:
-        return self._foreign or any(self._others)
+        return False
 
     def mark(self) -> Flags:
         """Note which parameters require a gradient."""

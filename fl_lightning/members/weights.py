@@ -99,16 +99,18 @@ class GlobalWeights(Member):
 
     # --- as a member of the round ------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Find out what is trained from now on, and what travels.
 
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
         flags = list(map(requires_grad, self._parameters.values()))
-        if flags == self._flags and not self.freezes:
-            return
-        if flags != self._flags:
+        return (flags != self._flags or self.freezes) and self._find_idle(flags)
+
+    def _find_idle(self, flags: list[bool]) -> bool:
+        """Find what is trained by the flags of all parameters, as `prepare`."""
+        if changed := flags != self._flags:
             self._flags, self.freezes, owner = flags, not all(flags), self._keeps_state()
             if not owner:
                 self._find_trainable()
@@ -120,6 +122,7 @@ class GlobalWeights(Member):
         self.frozen.find_idle(self.trainable)
         idle = self.frozen.idle
         self.travelling = [name for name in self.shared if name not in idle] if idle else self.shared
+        return changed
 
     def mark(self) -> State:
         self.before = self.snapshot(self.entries, self.frozen.idle)
