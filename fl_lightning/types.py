@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -131,9 +130,6 @@ class Phase:
         lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
         with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
         indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
-        optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`. E_i is defined for an
-            SGD with one learning rate only; of another one it is NaN, and what needs it ends the round.
-        until: asked after each pass; True ends the phase before `epochs` passes are over.
         counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`); one whose steps are not has
             the batches of the first passes over its split.
     """
@@ -145,14 +141,7 @@ class Phase:
     lr: float | None = None
     with_index: bool = False
     indices: Tensor | None = None
-    optimizer: OptimizerFactory | None = None
-    until: Callable[[], bool] | None = None
     counts: bool = True
-
-    @cached_property
-    def plain(self) -> bool:
-        """True where `configure_optimizers` gives the optimizers, of all trainable parameters."""
-        return self.trains is None and self.optimizer is None
 
 
 class ClientData(Protocol):

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -169,25 +168,24 @@ class StackTrainer:
             found[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
         factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
-        factors = self.local.lr_factors if phase.optimizer is None else ()
         for sharing in found:
-            begin_blocks(sharing, params, phase.lr, factor, factors)
+            begin_blocks(sharing, params, phase.lr, factor, self.local.lr_factors)
         return [block for sharing in found for block in sharing]
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
-        if phase.plain and self._spare is not None:
+        if phase.trains is None and self._spare is not None:
             if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
                 return self._spare
             self.forget_optimizers()
-        found = self.local.builder.new(phase.optimizer)
+        found = self.local.builder.new()
         reason = why_not_optimizers(found, self._has_batch_norm and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
             found.release()
             raise StackingError(reason)
-        if phase.plain and found.reusable and self.local.builder.settles():
+        if phase.trains is None and found.reusable and self.local.builder.settles():
             self._spare, self._factory = found, self.client.optimizer_factory
         return found
 
@@ -334,17 +332,9 @@ def common_phases(members: Sequence[Member]) -> Sequence[Phase]:
     Raises:
         StackingError: if they differ, or need one client at a time.
     """
-    if any(phase.indices is not None or phase.until is not None for member in members for phase in member.phases):
-        raise StackingError("a phase has indices or until, which are one client's")
-    if all(one.phases is members[0].phases for one in members):
-        return members[0].phases
-    described = [[(replace(phase, optimizer=None), _factory(phase)) for phase in one.phases] for one in members]
-    if any(phases != described[0] for phases in described):
+    if any(phase.indices is not None for member in members for phase in member.phases):
+        raise StackingError("a phase has indices, which are one client's")
+    phases = members[0].phases
+    if any(member.phases is not phases and list(member.phases) != list(phases) for member in members):
         raise StackingError("its clients have different phases")
-    return members[0].phases
-
-
-def _factory(phase: Phase) -> Any:
-    """A phase's factory of an optimizer, so that equal ones compare equal."""
-    factory = phase.optimizer
-    return (factory.func, factory.args, factory.keywords) if isinstance(factory, partial) else factory
+    return phases

@@ -128,9 +128,9 @@ class LocalTrainer:
                 epochs = local_epochs if phase.epochs is None else phase.epochs
                 before = passed.get(phase.split, 0) if phase.counts else 0
                 with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                    self._phase(phase, own, size, epochs, before, on_epoch_end)
                 if phase.counts:
-                    passed[phase.split] = before + done
+                    passed[phase.split] = before + epochs
         if self._deadline is not None:
             self._check_time(self._deadline)
 
@@ -142,14 +142,13 @@ class LocalTrainer:
         epochs: int,
         before: int,
         on_epoch_end: Sequence[Callable[[int], None]],
-    ) -> int:
-        """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
+    ) -> None:
+        """Run at most `epochs` passes over the phase's split, after `before` earlier ones."""
         client, settings = self.client, self.settings
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self.builder.of(phase)
-        factors = self.lr_factors if phase.optimizer is None else ()
         factor = settings.lr_factor(data.round_idx) if self._decays else None
-        optimizers.begin(progress, phase.lr, factor, factors)
+        optimizers.begin(progress, phase.lr, factor, self.lr_factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None
@@ -174,9 +173,6 @@ class LocalTrainer:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for told in on_epoch_end:
                 told(epoch)
-            if phase.until is not None and phase.until():
-                return epoch + 1
-        return epochs
 
     def _epoch(
         self,
