@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client.optimizers import Exposure, LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.progress import Exposure, LocalProgress
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 

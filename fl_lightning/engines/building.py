@@ -1,5 +1,6 @@
-"""Builder of a client's optimizers."""
+"""Builder of a client's optimizers, whose schedulers it steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden, own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, is_settled
-from fl_lightning.client.schedulers import step_scheduler
 from fl_lightning.types import OptimizerFactory, Phase
 
 
@@ -100,3 +100,22 @@ class OptimizerBuilder:
         for entry in schedulers:
             if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:
                 step_scheduler(entry, self.owner.lr_scheduler_step)  # the others are the server's
+
+
+def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:
+    """Step a scheduler that needs no value.
+
+    Args:
+        entry: the scheduler.
+        step: the module's `lr_scheduler_step`.
+
+    Raises:
+        ValueError: if the scheduler is stepped beyond its end.
+    """
+    try:
+        step(entry.scheduler, None)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "
+            f"{error}; give it their number, since trainer.estimated_stepping_batches counts rounds"
+        ) from error

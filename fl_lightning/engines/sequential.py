@@ -19,8 +19,8 @@ from fl_lightning.client.services import (
     attach_services,
     world_size,
 )
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.engines.local_metrics import local_metrics
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.traces import Traces
 from fl_lightning.engines.training import LocalTrainer
 from fl_lightning.members.faults import client_error

@@ -8,20 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.client.batch_norm import BATCH_NORMS
 from fl_lightning.client.context import ClientContext
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clipped
-from fl_lightning.engines.freezing import matching
 from fl_lightning.engines.lockstep import Passes, lockstep, runs
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
 from fl_lightning.engines.stack_logits import StackLogits
 from fl_lightning.engines.stacking import has_backward_hooks, listens_to_all, why_not_optimizers
-from fl_lightning.engines.training import LocalTrainer
+from fl_lightning.engines.training import LocalTrainer, matching
 from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()

@@ -1,8 +1,10 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
@@ -11,18 +13,18 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.precision import Precision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.client.batch_norm import BATCH_NORMS, leaves_out_last
 from fl_lightning.client.hooks import hooks, own_hook
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers, frozen
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.engines.building import OptimizerBuilder
-from fl_lightning.engines.freezing import only
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed
@@ -278,3 +280,65 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def leaves_out_last(norms: Sequence[nn.Module], size: int, batch_size: int, phase: Phase) -> bool:
+    """True where a client's last batch is a single sample, which a net with BatchNorm leaves out.
+
+    A client with one sample in all trains with BatchNorm in eval mode instead.
+
+    Args:
+        norms: of the client's net.
+        size: its samples.
+        batch_size: samples per batch.
+        phase: in training.
+
+    Raises:
+        ValueError: `batch_size` is 1.
+    """
+    for module in norms if size == 1 else ():
+        module.eval()
+    if not norms or size == 1:
+        return False
+    if batch_size == 1:
+        setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
+        raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
+    return size % batch_size == 1
+
+
+def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
+    """Choose the names that one of the `fnmatch` patterns matches."""
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+@contextmanager
+def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
+    """Context in which only the parameters that match the patterns are trained; steps that train none shared are idle.
+
+    Raises:
+        ValueError: if the patterns name none.
+    """
+    progress = client.context.progress
+    since = replace(progress)
+    with frozen(left_out(client, patterns)):
+        yield
+    if not matching(client.params(), patterns):
+        progress.was_idle(since)
+
+
+def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
+    """List the trainable parameters that no pattern names; they lose their gradients.
+
+    Raises:
+        ValueError: if the patterns name none.
+    """
+    params = client.trained()
+    trained = matching(params, patterns)
+    left = [parameter for name, parameter in params.items() if name not in trained]
+    if not trained:
+        raise ValueError(
+            f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of {list(params)[:8]}"
+        )
+    for parameter in left:
+        parameter.grad = None
+    return left

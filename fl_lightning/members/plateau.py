@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.utils.settings import check_choice
 
 COUNTS = ("estimated_stepping_batches", "num_training_batches", "max_epochs", "max_steps", "train_dataloader")

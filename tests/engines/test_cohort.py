@@ -16,12 +16,12 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.engines.cohort import CohortEngine, looks_away
 from fl_lightning.engines.compiled import StackStep, kind_of
 from fl_lightning.engines.lockstep import Passes, lockstep
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx, FedRep, KnFu
 from fl_lightning.methods.fednova import FedNovaAggregator

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.functional.state import clone, weighted_mean
 from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.types import Broadcast, ClientJob
