@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from fl_lightning.utils.settings import check_above, check_at_least, check_count
 
@@ -134,9 +134,13 @@ class LocalSettings:
         check_decay(self.lr_decay)
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
-    @property
-    def decays(self) -> bool:
-        """True where the local learning rate depends on the round."""
+    def epochs_of(self, client_id: int) -> int:
+        """Give the passes of a client over its data."""
+        epochs = self.local_epochs
+        return epochs[client_id] if isinstance(epochs, list) else epochs
+
+    @cached_property
+    def _decays(self) -> bool:
         return self.lr_decay not in NO_DECAY
 
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
@@ -145,7 +149,7 @@ class LocalSettings:
         Raises:
             ValueError: a cosine whose rounds are not known.
         """
-        if not self.decays:
+        if not self._decays:
             return None
         return partial(decay_of(self.lr_decay, None).factor, round_idx)
 
