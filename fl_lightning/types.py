@@ -287,8 +287,43 @@ class ClientResult(NamedTuple):
     logged: Any
 
 
+class ClientScore(NamedTuple):
+    """Score of what a client would deploy, on its own samples.
+
+    Args:
+        client_id: 0 ... N-1.
+        num_samples: that it was tested on. A 0-d tensor where it lies on the device, as `correct`.
+        correct: right answers among them.
+        metrics: what further metrics computed, by name, on the CPU.
+    """
+
+    client_id: int
+    num_samples: float | Tensor
+    correct: float | Tensor
+    metrics: State
+
+
 class Engine(Protocol):
-    """Interface of what trains clients."""
+    """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
+
+    An engine may draw all jobs before it yields its first result. A generator is closed where nobody wants the rest.
+    """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Yield the result of every job, drawing jobs one by one; the generator is closed if the round ends early."""
+        """Train the client of every job and yield its result.
+
+        Raises:
+            ClientError: naming a client that failed; the jobs that were not drawn can be run.
+        """
+
+    def evaluate(
+        self, jobs: Iterable[ClientJob], batch_size: int, metrics: Any = None, channels_last: bool = False
+    ) -> Generator[ClientScore, None, None]:
+        """Test what the client of every job would deploy, on its own `test` split, and yield its score.
+
+        Args:
+            jobs: as of an exchange `deployed`.
+            batch_size: samples per batch.
+            metrics: a collection of torchmetrics objects that is evaluated besides; or None.
+            channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
+        """
