@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -132,9 +131,6 @@ class Phase:
         lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
         with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
         indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
-        optimizer: factory of the phase's optimizer; None: the client's `configure_optimizers`. E_i is defined for an
-            SGD with one learning rate only; of another one it is NaN, and what needs it ends the round.
-        until: asked after each pass; True ends the phase before `epochs` passes are over.
         counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`); one whose steps are not has
             the batches of the first passes over its split.
     """
@@ -146,14 +142,7 @@ class Phase:
     lr: float | None = None
     with_index: bool = False
     indices: Tensor | None = None
-    optimizer: OptimizerFactory | None = None
-    until: Callable[[], bool] | None = None
     counts: bool = True
-
-    @cached_property
-    def plain(self) -> bool:
-        """True where `configure_optimizers` gives the optimizers, of all trainable parameters."""
-        return self.trains is None and self.optimizer is None
 
 
 class ClientData(Protocol):
@@ -311,8 +300,27 @@ class ClientResult(NamedTuple):
         return self.job.memory
 
 
+class ClientScore(NamedTuple):
+    """Score of what a client would deploy, on its own samples.
+
+    Args:
+        client_id: 0 ... N-1.
+        num_samples: that it was tested on. A 0-d tensor where it lies on the device, as `correct`.
+        correct: right answers among them.
+        metrics: what further metrics computed, by name, on the CPU.
+    """
+
+    client_id: int
+    num_samples: float | Tensor
+    correct: float | Tensor
+    metrics: State
+
+
 class Engine(Protocol):
-    """Interface of what trains clients."""
+    """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
+
+    An engine may draw all jobs before it yields its first result. A generator is closed where nobody wants the rest.
+    """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Yield the result of every job; the generator is closed if the round ends early.
@@ -321,6 +329,18 @@ class Engine(Protocol):
 
         Raises:
             ClientError: of one job; it has no result, and those that have none yet may be asked for again.
+        """
+
+    def evaluate(
+        self, jobs: Iterable[ClientJob], batch_size: int, metrics: Any = None, channels_last: bool = False
+    ) -> Generator[ClientScore, None, None]:
+        """Test what the client of every job would deploy, on its own `test` split, and yield its score.
+
+        Args:
+            jobs: as of an exchange `deployed`.
+            batch_size: samples per batch.
+            metrics: a collection of torchmetrics objects that is evaluated besides; or None.
+            channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
         """
 
 

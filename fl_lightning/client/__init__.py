@@ -1,4 +1,4 @@
-"""The client: the base class of methods, local training, and the store of client state."""
+"""The client: the base class of methods, the services that it is lent, and the store of client state."""
 
 from fl_lightning.client.checks import check_loss_returned as check_loss_returned
 from fl_lightning.client.context import ClientContext as ClientContext
@@ -11,4 +11,3 @@ from fl_lightning.client.services import BatchTransfer as BatchTransfer
 from fl_lightning.client.services import ClientServices as ClientServices
 from fl_lightning.client.services import MetricAccumulator as MetricAccumulator
 from fl_lightning.client.services import attach_services as attach_services
-from fl_lightning.client.settings import LocalSettings as LocalSettings

@@ -1,11 +1,11 @@
-"""The state of the one client that a module stands for."""
+"""The state of the one client that a module stands for: weights that it started from, memory, steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fl_lightning.client.optimizers import LocalProgress
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.types import State
 

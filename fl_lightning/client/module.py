@@ -22,7 +22,7 @@ from fl_lightning.client.checks import (
     uncompiled,
 )
 from fl_lightning.client.context import ClientContext
-from fl_lightning.client.passes import evaluation_mode
+from fl_lightning.client.modes import evaluation_mode
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.client.standalone import StandaloneClient
 from fl_lightning.client.teacher import Teacher

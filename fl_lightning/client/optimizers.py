@@ -1,99 +1,22 @@
-"""The local optimizers of one client, whose steps are counted."""
+"""The local optimizers of one client, read from what `configure_optimizers` returned; their steps are counted."""
 
-import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
 from fl_lightning.client.bare_step import BareStep, unwrapped_step
-from fl_lightning.client.schedulers import parse_optimizers
-
-
-@dataclass
-class LocalProgress:
-    """K and E of one client in one exchange: optimizer steps, and their way on a scalar whose gradient is always 1.
-
-    Args:
-        num_steps: K.
-        exposure: E.
-        share: of the batches that a step accumulates those that it has: less than 1 for the last step of an epoch
-            whose batches `accumulate_grad_batches` does not divide.
-        idle_steps: steps of phases that train no shared parameter: they count in K, not in E.
-        lr: learning rate of the last step that counts in E and had one above 0; 0: there is none.
-    """
-
-    num_steps: int = 0
-    exposure: float = 0.0
-    share: float = 1.0
-    idle_steps: int = 0
-    lr: float = 0.0
-
-    def move(self, steps: int, exposure: float, lr: float = 0.0) -> None:
-        """Add `steps`, taken with the learning rate `lr`, to K and set E."""
-        self.num_steps += steps
-        self.exposure, self.lr = exposure, lr or self.lr
-
-    def was_idle(self, since: "LocalProgress") -> None:
-        """Note that nothing shared was trained since the progress was `since`."""
-        self.idle_steps += self.num_steps - since.num_steps
-        self.exposure, self.lr = since.exposure, since.lr
-
-    def accumulated(self, share: float) -> None:
-        """Set `share` for the step to come."""
-        self.share = share
-
-
-class Exposure:
-    """Counts K and E of a phase; E: how far the optimizer travels on a scalar whose gradient is 1.
-
-    b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise. The
-    slope is 1, or less by a method's own terms and by batches that an accumulated gradient lacks.
-
-    Attributes:
-        steps: taken in the phase.
-    """
-
-    def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
-        self.slope = slope
-        groups = optimizers[0].param_groups if len(optimizers) == 1 and type(optimizers[0]) is SGD else []
-        plain = all(not group["dampening"] and not group["maximize"] for group in groups)
-        alike = len({(group["lr"], group["momentum"], group["nesterov"]) for group in groups}) == 1
-        self.group = groups[0] if plain and alike else None
-        self.defined = self.group is not None or not optimizers
-        self._progress, self._before = LocalProgress(), 0.0
-        self.steps, self._value, self._momentum = 0, 0.0, 0.0
-
-    def begin(self, progress: LocalProgress) -> None:
-        """Begin a phase, whose steps are counted in `progress`."""
-        self._progress, self._before = progress, progress.exposure
-        self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
-        progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
-
-    def accumulates(self, share: float) -> None:
-        """Note for the step to come which share of the batches of a whole step its gradient is summed over."""
-        self._progress.accumulated(share)
-
-    def step(self, *_: Any) -> None:
-        """Count one step (a hook of the optimizers)."""
-        self.steps, lr = self.steps + 1, 0.0
-        if (group := self.group) is not None:
-            slope = self._progress.share * (1.0 if self.slope is None else self.slope(self._value))
-            rho = group["momentum"]
-            self._momentum = rho * self._momentum + slope
-            travelled = slope + rho * self._momentum if group["nesterov"] else self._momentum
-            lr = float(group["lr"])
-            self._value += lr * travelled
-        self._progress.move(1, self._before + self._value, lr)
+from fl_lightning.client.progress import Exposure, LocalProgress
 
 
 class LocalOptimizers:
@@ -387,3 +310,38 @@ class LocalOptimizer:
         self.scaler.update()
         self._unscaled = False
         return loss
+
+
+def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Read the optimizers and lr schedulers from what `configure_optimizers` returned.
+
+    Raises:
+        TypeError: if it is none of them.
+    """
+    if configured is None:
+        return [], []
+    if isinstance(configured, Optimizer):
+        return [configured], []
+    if isinstance(configured, Mapping):
+        scheduler = configured.get("lr_scheduler")
+        monitor = configured.get("monitor")  # read where the scheduler stands there by itself, as in Lightning
+        return [configured["optimizer"]], [] if scheduler is None else [_scheduler(scheduler, monitor)]
+    if isinstance(configured, Sequence) and not isinstance(configured, str):
+        items = list(configured)
+        if all(isinstance(item, Optimizer | Mapping) for item in items):
+            pairs = [parse_optimizers(item, owner) for item in items]
+            return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
+        if len(items) == 2 and isinstance(items[0], Sequence):
+            schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
+            return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]
+    raise TypeError(
+        f"{owner}.configure_optimizers must return an optimizer, a dict, a list of them or (optimizers, schedulers), "
+        f"got {type(configured).__name__}"
+    )
+
+
+def _scheduler(value: Any, monitor: str | None = None) -> LRSchedulerConfig:
+    known: dict[str, Any] = {"scheduler": value, "monitor": monitor}
+    if isinstance(value, Mapping):
+        known = {key: value[key] for key in ("scheduler", "interval", "frequency", "monitor", "strict") if key in value}
+    return LRSchedulerConfig(reduce_on_plateau=isinstance(known["scheduler"], ReduceLROnPlateau), **known)

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.client.batch_norm import BATCH_NORMS, mixes_samples
+from fl_lightning.client.modes import BATCH_NORMS, mixes_samples
 from fl_lightning.nets import Backbone
 from fl_lightning.types import ForwardContext
 from fl_lightning.utils.devices import to_device

@@ -1,13 +1,13 @@
 """Blocks of a stack: clients with the same batches, whose parameters are the same parameters of an optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client.optimizers import Exposure, LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.progress import Exposure, LocalProgress
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
@@ -51,29 +51,20 @@ class Block:
             leaf.grad = None
 
 
-def begin_blocks(
-    blocks: Sequence[Block],
-    params: Mapping[str, Tensor],
-    lr: float | None,
-    factor: Callable[[float], float] | None,
-    factors: Any,
-) -> None:
-    """Begin the training of blocks that share an optimizer.
+def begin_blocks(blocks: Sequence[Block], params: Mapping[str, Tensor]) -> None:
+    """Begin the training of blocks that share an optimizer, which has been begun.
 
     Args:
         blocks: one or more.
         params: the module's own parameters, by name, which the optimizer was built for.
-        lr: learning rate in place of the optimizer's own; None: its own.
-        factor: gives that of a learning rate; None: 1.
-        factors: further ones, by optimizer and parameter group; empty: none.
     """
-    optimizers = blocks[0].optimizers
-    optimizers.begin(LocalProgress(), lr, factor, factors)
     for block in blocks:
         block.exposure.begin(block.progress)
     leaves = [block.leaves for block in blocks if block.passes.epochs]
     if leaves:
-        step_rows(optimizers.raw[0], {id(value): [of[name] for of in leaves] for name, value in params.items()})
+        step_rows(
+            blocks[0].optimizers.raw[0], {id(value): [of[name] for of in leaves] for name, value in params.items()}
+        )
 
 
 def step_rows(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> None:

@@ -1,5 +1,6 @@
-"""Builder of a client's optimizers."""
+"""Builder of a client's optimizers, whose schedulers it steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden, own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, is_settled
-from fl_lightning.client.schedulers import step_scheduler
 from fl_lightning.types import OptimizerFactory, Phase
 
 
@@ -24,7 +24,7 @@ class OptimizerBuilder:
         precision: the Trainer's precision plugin.
 
     Attributes:
-        reusable: those of a phase with neither `optimizer` nor `trains`, where a reset one equals a new one.
+        reusable: those of a phase without `trains`, where a reset one equals a new one.
     """
 
     def __init__(self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision) -> None:
@@ -37,14 +37,14 @@ class OptimizerBuilder:
 
     def of(self, phase: Phase) -> LocalOptimizers:
         """Build the phase's optimizers, or take those at hand."""
-        if phase.plain and self.reusable is not None:
+        if phase.trains is None and self.reusable is not None:
             if self.reusable.reusable and self.client.optimizer_factory is self._factory:
                 return self.reusable
             self.forget()  # somebody has made more of them than they were
         if self._passing is not None:
             self._passing.release()
-        found = self.new(phase.optimizer)
-        if phase.plain and found.reusable and self.settles():
+        found = self.new()
+        if phase.trains is None and found.reusable and self.settles():
             self.reusable, self._factory = found, self.client.optimizer_factory
         else:
             self._passing = found
@@ -62,8 +62,8 @@ class OptimizerBuilder:
                 found.release()
         self.reusable = self._passing = None
 
-    def new(self, factory: OptimizerFactory | None = None) -> LocalOptimizers:
-        """Build optimizers by the phase's factory or `configure_optimizers`.
+    def new(self) -> LocalOptimizers:
+        """Build optimizers by `configure_optimizers`.
 
         Raises:
             ValueError: if they do not go with automatic optimization, accumulation or the precision.
@@ -77,9 +77,7 @@ class OptimizerBuilder:
         def scaled_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             backward(scaler.scale(loss), *args, **kwargs)
 
-        configured = client.configure_optimizers() if factory is None else factory(list(client.trained().values()))
-        if factory is not None and hasattr(configured, "attach_module"):  # as in `ClientModule.configure_optimizers`
-            configured.attach_module(client)
+        configured = client.configure_optimizers()
         found = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
         if not client.automatic_optimization:
             return found
@@ -102,3 +100,22 @@ class OptimizerBuilder:
         for entry in schedulers:
             if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:
                 step_scheduler(entry, self.owner.lr_scheduler_step)  # the others are the server's
+
+
+def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:
+    """Step a scheduler that needs no value.
+
+    Args:
+        entry: the scheduler.
+        step: the module's `lr_scheduler_step`.
+
+    Raises:
+        ValueError: if the scheduler is stepped beyond its end.
+    """
+    try:
+        step(entry.scheduler, None)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "
+            f"{error}; give it their number, since trainer.estimated_stepping_batches counts rounds"
+        ) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalProgress
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.engines.compiled import PLAIN, StackStep, kind_of
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.sequential import SequentialEngine

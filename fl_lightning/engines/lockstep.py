@@ -1,4 +1,4 @@
-"""Lockstep: which clients of a stack take a step together, so that none has another batch than it would have alone."""
+"""Passes over the samples of a client, and which clients of a stack take a step of theirs together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -31,6 +31,11 @@ class Passes(NamedTuple):
         """
         full, tail = divmod(size, batch_size)
         return cls(batch_size, -full, 0 if drops_tail or (drops_single and tail == 1) else tail, epochs)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of an epoch."""
+        return self.full * self.batch_size + self.tail
 
     @property
     def full(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.plugins.precision import Precision
+from torchmetrics import MetricCollection
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
@@ -19,13 +20,14 @@ from fl_lightning.client.services import (
     attach_services,
     world_size,
 )
-from fl_lightning.client.settings import LocalSettings
+from fl_lightning.engines.deployed import score
 from fl_lightning.engines.local_metrics import local_metrics
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LocalTrainer
 from fl_lightning.members.faults import client_error
-from fl_lightning.members.structure import Structure
+from fl_lightning.members.structure import HeldEntries, Structure
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, ClientResult, ClientUpdate, Members, State
+from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, State
 from fl_lightning.utils.life import LIFE
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
@@ -182,6 +184,29 @@ class SequentialEngine:
         for member in self.members.of("on_client"):
             result = member.on_client(result)
         return result
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        jobs: Iterable[ClientJob],
+        batch_size: int,
+        metrics: MetricCollection | None = None,
+        channels_last: bool = False,
+    ) -> Generator[ClientScore, None, None]:
+        """Test what every client would deploy; at the end the module is as it was before."""
+        before, local = HeldEntries(self.weights), self.local
+        self.members.prepare()
+        try:
+            for job in jobs:
+                before.put_back()
+                self.load_client(job)
+                self.weights.load(self.weights.frozen.idle)
+                self.client.eval()
+                batches = map(local.transfer, job.data.batches("test", batch_size=batch_size))
+                yield score(job.client_id, self.client.deployed(), batches, local.device, metrics, channels_last)
+        finally:
+            self.release_client()
+            before.restore()
 
     def load_client(self, job: ClientJob) -> ClientContext:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""

@@ -3,26 +3,23 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.client.batch_norm import BATCH_NORMS
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clipped
-from fl_lightning.engines.freezing import matching
 from fl_lightning.engines.lockstep import Passes, lockstep, runs
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
 from fl_lightning.engines.stack_logits import StackLogits
 from fl_lightning.engines.stacking import has_backward_hooks, listens_to_all, why_not_optimizers
-from fl_lightning.engines.training import LocalTrainer
+from fl_lightning.engines.training import LocalTrainer, matching
 from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
@@ -69,7 +66,6 @@ class StackTrainer:
 
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
         self.client, self.local, self._cautious = client, local, cautious
-        self._has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in client.modules())
         self._factory: Any = None
         self._spare: LocalOptimizers | None = None
         """Optimizers to be used again."""
@@ -80,7 +76,7 @@ class StackTrainer:
 
     def _needs_modes(self, size: int, batch_size: int) -> bool:
         """True where BatchNorm sees batches of one sample."""
-        return self._has_batch_norm and size > 0 and 1 in (size, batch_size)
+        return bool(self.local.batch_norms) and size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
         """Cut the samples of one client into the batches of a phase.
@@ -88,14 +84,10 @@ class StackTrainer:
         Raises:
             StackingError: if BatchNorm sees batches of one sample.
         """
-        data, local_epochs = job.data, self.local.settings.local_epochs
-        if isinstance(local_epochs, list):
-            local_epochs = local_epochs[job.client_id]
-        epochs = local_epochs if phase.epochs is None else phase.epochs
-        size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
+        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
         if self._needs_modes(size, batch_size):
             raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
-        return Passes.over(size, batch_size, epochs, self._has_batch_norm, data.drop_last)
+        return self.local.passes(job.data, phase)
 
     def clients_per_step(self, jobs: Sequence[ClientJob]) -> float:
         """Mean number of clients that take a step of an epoch together."""
@@ -142,7 +134,8 @@ class StackTrainer:
         """Name the parameters that a phase trains."""
         if phase.trains is None:
             return list(stack.params)
-        names = [name for name in stack.params if any(fnmatchcase(name, pattern) for pattern in phase.trains)]
+        matched = matching(stack.params, phase.trains)
+        names = [name for name in stack.params if name in matched]
         if not names:
             raise StackingError(f"Phase(trains={phase.trains}) names no parameter")
         return names
@@ -168,26 +161,26 @@ class StackTrainer:
             optimizers = found[-1][0].optimizers if found[-1] else self._optimizers(phase)
             found[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
-        factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
-        factors = self.local.lr_factors if phase.optimizer is None else ()
         for sharing in found:
-            begin_blocks(sharing, params, phase.lr, factor, factors)
+            round_idx = rows[0].job.data.round_idx
+            self.local.begin_optimizers(sharing[0].optimizers, phase, round_idx, LocalProgress())
+            begin_blocks(sharing, params)
         return [block for sharing in found for block in sharing]
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
-        if phase.plain and self._spare is not None:
+        if phase.trains is None and self._spare is not None:
             if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
                 return self._spare
             self.forget_optimizers()
-        found = self.local.builder.new(phase.optimizer)
-        reason = why_not_optimizers(found, self._has_batch_norm and self._cautious)
+        found = self.local.builder.new()
+        reason = why_not_optimizers(found, bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
             found.release()
             raise StackingError(reason)
-        if phase.plain and found.reusable and self.local.builder.settles():
+        if phase.trains is None and found.reusable and self.local.builder.settles():
             self._spare, self._factory = found, self.client.optimizer_factory
         return found
 
@@ -213,8 +206,8 @@ class StackTrainer:
 
     def _epochs(self, stretch: "_Stretch") -> None:
         """Train all epochs of a phase."""
-        rows, passes, phase, limit = stretch.rows, stretch.passes, stretch.phase, self.local.settings.max_local_steps
-        left = [None if limit is None or not phase.counts else limit - m.context.progress.num_steps for m in rows]
+        rows, passes, phase, limit = stretch.rows, stretch.passes, stretch.phase, self.local.step_limit(stretch.phase)
+        left = [None if limit is None else limit - member.context.progress.num_steps for member in rows]
         before = [member.passed[phase.split] if phase.counts else 0 for member in rows]
         logits = self._cache(stretch)
         for epoch in range(max((block.passes.epochs for block in stretch.blocks), default=0)):
@@ -261,13 +254,12 @@ class StackTrainer:
 
     def _cache(self, stretch: "_Stretch") -> StackLogits | None:
         """Make a cache of teachers' logits where every sample comes back unchanged in each epoch."""
-        split, passes, views = stretch.phase.split, stretch.passes, [member.job.data for member in stretch.rows]
-        if not self.client.distils or stretch.phase.with_index or self.local.transfer.hooked:
+        phase, passes, views = stretch.phase, stretch.passes, [member.job.data for member in stretch.rows]
+        if not self.client.distils or all(own.epochs <= 1 for own in passes):
             return None
-        sizes = [view.size(split) for view in views]
-        whole = all(own.full * own.batch_size + own.tail == size for own, size in zip(passes, sizes, strict=True))
-        again = any(own.epochs > 1 for own in passes)
-        return StackLogits(sizes) if whole and again and not any(view.augments(split) for view in views) else None
+        pairs = zip(views, passes, strict=True)
+        unchanged = all(self.local.repeats_samples(view, phase, own) for view, own in pairs)
+        return StackLogits([view.size(phase.split) for view in views]) if unchanged else None
 
     def _step(
         self,
@@ -334,17 +326,9 @@ def common_phases(members: Sequence[Member]) -> Sequence[Phase]:
     Raises:
         StackingError: if they differ, or need one client at a time.
     """
-    if any(phase.indices is not None or phase.until is not None for member in members for phase in member.phases):
-        raise StackingError("a phase has indices or until, which are one client's")
-    if all(one.phases is members[0].phases for one in members):
-        return members[0].phases
-    described = [[(replace(phase, optimizer=None), _factory(phase)) for phase in one.phases] for one in members]
-    if any(phases != described[0] for phases in described):
+    if any(phase.indices is not None for member in members for phase in member.phases):
+        raise StackingError("a phase has indices, which are one client's")
+    phases = members[0].phases
+    if any(member.phases is not phases and list(member.phases) != list(phases) for member in members):
         raise StackingError("its clients have different phases")
-    return members[0].phases
-
-
-def _factory(phase: Phase) -> Any:
-    """A phase's factory of an optimizer, so that equal ones compare equal."""
-    factory = phase.optimizer
-    return (factory.func, factory.args, factory.keywords) if isinstance(factory, partial) else factory
+    return phases

@@ -13,7 +13,7 @@ from fl_lightning.client.bare_step import no_hook, unwrapped_step
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
-from fl_lightning.client.settings import LocalSettings
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LOCAL_HOOKS
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.nets import HeterogeneousNets

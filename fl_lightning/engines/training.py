@@ -1,8 +1,11 @@
 """Local training: one client for one exchange, as a Trainer would train the module."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
@@ -11,18 +14,19 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.precision import Precision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.client.batch_norm import BATCH_NORMS, leaves_out_last
 from fl_lightning.client.hooks import hooks, own_hook
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers, LocalProgress
+from fl_lightning.client.optimizers import LocalOptimizers, frozen
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.engines.building import OptimizerBuilder
-from fl_lightning.engines.freezing import only
+from fl_lightning.engines.lockstep import Passes
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed
@@ -68,7 +72,7 @@ class LocalTrainer:
         self.modules: list[LightningModule] = client.lightning_modules()
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
-        self._batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
+        self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.lr_factors: Sequence[Sequence[float]] = ()
         self.batch_hooks = {name: found for name, found in batch_hooks.items() if found and name in LOCAL_HOOKS}
         self._hooks = {name: [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)] for name in LOCAL_HOOKS}
@@ -80,11 +84,48 @@ class LocalTrainer:
         self._clip = own_hook(inner, "configure_gradient_clipping") or clip_gradients
         self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision)
         self._deadline: float | None = None
-        self._round_idx, self._decays = 0, settings.decays
+        self._round_idx = 0
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
         """Multiply the learning rates of clients to come, by optimizer and parameter group; empty: leave them."""
         self.lr_factors = factors
+
+    # --- rules of every engine ---
+
+    def passes(self, data: ClientData, phase: Phase) -> Passes:
+        """Cut a client's samples into the batches of a phase.
+
+        Raises:
+            ValueError: batches of one sample for a net with BatchNorm, which leaves out a last batch of one.
+        """
+        size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
+        epochs = self.settings.epochs_of(data.client_id) if phase.epochs is None else phase.epochs
+        normalizes = size > 1 and bool(self._batch_norms_of(data.client_id))
+        if normalizes and batch_size == 1:
+            setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
+            raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
+        return Passes.over(size, batch_size, epochs, normalizes, data.drop_last)
+
+    def _batch_norms_of(self, client_id: int) -> list[nn.Module]:
+        """List the BatchNorm modules of a client's net."""
+        return [part for name, part in self.batch_norms if self.client.has(client_id, name)]
+
+    def step_limit(self, phase: Phase) -> int | None:
+        """Give the most steps of an exchange at whose number a phase ends; None: none."""
+        return self.settings.max_local_steps if phase.counts else None
+
+    def begin_optimizers(
+        self, optimizers: LocalOptimizers, phase: Phase, round_idx: int, progress: LocalProgress
+    ) -> None:
+        """Begin a phase with optimizers, at its learning rate and the factors of the round."""
+        optimizers.begin(progress, phase.lr, self.settings.lr_factor(round_idx), self.lr_factors)
+
+    def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
+        """True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
+        changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
+        return not changes and passes.num_samples == data.size(phase.split)
+
+    # --- one client ---
 
     def restore_modes(self) -> None:
         """Put every module back in the mode (train or eval) in which the user left it."""
@@ -118,19 +159,16 @@ class LocalTrainer:
         self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if neutral else self.client.training_step
-        local_epochs, passed = self.settings.local_epochs, dict[str, int]()
-        if isinstance(local_epochs, list):
-            local_epochs = local_epochs[data.client_id]
+        passed = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
             own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
-            if size := own.size(phase.split):
-                epochs = local_epochs if phase.epochs is None else phase.epochs
-                before = passed.get(phase.split, 0) if phase.counts else 0
+            if own.size(phase.split):
+                passes, before = self.passes(own, phase), passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    done = self._phase(phase, own, size, epochs, before, on_epoch_end)
+                    self._phase(phase, own, passes, before, on_epoch_end)
                 if phase.counts:
-                    passed[phase.split] = before + done
+                    passed[phase.split] += passes.epochs
         if self._deadline is not None:
             self._check_time(self._deadline)
 
@@ -138,34 +176,30 @@ class LocalTrainer:
         self,
         phase: Phase,
         data: ClientData,
-        size: int,
-        epochs: int,
+        passes: Passes,
         before: int,
         on_epoch_end: Sequence[Callable[[int], None]],
-    ) -> int:
-        """Run at most `epochs` passes over the phase's split, after `before` earlier ones; returns how many."""
-        client, settings = self.client, self.settings
+    ) -> None:
+        """Run the passes over the phase's split, after `before` earlier ones."""
+        client, size = self.client, data.size(phase.split)
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self.builder.of(phase)
-        factors = self.lr_factors if phase.optimizer is None else ()
-        factor = settings.lr_factor(data.round_idx) if self._decays else None
-        optimizers.begin(progress, phase.lr, factor, factors)
+        self.begin_optimizers(optimizers, phase, data.round_idx, progress)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         cache = None
-        if epochs > 1 and client.distils:
-            changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
-            cache = None if changes else LogitCache(size)  # of samples that are the same in every epoch
+        if passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes):
+            cache = LogitCache(size)
         if cache is not client.context.logit_cache:
             client.context.keep_logits(cache)
-        limit = settings.max_local_steps if phase.counts else None
-        for epoch in range(epochs):
+        limit = self.step_limit(phase)
+        for epoch in range(passes.epochs):
             if limit is not None and progress.num_steps >= limit:
                 break
             self.services.begin_epoch(optimizers, size)
             for hook in self._hooks["on_train_epoch_start"]:
                 hook()
-            self._epoch(phase, data, size, before + epoch, optimizers, limit)
+            self._epoch(phase, data, passes, before + epoch, optimizers, limit)
             if found := self._hooks["on_train_epoch_end"]:
                 self.services.begin_samples(size)
                 for hook in found:
@@ -174,30 +208,23 @@ class LocalTrainer:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for told in on_epoch_end:
                 told(epoch)
-            if phase.until is not None and phase.until():
-                return epoch + 1
-        return epochs
 
     def _epoch(
         self,
         phase: Phase,
         data: ClientData,
-        size: int,
+        passes: Passes,
         epoch: int,
         optimizers: LocalOptimizers,
         limit: int | None,
     ) -> None:
         """Run one pass, to its end or to `limit` steps of the exchange."""
         client, hooks, cache = self.client, self._hooks, self.client.context.logit_cache
-        batch_size = data.samples_per_batch(phase.split, phase.batch_size)
-        num_batches = -(-size // batch_size)
-        single = False
-        if self._batch_norms:
-            norms = [part for name, part in self._batch_norms if client.has(data.client_id, name)]
-            single = leaves_out_last(norms, size, batch_size, phase)
-        num_batches -= int(size % batch_size > 0 if data.drop_last else single)
+        for module in self._batch_norms_of(data.client_id) if data.size(phase.split) == 1 else ():
+            module.eval()  # one sample in all has no statistics of a batch
+        num_batches = passes.steps
         with_index = phase.with_index or cache is not None
-        for index, item in enumerate(data.batches(phase.split, epoch, batch_size, with_index=with_index)):
+        for index, item in enumerate(data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)):
             if index == num_batches or (limit is not None and client.num_steps >= limit):
                 return
             if self._deadline is not None:
@@ -282,3 +309,41 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
+    """Choose the names that one of the `fnmatch` patterns matches."""
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+@contextmanager
+def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
+    """Context in which only the parameters that match the patterns are trained; steps that train none shared are idle.
+
+    Raises:
+        ValueError: if the patterns name none.
+    """
+    progress = client.context.progress
+    since = replace(progress)
+    with frozen(left_out(client, patterns)):
+        yield
+    if not matching(client.params(), patterns):
+        progress.was_idle(since)
+
+
+def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
+    """List the trainable parameters that no pattern names; they lose their gradients.
+
+    Raises:
+        ValueError: if the patterns name none.
+    """
+    params = client.trained()
+    trained = matching(params, patterns)
+    left = [parameter for name, parameter in params.items() if name not in trained]
+    if not trained:
+        raise ValueError(
+            f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of {list(params)[:8]}"
+        )
+    for parameter in left:
+        parameter.grad = None
+    return left

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
-from fl_lightning.client.optimizers import Exposure, needs_closure
-from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.client.optimizers import needs_closure, parse_optimizers
+from fl_lightning.client.progress import Exposure
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS, DataModule

@@ -3,14 +3,13 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torchmetrics import MetricCollection
 
 from fl_lightning.client.checks import num_arguments
@@ -19,21 +18,20 @@ from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
+from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.accuracy import class_accuracy
+from fl_lightning.functional.state import raised, to_host
 from fl_lightning.members.structure import HeldEntries
-from fl_lightning.metrics import ALMA, ClassifierScores
-from fl_lightning.types import Broadcast, ClientJob, State
+from fl_lightning.metrics import ClassifierScores
+from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
-
-IMAGES = 4
-"""Dimensions of a batch of images."""
 
 
 class Evaluation:
@@ -130,7 +128,7 @@ class Evaluation:
         batch, module = self.transfer(batch), self.client.module
         if self._accuracy is not None:
             x, y = batch
-            logits = self.client(self._laid_out(x))
+            logits = self.client(laid_out(x, self._channels_last))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
                 self.metrics.update(raised(logits), y)
@@ -159,13 +157,8 @@ class Evaluation:
             return None
         batch, module = self.transfer(batch), self.client.module
         if module is None:
-            return self.client(self._laid_out(batch[0]))
+            return self.client(laid_out(batch[0], self._channels_last))
         return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
-
-    def _laid_out(self, x: Any) -> Any:
-        """Lay out images (B, C, H, W) as they are evaluated; anything else stays as it is."""
-        images = self._channels_last and isinstance(x, Tensor) and x.ndim == IMAGES
-        return x.contiguous(memory_format=torch.channels_last) if images else x
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a step of the wrapped module with as many of the arguments as it takes, and logging attached."""
@@ -253,48 +246,51 @@ class Evaluation:
         Returns:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
-        store, device = server.store, self.communicator.device
-        mine = self.communicator.assign_clients(range(server.num_clients), server.size, store.owners)
-        before, idle = HeldEntries(self.weights), self.weights.frozen.idle
-        start, put_generators_back = self.weights.snapshot(self.weights.shared), keep_generators(device)
-        self.engine.members.prepare()
-        accuracy, own = ALMA(server.num_clients).to(device), None if self.metrics is None else alone(self.metrics)
-        found: dict[int, dict[str, float]] = {}
+        metrics = None if self.metrics is None else alone(self.metrics)
+        jobs = self._deployed_jobs(round_idx, server, initial_personal)
+        put_generators_back = keep_generators(self.communicator.device)
+        scores, values = list[ClientScore](), list[dict[str, float]]()
         try:
-            for client_id in mine:
-                local = self.data.view(client_id, round_idx)
-                if not local.size("test"):
-                    continue
+            how = self.data.eval_batch_size, metrics, self._channels_last
+            with closing(self.engine.evaluate(jobs, *how)) as found:
+                for score in found:
+                    scores.append(score)
+                    values.append(values_of(score.metrics, "local", self.class_names))
+        finally:
+            put_generators_back()
+        counts = to_host([torch.as_tensor(n) for score in scores for n in (score.correct, score.num_samples)])
+        mine = [(score.client_id, *counts[2 * i : 2 * i + 2]) for i, score in enumerate(scores)]
+        everywhere = self.communicator.gather((mine, values))
+        hits = torch.zeros(2, server.num_clients, dtype=torch.float64)
+        for client_id, *count in (one for part, _ in everywhere for one in part):
+            hits[:, client_id] = torch.tensor(count, dtype=torch.float64)
+        means = mean_values(one for _, part in everywhere for one in part)
+        return {"local/alma": float(class_accuracy(hits).nanmean()), **means}
+
+    def _deployed_jobs(
+        self, round_idx: int, server: Server, initial_personal: Callable[[int], State | None]
+    ) -> Iterator[ClientJob]:
+        """Make the job of every client of this process that has test samples."""
+        store, start = server.store, self.weights.snapshot(self.weights.shared)
+        for client_id in self.communicator.assign_clients(range(server.num_clients), server.size, store.owners):
+            local = self.data.view(client_id, round_idx)
+            if local.size("test"):
                 memory, personal = store.record(client_id)
                 personal = initial_personal(client_id) if personal is None else personal
-                sent = Broadcast(round_idx, "deployed", None)
-                before.put_back()
-                self.engine.load_client(ClientJob(client_id, sent, local, memory, personal, start))
-                self.weights.load(idle)
-                self.client.eval()
-                predict = self.client.deployed()
-                for x, y in map(self.transfer, local.batches("test", batch_size=self.data.eval_batch_size)):
-                    logits = predict(self._laid_out(x))
-                    accuracy.update(logits, y, client_id)
-                    if own is not None:
-                        own.update(raised(logits), y)
-                if own is not None:
-                    found[client_id] = values_of(own.compute(), "local", self.class_names)
-                    own.reset()
-        finally:
-            self.engine.release_client()
-            before.restore()
-            put_generators_back()
-        values = {"local/alma": float(computed(accuracy))}
-        return values if own is None else values | self._means(found)
+                yield ClientJob(client_id, Broadcast(round_idx, "deployed", None), local, memory, personal, start)
 
-    def _means(self, found: dict[int, dict[str, float]]) -> dict[str, float]:
-        """Mean over the clients of all processes, by name; a value that is not defined for a client is left out."""
-        columns: dict[str, list[float]] = defaultdict(list)
-        for values in (values for part in self.communicator.gather(found) for values in part.values()):
-            for name, value in values.items():
-                columns[name] += [] if math.isnan(value) else [value]
-        return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}
+
+def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Take the mean of each name's values; a value that is not defined for a client is left out.
+
+    >>> mean_values([{"recall": 0.5}, {"recall": math.nan}, {"recall": 1.0}])
+    {'recall': 0.75}
+    """
+    columns: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            columns[name] += [] if math.isnan(value) else [value]
+    return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}
 
 
 def nothing() -> None:

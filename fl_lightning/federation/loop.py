@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.services import ClientServices
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation

@@ -16,15 +16,14 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
-from fl_lightning.client.decay import decay_of
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.federation import checks
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.execution import Execution

@@ -237,7 +237,7 @@ class Round:
         with self.undone_on_error() as undo:
             self.server.begin_round(0, self.weights.start)
             for member in self.members.of("begin"):
-                member.begin(0, [client_id])
+                member.begin(-1, [client_id])
             with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
                 keys = {name for result in results for name in result.logged.names}
             undo.undo()

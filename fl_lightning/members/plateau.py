@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.types import Member
 from fl_lightning.utils.settings import check_choice
 

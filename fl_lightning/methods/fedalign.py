@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
-from fl_lightning.client.batch_norm import BATCH_NORMS
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.nets.backbone import Stages

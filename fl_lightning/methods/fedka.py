@@ -15,8 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
-from fl_lightning.client.batch_norm import mixes_samples
-from fl_lightning.client.passes import evaluating
+from fl_lightning.client.modes import evaluating, mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData

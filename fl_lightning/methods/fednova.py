@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from fl_lightning.aggregation import Aggregator
-from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.functional import state as S
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_choice

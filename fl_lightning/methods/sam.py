@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fl_lightning.client.batch_norm import BATCH_NORMS
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.functional import state as S
 from fl_lightning.types import State
 from fl_lightning.utils.settings import check_at_least

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import ClientModule
-from fl_lightning.client.schedulers import parse_optimizers
+from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.functional import state as S
 from fl_lightning.functional.importance import first_length
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State

@@ -16,12 +16,12 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
-from fl_lightning.client.settings import LocalSettings
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.engines.cohort import CohortEngine, looks_away
 from fl_lightning.engines.compiled import StackStep, kind_of
 from fl_lightning.engines.lockstep import Passes, lockstep
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedDyn, FedNTD, FedProx, FedRep, KnFu
 from fl_lightning.methods.fednova import FedNovaAggregator
@@ -496,7 +496,7 @@ class Phased(FedAvg):
         return (
             Phase(epochs=2, trains=("net.head.*",), lr=0.2),
             Phase("transfer", epochs=1, batch_size=4, with_index=True, counts=False),
-            Phase(batch_size="full", optimizer=partial(torch.optim.SGD, lr=0.05, weight_decay=0.1)),
+            Phase(batch_size="full", lr=0.05),
             Phase(),
         )
 
@@ -694,9 +694,9 @@ class Between(Undeclared):
         yield Phase()
 
 
-class Until(Undeclared):
+class Some(Undeclared):
     def phases(self, exchange):
-        return (Phase(until=lambda: True),)
+        return (Phase(indices=torch.arange(2)),)
 
 
 class Uneven(Undeclared):
@@ -750,7 +750,7 @@ class Measures(Undeclared):
         ("reads client_id, memory", {"kind": Favours}, {}),
         ("different values of factor", {"kind": Scales}, {}),
         ("phases run code between", {"kind": Between}, {}),
-        ("indices or until", {"kind": Until}, {}),
+        ("a phase has indices", {"kind": Some}, {}),
         ("different phases", {"kind": Uneven}, {}),
         ("SignFlip says stackable = False|Attack says stackable = False", {"kind": malicious_fedavg}, {}),
         ("random", {"kind": Draws}, {}),

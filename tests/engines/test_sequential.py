@@ -1,12 +1,17 @@
 """The sequential engine by itself: without a Trainer, without a loop."""
 
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassRecall
 
-from fl_lightning.client.settings import LocalSettings
+from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.functional.state import clone, weighted_mean
 from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.types import Broadcast, ClientJob
@@ -65,6 +70,42 @@ def test_without_uploads_the_weights_stay_with_the_client():
     (result,) = engine.run("train", jobs_of(engine, toy_data((7,)), uploads=False))
     assert result.update.weights is None
     assert result.update.num_steps == 2
+
+
+def deployed_jobs(engine, data):
+    start = engine.weights.snapshot(engine.weights.shared)
+    return [
+        job._replace(broadcast=Broadcast(0, "deployed", None), memory={"bias": float(job.client_id)}, start=start)
+        for job in jobs_of(engine, data)
+    ]
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, partial(CohortEngine, chunk=2)])
+def test_what_clients_deploy_is_tested_on_their_own_samples(kind):
+    """Also where all jobs are drawn before the first score, or nobody wants the last one; nothing stays behind."""
+
+    class Shifts(FedAvg):
+        def deployed(self):
+            return lambda x: self(x) + self.memory["bias"] * torch.eye(3)[0]
+
+    client = Shifts(net=BatchNormNet, optimizer=sgd(), **SHAPE)
+    engine, data = kind(client), toy_data((7, 5, 6))
+    before, modes = clone(client.state_dict()), [module.training for module in client.modules()]
+    jobs, metrics = deployed_jobs(engine, data), MetricCollection({"recall": MulticlassRecall(3)})
+    scores = list(engine.evaluate(iter(jobs), batch_size=2, metrics=metrics))
+    client.eval()
+    for job, score in zip(jobs, scores, strict=True):
+        x, y = job.data.all("test")
+        answers = (client(x) + job.client_id * torch.eye(3)[0]).argmax(1)
+        assert (score.client_id, int(score.num_samples)) == (job.client_id, len(y))
+        assert int(score.correct) == int((answers == y).sum())
+        assert score.metrics["recall"] == MulticlassRecall(3)(answers, y)
+    for module, mode in zip(client.modules(), modes, strict=True):
+        module.training = mode
+    with closing(engine.evaluate(jobs, batch_size=100)) as found:
+        assert next(found).correct == scores[0].correct
+    assert equal(before, client.state_dict())
+    assert [module.training for module in client.modules()] == modes
 
 
 def test_afterwards_the_module_is_as_any_other():

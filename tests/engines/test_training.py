@@ -1,4 +1,4 @@
-"""Phases of local training: on some samples, with an optimizer of their own, until they have enough, uncounted."""
+"""Phases of local training: on some samples, in stages, uncounted."""
 
 import copy
 from functools import partial
@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning.members.faults import ClientError
-from fl_lightning.methods import SAM, FedAvg, FedNTD
+from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import Phase
 from tests.hooks.toy import Updates
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(3,))
 
@@ -101,37 +101,6 @@ def test_no_samples_are_no_phase():
     torch.testing.assert_close(dict(loop.client.state_dict()), by_hand(loop), rtol=1e-12, atol=1e-12)
 
 
-def test_a_phase_with_an_optimizer_of_its_own_equals_a_loop_by_hand():
-    """Then the client's own again, with fresh momentum; lr_decay scales both."""
-    adam = partial(torch.optim.Adam, lr=0.05)
-    first, second = Phase(optimizer=adam, epochs=1), Phase(epochs=2)
-    loop, rounds = run(Phases(first, second, first, second), lr_decay=0.5)
-    everything = torch.arange(9)
-    one, two = (batches_of(loop, everything, 4, epochs) for epochs in (1, 2))
-    wanted = by_hand(loop, (adam, one), (sgd(), two), (adam, one), (sgd(), two))
-    torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
-    assert rounds[0][0].num_steps == 2 * 9
-    assert rounds[0][0].exposure != rounds[0][0].exposure  # of Adam it is not defined
-
-
-def test_lr_decay_and_a_phase_s_lr_reach_its_own_optimizer():
-    seen = []
-
-    class Looks(Phases):
-        def on_before_optimizer_step(self, optimizer):
-            seen.append(optimizer.param_groups[0]["lr"])
-
-    run(Looks(Phase(optimizer=sgd(0.3), lr=0.2), Phase(optimizer=sgd(0.3))), 2, (4,), lr_decay=0.5)
-    assert seen == pytest.approx([0.2, 0.3, 0.1, 0.15])
-
-
-def test_sam_in_a_phase_is_sam_as_the_client_s_optimizer():
-    """BatchNorm's statistics move in its first pass only."""
-    sam = partial(SAM, base=sgd())
-    phase = fit(Phases(Phase(optimizer=sam), net=BatchNormNet), 1)
-    assert equal(weights_of(phase), weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sam), 1)))
-
-
 def test_an_optimizer_that_is_handed_out_again_begins_with_the_state_it_was_given():
     """As Adagrad's, whose sums exist before its first step."""
 
@@ -162,28 +131,8 @@ def test_an_optimizer_that_is_handed_out_again_begins_with_the_state_it_was_give
     assert counted == [{3.0}, {2.0}] * 2
 
 
-def test_until_ends_a_phase_after_a_pass():
-    """It is asked after each pass; the next phase goes on with the next order of the samples."""
-    asked = []
-
-    class Until(Phases):
-        def phases(self, exchange):
-            yield Phase(epochs=10, until=self.enough)
-            yield Phase(epochs=1)
-
-        def enough(self):
-            asked.append(self.num_steps)
-            return self.num_steps >= 5
-
-    ended = fit(Until(net=BatchNormNet), 1, toy_data((9,)))
-    assert asked == [2, 4, 6]
-    assert ended.client.num_steps == 8
-    fixed = fit(Phases(Phase(epochs=3), Phase(epochs=1), net=BatchNormNet), 1, toy_data((9,)))
-    assert equal(weights_of(ended), weights_of(fixed))
-
-
 def test_steps_that_do_not_count_are_neither_in_k_nor_in_e_nor_in_the_limit():
-    warm = Phase(epochs=3, counts=False, optimizer=partial(torch.optim.Adam, lr=0.01))
+    warm = Phase(epochs=3, counts=False, lr=0.02)
     loop, rounds = run(Phases(warm, Phase(epochs=2), warm), max_local_steps=4)
     update = rounds[0][0]
     assert update.num_steps == 4
@@ -193,8 +142,8 @@ def test_steps_that_do_not_count_are_neither_in_k_nor_in_e_nor_in_the_limit():
         exposure += 0.1 * momentum
     assert update.exposure == pytest.approx(exposure, rel=1e-12)
     everything = torch.arange(9)
-    adam, three = warm.optimizer, batches_of(loop, everything, 4, 3)
-    wanted = by_hand(loop, (adam, three), (sgd(), batches_of(loop, everything, 4, 2)[:4]), (adam, three))
+    slow, three = sgd(0.02), batches_of(loop, everything, 4, 3)
+    wanted = by_hand(loop, (slow, three), (sgd(), batches_of(loop, everything, 4, 2)[:4]), (slow, three))
     torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -229,14 +178,10 @@ def test_phases_as_a_generator_have_code_between_them():
     assert [watch.rounds[0][c].num_steps for c in range(2)] == [3, 8]
 
 
-@pytest.mark.parametrize("method", ["until", "code between"])
-def test_a_failure_in_a_phase_s_own_code_is_that_failure(method):
+def test_a_failure_in_a_phase_s_own_code_is_that_failure():
     class Fails(Phases):
         def phases(self, exchange):
-            yield Phase(until=self.fail if method == "until" else None)
-            self.fail()
-
-        def fail(self):
+            yield Phase()
             raise ZeroDivisionError
 
     with pytest.raises(ClientError, match="raised ZeroDivisionError"):

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning import aggregation as rules
 from fl_lightning import methods as M
-from fl_lightning.client.optimizers import Exposure, LocalProgress
+from fl_lightning.client.progress import Exposure, LocalProgress
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.functional.density import DensityRatio, gaussian
 from fl_lightning.functional.importance import importance

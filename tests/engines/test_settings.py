@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from fl_lightning.client.decay import decay_of
-from fl_lightning.client.settings import LocalSettings
+from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.methods import FedAvg
 from tests.hooks.toy import Updates
 from tests.toys import fit, sgd, toy_data
