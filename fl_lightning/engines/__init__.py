@@ -1,4 +1,7 @@
 """Engines, which train clients: one after the other, or a cohort at once."""
 
+from fl_lightning.engines.cohort import CohortEngine as CohortEngine
+from fl_lightning.engines.local import local_engine as local_engine
+from fl_lightning.engines.sequential import SequentialEngine as SequentialEngine
 from fl_lightning.engines.settings import LocalSettings as LocalSettings
 from fl_lightning.engines.training import LocalTrainer as LocalTrainer

@@ -1,0 +1,93 @@
+"""What a round may expect of an engine: here one that draws all jobs before its first result, as a remote one must."""
+
+import pytest
+
+from fl_lightning.engines import SequentialEngine
+from fl_lightning.methods import FedAvg
+from tests.hooks.toy import SCAFFOLD, Updates
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+
+class AllJobsFirst(SequentialEngine):
+    """Knows all clients before it trains one."""
+
+    def run(self, exchange, jobs):
+        yield from super().run(exchange, iter(list(jobs)))
+
+    def evaluate(self, jobs, *args, **kwargs):
+        yield from super().evaluate(iter(list(jobs)), *args, **kwargs)
+
+
+class Fails(FedAvg):
+    """Client 2 fails in round 1, after its training, between clients 0 and 3."""
+
+    def reply(self, exchange, local):
+        if (self.context.client_id, local.round_idx) == (2, 1):
+            raise ValueError("no")
+        return {}
+
+
+class Keeps(FedAvg):
+    """A client counts its rounds."""
+
+    def reply(self, exchange, local):
+        self.memory["times"] = self.memory.get("times", 0) + 1
+        return {}
+
+
+class Twice(Fails):
+    """The failure is in the second exchange of the round."""
+
+    exchanges = ("first", "train")
+
+    def reply(self, exchange, local):
+        return super().reply(exchange, local) if exchange == "train" else {}
+
+
+def two(kind, monkeypatch, **settings):
+    """Weights, updates, records and the last row of three rounds, without and with all jobs first."""
+    found = []
+    for engine in (SequentialEngine, AllJobsFirst):
+        monkeypatch.setattr("fl_lightning.federation.parts.SequentialEngine", engine)
+        watch = Updates()
+        data = toy_data((7, 12, 5, 9), participation=0.75)
+        loop = fit(kind(net=BatchNormNet, optimizer=sgd()), 3, data, callbacks=[watch], alma_every=1, **settings)
+        assert type(loop.engine) is engine
+        found.append((loop, watch))
+    return found
+
+
+@pytest.mark.parametrize("kind", [FedAvg, SCAFFOLD, Keeps])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"personal": "*head*"},
+        {"nonfinite": "skip", "on_error": "skip", "max_update_norm": 2.5},
+    ],
+    ids=["error", "personal", "skip"],
+)
+def test_all_jobs_may_be_drawn_before_the_first_result(kind, settings, monkeypatch):
+    (plain, seen), (other, looked) = two(kind, monkeypatch, **settings)
+    assert_alike(plain, seen, other, looked)
+
+
+LOSES = "TolerantRound._train goes on with the clients that were not drawn, and all were"
+
+
+@pytest.mark.parametrize("kind", [pytest.param(Fails, marks=pytest.mark.xfail(reason=LOSES, strict=True)), Twice])
+def test_a_client_that_fails_is_left_out_alike(kind, monkeypatch):
+    (plain, seen), (other, looked) = two(kind, monkeypatch, on_error="skip")
+    assert seen.rounds[1].keys() >= {0, 3}
+    assert_alike(plain, seen, other, looked)
+
+
+def assert_alike(plain, seen, other, looked):
+    assert equal(weights_of(plain), weights_of(other))
+    assert plain.round_metrics == other.round_metrics
+    for mine, its in zip(seen.rounds, looked.rounds, strict=True):
+        assert mine.keys() == its.keys()
+        for client_id, update in mine.items():
+            assert equal(update.weights, its[client_id].weights)
+    for client_id in plain.store.clients:
+        assert plain.store.memory(client_id).keys() == other.store.memory(client_id).keys()
