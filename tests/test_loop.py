@@ -23,7 +23,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx
-from tests.toys import equal, fit, samples, sgd, toy_data, trainer
+from tests.toys import equal, fit, folded, samples, sgd, toy_data, trainer
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from tests.toys import equal, fit, samples, sgd, toy_data, trainer
         ({"local_epochs": [1, -2]}, "local_epochs must be at least 0, got -2"),
         ({"max_local_steps": 0}, "max_local_steps must be at least 1, got 0"),
         ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be at least 1, got 0"),
-        ({"alma_every": 0}, "alma_every must be at least 1, got 0"),
+        ({"evaluate_clients_every": 0}, "evaluate_clients_every must be at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"lr_decay": 0.0}, "lr_decay must be above 0, got 0.0"),
         ({"lr_decay": float("nan")}, "lr_decay must be above 0, got nan"),
@@ -48,7 +48,7 @@ from tests.toys import equal, fit, samples, sgd, toy_data, trainer
 )
 def test_an_argument_out_of_its_range_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        FederatedLoop(FedAvg(), **settings)
+        FederatedLoop(FedAvg(), **folded(settings))
 
 
 @pytest.mark.parametrize("settings", [{"local_epochs": 0}, {"local_epochs": [0, 1, 0, 2, 1]}])

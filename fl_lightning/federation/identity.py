@@ -22,7 +22,7 @@ FREE_OF_TRAINER = (
     *("logger", "callbacks", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar"),
     *("enable_model_summary", "enable_autolog_hparams", "num_sanity_val_steps", "profiler", "detect_anomaly"),
 )
-FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout", "metrics")
+FREE_OF_MODEL = ("threads", "evaluate_clients_every", "chunk", "store", "initial_weights", "process_timeout", "metrics")
 FREE = {
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
     "plots",

@@ -14,7 +14,7 @@ from fl_lightning import Aggregator, ClientModule, FederatedLoop, methods
 from fl_lightning.aggregation import KrumAggregator, MedianAggregator, NormClip, ServerModule, UpdateTransform
 from fl_lightning.callbacks import ClientTable, DriftMonitor
 from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
-from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
 CLIENT, ROUND = 2, 1
 EVERYONE = list(range(len(SIZES)))
@@ -102,7 +102,7 @@ def run(client, lacks=False, callbacks=(), **settings):
     watch = Rows()
     schedule = {"schedule": [EVERYONE, OTHERS, EVERYONE]} if lacks else {}
     settings = {"nonfinite": "skip", "on_error": "skip", "seed": 3, "threads": 1, **settings}
-    loop = fit(None, 3, data(**schedule), loop=FederatedLoop(client, **settings), callbacks=[watch, *callbacks])
+    loop = fit(None, 3, data(**schedule), loop=FederatedLoop(client, **folded(settings)), callbacks=[watch, *callbacks])
     return loop, watch
 
 
