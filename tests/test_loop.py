@@ -38,7 +38,6 @@ from tests.toys import equal, fit, folded, samples, sgd, toy_data, trainer
         ({"lr_decay": 0.0}, "lr_decay must be above 0, got 0.0"),
         ({"lr_decay": float("nan")}, "lr_decay must be above 0, got nan"),
         ({"clip_norm": -1.0}, "clip_norm must be above 0, got -1.0"),
-        ({"weighting": "sizes"}, "weighting must be one of samples, uniform, got 'sizes'"),
         ({"nonfinite": "ignore"}, "nonfinite must be one of error, skip, got 'ignore'"),
         (
             {"server_lr_scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
@@ -139,7 +138,7 @@ CALLBACKS = [
     (GradientAccumulationScheduler({0: 2}), "of which a round has one; leave it out, and set model.accumulate_grad_b"),
     (BackboneFinetuning(), "which is the server's; freeze and unfreeze loop.client by requires_grad_ in "),
     (ModelPruning("l1_unstructured"), "not those that the clients share; prune the trained client.ckpt"),
-    (SpikeDetection(), "a step of the Trainer is a round; leave it out, and set model.max_update_"),
+    (SpikeDetection(), "a step of the Trainer is a round; leave it out, and set model.faults.max_update_"),
 ]
 
 

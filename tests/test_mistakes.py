@@ -235,7 +235,7 @@ class Broken(FedAvg):
 
 def test_only_a_line_of_the_users_own_is_to_be_mended():
     with pytest.raises(
-        RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.on"
+        RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.faults.on"
     ):
         fit(Broken())
     with pytest.raises(RuntimeError, match=r"Invalid learning rate.*; set model.faults.on_error to skip$") as caught:

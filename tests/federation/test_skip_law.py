@@ -295,7 +295,7 @@ def test_too_few_that_are_left_lose_the_round_and_say_whom():
 def test_the_row_of_a_run_that_max_steps_ends_is_whole():
     """Its last round is evaluated and counted like any other, also one with a skipped client."""
     watch, whole = Rows(), run(failing(FedAvg, "NaN"))[1]
-    loop = FederatedLoop(failing(FedAvg, "NaN"), nonfinite="skip", on_error="skip", seed=3, threads=1)
+    loop = FederatedLoop(failing(FedAvg, "NaN"), seed=3, threads=1, faults="skip")
     trainer(-1, max_steps=2, callbacks=[watch]).fit(loop, datamodule=data())
     assert watch.skipped == [[], [CLIENT]]
     assert same(watch.rows, whole.rows[:2])

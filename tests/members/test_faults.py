@@ -91,7 +91,9 @@ def test_a_client_that_is_skipped_is_named_and_the_others_are_as_without_it(how)
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), torch.tensor(-2.0), torch.tensor(-1)])
 @pytest.mark.parametrize("nonfinite", ["error", "skip"])
 def test_a_weight_that_is_none_costs_the_round(weight, nonfinite):
-    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), Weighs(weight), nonfinite=nonfinite, seed=3)
+    loop = FederatedLoop(
+        FedAvg(net=BatchNormNet, optimizer=sgd()), Weighs(weight), seed=3, faults=FaultPolicy(nonfinite=nonfinite)
+    )
     if nonfinite == "error":
         with pytest.raises(FaultError, match=r"Weighs .*weight of client 2 .*in round 1"):
             fit(None, 2, loop=loop)
@@ -169,7 +171,9 @@ def test_finite_updates_whose_sum_overflows_do_not_become_the_model():
     with pytest.raises(FaultError, match=r"Doubles and ServerModule made NaN or infinite values .*round 0"):
         fit(None, 1, loop=loop)
     start = weights_of(loop)
-    skips = FederatedLoop(Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3, nonfinite="skip")
+    skips = FederatedLoop(
+        Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3, faults=FaultPolicy(nonfinite="skip")
+    )
     assert equal(weights_of(fit(None, 1, loop=skips)), start)
     assert skips.round_metrics["train/skipped"] == len(SIZES)
 

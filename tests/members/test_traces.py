@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.members.traces import Snapshot as Traces
 from fl_lightning.members.traces import switches
@@ -120,7 +120,7 @@ def test_what_clients_that_do_not_fail_leave_stays():
             self.clients.append(1)
 
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(Counts(), seed=1, on_error="skip")
+    loop = FederatedLoop(Counts(), seed=1, faults=FaultPolicy(on_error="skip"))
     trainer(2, callbacks=[Fails("forward hook")]).fit(loop, datamodule=toy_data(SIZES, schedule=[[0, 1, 2]] * 2))
     assert len(loop.client.module.clients) == 4
 
@@ -143,7 +143,7 @@ def test_a_client_that_is_refused_after_its_training_leaves_nothing(tmp_path):
     found = []
     for cohort in [0, 1, 2], [0, 2]:
         pl.seed_everything(7, verbose=False)
-        loop = FederatedLoop(Hooks(), seed=1, on_error="skip")
+        loop = FederatedLoop(Hooks(), seed=1, faults=FaultPolicy(on_error="skip"))
         run = trainer(2, callbacks=[Watches(), Tells()])
         run.fit(loop, datamodule=toy_data(SIZES, schedule=[cohort] * 2))
         found.append(weights_of(loop))

@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.methods import SAM, Ditto, FedAvg, FedEXPAggregator, FedFOMO, FedNovaAggregator, FedProx, FedRep
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import ClientUpdate, Phase
@@ -93,7 +93,9 @@ def test_a_client_that_is_skipped_is_left_out():
 
     loops = []
     for kind, schedule in ((Broken, [[0, 1, 2]]), (FedAvg, [[0, 2]])):
-        loop = FederatedLoop(kind(net=Small, optimizer=sgd()), FedNovaAggregator(), seed=3, nonfinite="skip")
+        loop = FederatedLoop(
+            kind(net=Small, optimizer=sgd()), FedNovaAggregator(), seed=3, faults=FaultPolicy(nonfinite="skip")
+        )
         loops.append(fit(None, 1, toy_data(schedule=schedule), loop=loop))
     for name, value in loops[0].client.state_dict().items():
         torch.testing.assert_close(value, loops[1].client.state_dict()[name])
