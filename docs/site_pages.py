@@ -28,6 +28,7 @@ ROOMS = {
     "fl_lightning.federation.loop": "The federation: the loop that Lightning fits",
     "fl_lightning.data": "Sources, partitions and the data module",
     "fl_lightning.client": "Clients: the base class of methods",
+    "fl_lightning.members": "Members of a round: what happens on faults",
     "fl_lightning.engines": "Engines: local training, one client or several at once",
     "fl_lightning.aggregation": "Rules, server modules and transforms",
     "fl_lightning.nets": "Nets",

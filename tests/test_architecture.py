@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE = re.compile(r"[a-z]\w*(?:/\w+)+\.py")
+FILE = re.compile(r"[a-z]\w*(?:/\w+)*\.py")
 
 
 def drawing() -> list[str]:
@@ -33,7 +33,7 @@ def test_numbered_files_are_those_that_a_round_enters_in_that_order(trace_round,
     entered = re.findall(r"^  (\S+\.py) +\d+ code lines", out, re.MULTILINE)
     numbers, named = [], []
     for line in drawing():
-        if found := re.search(r" (\d+)(?:-(\d+))?  (?=\w+/)", line):
+        if found := re.search(r" (\d+)(?:-(\d+))?  (?=\w+[/.])", line):
             files = FILE.findall(line[found.end() :])
             numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
             named += files

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, check_classes, ended, write_arrays
 from fl_lightning.callbacks.plots import save
 from fl_lightning.callbacks.probe_figures import plot_landscape
-from fl_lightning.federation.inspection import Inspection, Moment
+from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function

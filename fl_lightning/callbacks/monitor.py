@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.distributed import current_communicator
-from fl_lightning.federation.inspection import DEPLOYED, Inspection, Moment
+from fl_lightning.engines.inspection import DEPLOYED, Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder

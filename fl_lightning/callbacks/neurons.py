@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
-from fl_lightning.federation.inspection import Inspection, Moment
+from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
 from fl_lightning.types import ClientUpdate

@@ -11,8 +11,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.callbacks.tables import is_value
-from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.runs.figures import (
     is_accuracy,
     is_loss,

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fl_lightning.federation.history import BY_CLASS, History
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.runs.results import is_lower_better
 from fl_lightning.utils.text import printable
 

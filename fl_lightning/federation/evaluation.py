@@ -19,15 +19,15 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.distributed import Communicator
 from fl_lightning.engines.deployed import laid_out
+from fl_lightning.engines.inspection import Inspection, class_names
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.federation.inspection import Inspection, class_names
 from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.reported import alone, computed, update, values_of
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import raised, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
+from fl_lightning.metrics.reported import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob, ClientScore, Engine, State
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))

@@ -22,16 +22,16 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
-from fl_lightning.federation.hyperparameters import log_final, summary_key
+from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.members import ClientRecords
-from fl_lightning.federation.missed import catch_up
 from fl_lightning.federation.recorder import bytes_of_sets
-from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.setup import FederationParts, as_client
+from fl_lightning.federation.unfinished import catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.metrics.reported import Metrics, as_collection
 from fl_lightning.types import Engine, Members, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fl_lightning.client.services import MetricAccumulator, Rows, drain
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
-from fl_lightning.federation.history import History
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
+from fl_lightning.metrics.history import History
 from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, ClientUpdate, Member, RoundOutcome, State
 
 Bytes = dict[tuple[str, str], int]

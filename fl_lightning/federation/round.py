@@ -256,7 +256,8 @@ class Round:
         if any(violation.kind == "total" for violation in violations):
             outcome.take(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
-        ending = self.members.numbered(self.members.of("end"))
+        everyone = [member for member in self.members.all if does(member, "end")]  # where there was nobody, too
+        ending = self.members.numbered(everyone if outcome.lost else self.members.of("end"))
         shares = {name: member.share() for name, member in ending.items() if does(member, "share")}
         everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
         shared = [(m, [parts[name] for _, parts in everywhere] if name in shares else []) for name, m in ending.items()]

@@ -27,8 +27,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.federation import checks
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.hyperparameters import hyperparameters
-from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.identity import RunIdentity, hyperparameters
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.round import Round

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.figures.drawing import Drawing, Drawn, Series, chosen, said, unique
 from fl_lightning.figures.panels import draw_maps
+from fl_lightning.metrics.history import BY_CLASS
 
 
 class ClassMaps(Drawing):

@@ -1,1 +1,3 @@
-"""Features of a round that are members of their own: absent where nobody asks for them."""
+"""Members of a round in rooms of their own: absent where nobody asks for them."""
+
+from fl_lightning.members.faults import FaultPolicy as FaultPolicy

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.functional.forgetting import forgetting_per_class
+from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.runs.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.runs.figures import plot_classwise, plot_partition
 from fl_lightning.runs.page import WARNING, Picture, Section, drawn, write_page

@@ -16,8 +16,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fl_lightning.federation.history import History
 from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
+from fl_lightning.metrics.history import History
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import write_atomically

@@ -235,7 +235,7 @@ def test_some_rounds_and_clients_only(tmp_path):
 
 
 def test_monitors_share_what_they_evaluate(monkeypatch):
-    from fl_lightning.federation.inspection import Inspection
+    from fl_lightning.engines.inspection import Inspection
 
     looks = []
     plain = Inspection._scores

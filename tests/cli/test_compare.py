@@ -411,7 +411,7 @@ def composer(tmp_path_factory):
 
 def test_a_method_is_its_file_and_not_the_defaults_of_its_class(composer):
     config = composer.compose("SCAFFOLD")
-    assert config["model"]["weighting"] == "uniform"  # of configs/method/scaffold.yaml
+    assert config["model"]["aggregator"]["init_args"]["weighting"] == "uniform"  # of configs/method/scaffold.yaml
     assert config["model"]["client"]["init_args"]["net"]["init_args"] == {"hidden": [8]}
     both = composer.compose("FedED+FedEXP")["model"]
     assert both["client"]["class_path"].endswith("FedED")

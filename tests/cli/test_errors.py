@@ -89,7 +89,16 @@ OPTIONS = [
     ("--model.server_optimizer.lr 1", "its class must be named before the option 'lr'; it takes ASGD, "),
     ("--model.client Local --model.client.net.hiden 3", "unknown option 'hiden'; the nearest is 'hidden'"),
     ("--model.client.kd_form sun", "model.client.kd_form must be sum or convex, got sun; the nearest is 'sum'"),
-    ("--model.weighting sample", "model.weighting must be samples or uniform, got sample; the nearest is 'samples'"),
+    (
+        "--model.aggregator Aggregator --model.aggregator.weighting sample",
+        "model.aggregator.weighting must be samples or uniform, got sample; the nearest is 'samples'",
+    ),
+    (
+        "--model.faults.nonfinite skipp",
+        "model.faults.nonfinite must be error or skip, got skipp; the nearest is 'skip'",
+    ),
+    ("--model.faults.nonfinit skip", "model.faults: unknown option 'nonfinit'; the nearest is 'nonfinite'"),
+    ("--model.faults quiet", "model.faults must be error or skip, got quiet"),
     ("--data.num_clients five", "data.num_clients must be int, got five"),
     ("--data.partition Dirichlet", "there is no class 'Dirichlet'; the nearest is 'DirichletPartition'"),
     ("--trainer.callbacks EarlyStoping", "there is no class 'EarlyStoping'; the nearest is 'EarlyStopping'"),

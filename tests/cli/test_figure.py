@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.figure import spec
-from fl_lightning.federation.history import BY_CLASS
 from fl_lightning.figures import Series, Sweep
 from fl_lightning.figures.panels import draw_line, finish, panels
+from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.runs.result_tables import Table
 from fl_lightning.runs.saved import Group, read_run
 from tests.commands import refusal, say

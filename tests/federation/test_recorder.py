@@ -11,10 +11,10 @@ from torchmetrics import MeanMetric
 
 from fl_lightning import FederatedLoop
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.federation.history import History
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.methods import FedAvg
+from fl_lightning.metrics.history import History
 from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.toys import BatchNormNet, fit, sgd, toy_data, trainer
 

@@ -14,11 +14,11 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.federation.reported import computed
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import raised
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
+from fl_lightning.metrics.reported import computed
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
 
