@@ -13,7 +13,7 @@ from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
 from fl_lightning.engines.compiled import StackStep
-from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_pytrees, stacked_leaves, with_leaves
 from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
@@ -129,9 +129,9 @@ class ClientStack:
         starts = [context.start for context in contexts]
         alike = all(start is starts[0] for start in starts)
         self._kind = None if self.buffers else kind
-        own = [({} if alike else context.received, context.round) for context in contexts]
+        constants = [({} if alike else context.received, context.round) for context in contexts]
         self._start = starts[0] if alike else None
-        self._constants, self._dims = stack_nest(own)
+        self._constants, self._dims = stack_pytrees(constants)
         self._step = _Step(client, places, set(self.buffers), tied)
         self._views: dict[tuple[int, int], Rows] = {}
         self._nobody = ClientContext()
@@ -249,15 +249,15 @@ class ClientStack:
                 said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
         services.begin_client()  # what belongs to no row must not outlive the step
         self._client.begin(self._nobody)
-        found = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
+        further = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
         if cache is not None:
-            found |= {("logits", name): value for name, value in cache.computed.items()}
-        return loss, values, found
+            further |= {("logits", name): value for name, value in cache.computed.items()}
+        return loss, values, further
 
     def _together(
         self, one: Callable[..., Row], rows: Rows, given: Stacked, trained: Sequence[int], said: list[Said]
     ) -> tuple[Sequence[Tensor | None], list[Tensor], dict[tuple[str, str], Tensor]]:
-        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
+        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over pytrees of them."""
         dims = (rows.dims, given[1])
         constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
 
