@@ -105,6 +105,8 @@ class ClientUpdate:
         weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
         extras: further contents of the method's (`ClientModule.reply`).
         included: False, in a 0-d tensor, where the update is left out and its values are replaced (`nonfinite: skip`).
+        idle_steps: those of the K_i steps that trained no shared parameter.
+        lr: learning rate of the last step that counts in E_i and had one above 0; 0: there is none.
     """
 
     client_id: int
@@ -114,6 +116,8 @@ class ClientUpdate:
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
     included: bool | Tensor = True
+    idle_steps: int = 0
+    lr: float = 0.0
 
 
 # --- local training, and what both sides see of the data

@@ -180,7 +180,8 @@ class SequentialEngine:
         """Make a client's update of what it has trained, as it leaves the client."""
         progress = context.progress
         counts = job.data.num_samples, progress.num_steps, progress.exposure
-        result = ClientResult(job, ClientUpdate(job.client_id, *counts, state, extras), personal, logged)
+        rest = progress.idle_steps, progress.lr
+        result = ClientResult(job, ClientUpdate(job.client_id, *counts, state, extras, True, *rest), personal, logged)
         for member in self.members.of("on_client"):
             result = member.on_client(result)
         return result

@@ -28,7 +28,7 @@ from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import raised, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
-from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
+from fl_lightning.types import Broadcast, ClientJob, ClientScore, Engine, State
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
@@ -39,6 +39,7 @@ class Evaluation:
 
     Args:
         engine: has the client module, the global weights in it and the transfer of batches.
+        clients: tests what clients would deploy.
         evaluated: `weights -> ` those that are evaluated in their place.
         data: of the federation.
         services: attached to the client's modules; they take what is logged in evaluation.
@@ -55,6 +56,7 @@ class Evaluation:
     def __init__(
         self,
         engine: SequentialEngine,
+        clients: Engine,
         evaluated: Callable[[State], State],
         data: FederatedDataModule,
         services: ClientServices,
@@ -63,7 +65,7 @@ class Evaluation:
         metrics: MetricCollection | None = None,
         channels_last: bool = False,
     ) -> None:
-        self.engine, self.client, self.weights, self.modules = engine, engine.client, engine.weights, engine.modules
+        self.clients, self.client, self.weights, self.modules = clients, engine.client, engine.weights, engine.modules
         self.evaluated, self.data, self.transfer = evaluated, data, engine.local.transfer
         self.services, self.recorder, self.communicator = services, recorder, communicator
         self.metrics, self.inspection = metrics, Inspection(engine, data)
@@ -252,7 +254,7 @@ class Evaluation:
         scores, values = list[ClientScore](), list[dict[str, float]]()
         try:
             how = self.data.eval_batch_size, metrics, self._channels_last
-            with closing(self.engine.evaluate(jobs, *how)) as found:
+            with closing(self.clients.evaluate(jobs, *how)) as found:
                 for score in found:
                     scores.append(score)
                     values.append(values_of(score.metrics, "local", self.class_names))

@@ -33,7 +33,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultSettings
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import Members, TrainableModule, Undo
+from fl_lightning.types import Engine, Members, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -90,13 +90,17 @@ class FederatedLoop(Forwarding):
             shapes: cross-entropy of a net of known layers, in long runs (see docs/performance.md).
 
     Attributes:
+        engine_factory: to be set before a fit: makes, of the engine that trains in this process, what trains and tests
+            the clients in its place (in another process, on another machine); None: that engine itself.
         recorder: of the logged values.
         final_key: log key of the value that sums up an evaluation; empty before the first one.
     """
 
     _server: Server | None = None
     _server_step: ServerOptimizer | None = None
+    engine_factory: Callable[[SequentialEngine], Engine] | None = None
     _engine: SequentialEngine | None = None
+    _clients_engine: Engine | None = None
     _round: Round | None = None
     _members: Members | None = None
     _records: ClientRecords | None = None
@@ -195,10 +199,17 @@ class FederatedLoop(Forwarding):
         return self._engine
 
     @property
+    def clients_engine(self) -> Engine:
+        """What trains and tests the clients; made anew for every run of a Trainer."""
+        if self._clients_engine is None:
+            self._clients_engine = self.engine if self.engine_factory is None else self.engine_factory(self.engine)
+        return self._clients_engine
+
+    @property
     def evaluation(self) -> Evaluation:
         """Evaluation of the global model; made anew for every run of a Trainer."""
         if self._evaluation is None:
-            self._evaluation = self.parts.make_evaluation(self.engine, self.data)
+            self._evaluation = self.parts.make_evaluation(self.engine, self.clients_engine, self.data)
         return self._evaluation
 
     def client_modules(self) -> list[LightningModule]:
@@ -223,7 +234,7 @@ class FederatedLoop(Forwarding):
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._engine, self._evaluation, self._round = None, None, None
+        self._engine, self._clients_engine, self._evaluation, self._round = None, None, None, None
         self._saved.begin_run()
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
@@ -253,7 +264,7 @@ class FederatedLoop(Forwarding):
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
         step, members, records = built(self._server_step), built(self._members), built(self._records)
-        self._round = self.parts.make_round(self.server, step, self.engine, members, records, self.trainer)
+        self._round = self.parts.make_round(self.server, step, self.clients_engine, members, records, self.trainer)
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:

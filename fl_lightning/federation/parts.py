@@ -37,7 +37,7 @@ from fl_lightning.members.faults import FaultSettings, SkippedClients, check_mea
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import Members, State, TrainableModule
+from fl_lightning.types import Engine, Members, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_kind, check_whole
 
@@ -298,18 +298,18 @@ class FederationParts:
         tolerant = self.faults.on_error == "skip"
         return make(*parts, batch_hooks=self.batch_hooks, members=members.at_client(), tolerant=tolerant)
 
-    def make_evaluation(self, engine: SequentialEngine, data: FederatedDataModule) -> Evaluation:
-        """Make the evaluation of the global model."""
+    def make_evaluation(self, engine: SequentialEngine, clients: Engine, data: FederatedDataModule) -> Evaluation:
+        """Make the evaluation of the global model, and of `clients` by their engine."""
         communicator, services = current_communicator(self.client.device), self.evaluation_services
         channels_last = self.execution.evaluates_channels_last(self.client, self.client.device)
         parts = services, self.recorder, communicator, self.metrics, channels_last
-        return Evaluation(engine, self.evaluated_weights, data, *parts)
+        return Evaluation(engine, clients, self.evaluated_weights, data, *parts)
 
     def make_round(
         self,
         server: Server,
         step: ServerOptimizer,
-        engine: SequentialEngine,
+        engine: Engine,
         members: Members,
         records: ClientRecords,
         trainer: Trainer,

@@ -224,6 +224,8 @@ class Traffic(Member):
         self._num_shared, self._shared_bytes = 0, 0
         self._exchanges: Sequence[str] = ()
         self._round_idx, self._bytes = -1, Bytes()
+        self._sent = set[tuple[str, int]]()
+        """Exchanges and clients whose message is counted: an engine may ask for a job again."""
 
     def start(self, shared: State, exchanges: Sequence[str]) -> None:
         """Begin a run.
@@ -236,11 +238,14 @@ class Traffic(Member):
         self._exchanges, self._round_idx, self._bytes = exchanges, -1, {}
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
+        self._sent.clear()
         if round_idx != self._round_idx:  # what a round that is run again has moved counts
             self._round_idx, self._bytes = round_idx, {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        self._count("comm/bytes_down", broadcast.exchange, broadcast)
+        if (key := (broadcast.exchange, client_id)) not in self._sent:
+            self._sent.add(key)
+            self._count("comm/bytes_down", broadcast.exchange, broadcast)
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:

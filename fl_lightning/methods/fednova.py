@@ -65,9 +65,7 @@ class FedNovaAggregator(Aggregator):
             return {}
         if not (self.counts_steps and update.exposure):
             return {"length": update.exposure}
-        client: Any = self.server.module  # it still is this client
-        progress = client.context.progress
-        return {"length": update.exposure / progress.lr, "steps": update.num_steps - progress.idle_steps}
+        return {"length": update.exposure / update.lr, "steps": update.num_steps - update.idle_steps}
 
     def add(self, update: ClientUpdate) -> None:
         super().add(update)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fl_lightning import FederatedLoop
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.methods import FedAvg
 from tests.hooks.toy import SCAFFOLD, Updates
@@ -19,14 +20,17 @@ class Rows(Updates):
         self.rows.append(loop.round_metrics)
 
 
-class AllJobsFirst(SequentialEngine):
+class AllJobsFirst:
     """Knows all clients before it trains one."""
 
+    def __init__(self, local):
+        self.local = local
+
     def run(self, exchange, jobs):
-        yield from super().run(exchange, iter(list(jobs)))
+        yield from self.local.run(exchange, iter(list(jobs)))
 
     def evaluate(self, jobs, *args, **kwargs):
-        yield from super().evaluate(iter(list(jobs)), *args, **kwargs)
+        yield from self.local.evaluate(iter(list(jobs)), *args, **kwargs)
 
 
 class Fails(FedAvg):
@@ -55,15 +59,16 @@ class Twice(Fails):
         return super().reply(exchange, local) if exchange == "train" else {}
 
 
-def two(kind, monkeypatch, **settings):
+def two(kind, **settings):
     """Loops and what was seen of three rounds, without and with all jobs first."""
     found = []
-    for engine in (SequentialEngine, AllJobsFirst):
-        monkeypatch.setattr("fl_lightning.federation.parts.SequentialEngine", engine)
+    for factory in (None, AllJobsFirst):
         watch = Rows()
         data = toy_data((7, 12, 5, 9), participation=0.75)
-        loop = fit(kind(net=BatchNormNet, optimizer=sgd()), 3, data, callbacks=[watch], alma_every=1, **settings)
-        assert type(loop.engine) is engine
+        loop = FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), alma_every=1, **settings)
+        loop.engine_factory = factory
+        fit(None, 3, data, callbacks=[watch], loop=loop)
+        assert type(loop.clients_engine) is (factory or SequentialEngine)
         found.append((loop, watch))
     return found
 
@@ -78,14 +83,14 @@ def two(kind, monkeypatch, **settings):
     ],
     ids=["error", "personal", "skip"],
 )
-def test_all_jobs_may_be_drawn_before_the_first_result(kind, settings, monkeypatch):
-    (plain, seen), (other, looked) = two(kind, monkeypatch, **settings)
+def test_all_jobs_may_be_drawn_before_the_first_result(kind, settings):
+    (plain, seen), (other, looked) = two(kind, **settings)
     assert_alike(plain, seen, other, looked)
 
 
 @pytest.mark.parametrize("kind", [Fails, Twice])
-def test_a_client_that_fails_is_left_out_alike(kind, monkeypatch):
-    (plain, seen), (other, looked) = two(kind, monkeypatch, on_error="skip")
+def test_a_client_that_fails_is_left_out_alike(kind):
+    (plain, seen), (other, looked) = two(kind, on_error="skip")
     assert seen.rounds[1].keys() >= {0, 3}
     assert_alike(plain, seen, other, looked)
 
