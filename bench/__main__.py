@@ -136,7 +136,7 @@ def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[f
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
-    parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all but train-compiled")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
     parser.add_argument("--rounds", type=int, help="of a block, those before its clock starts included")

@@ -24,8 +24,8 @@ import torch
 from bench.workloads import Workload
 
 USUAL = ("train", "train-cohort", "all", "all-cohort", "empty")
-"""Variants that are measured where none is asked for; every fit of `train-compiled` begins by compiling."""
-MODULES = {"floor": "floor"} | dict.fromkeys((*USUAL, "train-compiled"), "federated")
+"""Variants that are measured where none is asked for."""
+MODULES = {"floor": "floor"} | dict.fromkeys(USUAL, "federated")
 """Module of each variant: the floor's process never imports Lightning."""
 
 

@@ -48,11 +48,6 @@ def train_cohort(work: Workload) -> Result:
     return federate(work, chunk=work.cohort_size, **BARE)
 
 
-def train_compiled(work: Workload) -> Result:
-    """Variant `train-compiled`: `train-cohort` with `model.compile`."""
-    return federate(work, chunk=work.cohort_size, compiles=True, **BARE)
-
-
 def everything_cohort(work: Workload) -> Result:
     """Variant `all-cohort`: `all` with all clients of a round trained at once."""
     return everything(work, chunk=work.cohort_size)
@@ -66,13 +61,13 @@ def everything(work: Workload, chunk: int = 1) -> Result:
         return federate(work, RoundProgressBar(), checkpoint, chunk=chunk, logger=loggers, log_every_n_steps=1)
 
 
-def federate(work: Workload, *callbacks: Callback, chunk: int = 1, compiles: bool = False, **settings: Any) -> Result:
-    loop, data = federation(work, chunk, compiles)
+def federate(work: Workload, *callbacks: Callback, chunk: int = 1, **settings: Any) -> Result:
+    loop, data = federation(work, chunk)
     clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
     return clock, float(trainer.callback_metrics["global/acc"])
 
 
-def federation(work: Workload, chunk: int = 1, compiles: bool = False) -> tuple[FederatedLoop, FederatedDataModule]:
+def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, FederatedDataModule]:
     """FedAvg from the workload's first weights, and its clients' data."""
     bare = work.first_net()
 
@@ -83,7 +78,7 @@ def federation(work: Workload, chunk: int = 1, compiles: bool = False) -> tuple[
         return made
 
     sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs, chunk=chunk, compile=compiles)
+    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs, chunk=chunk)
     return loop, clients_data(work)
 
 
@@ -163,7 +158,6 @@ def fit(
 VARIANTS: dict[str, Callable[[Workload], Result]] = {
     "train": train,
     "train-cohort": train_cohort,
-    "train-compiled": train_compiled,
     "all": everything,
     "all-cohort": everything_cohort,
     "empty": empty,

@@ -8,12 +8,20 @@ if TYPE_CHECKING:
     from fl_lightning.client import ClientModule
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.federation.loop import FederatedLoop
-    from fl_lightning.members.faults import NonFiniteUpdateError
+    from fl_lightning.members.faults import FaultPolicy, NonFiniteUpdateError
     from fl_lightning.utils.life import heartbeat
 
 __version__ = "0.1.0"
 
-__all__ = ["Aggregator", "ClientModule", "FederatedDataModule", "FederatedLoop", "NonFiniteUpdateError", "heartbeat"]
+__all__ = [
+    "Aggregator",
+    "ClientModule",
+    "FaultPolicy",
+    "FederatedDataModule",
+    "FederatedLoop",
+    "NonFiniteUpdateError",
+    "heartbeat",
+]
 
 _NAMES = {
     "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
@@ -27,7 +35,7 @@ _NAMES = {
         DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
         QuantityPartition ShardPartition Source TensorSource""",
     "distributed": "ClientParallelStrategy",
-    "members.faults": "NonFiniteUpdateError",
+    "members.faults": "FaultPolicy NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",
     "methods": """Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer FedDyn FedED
         FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi

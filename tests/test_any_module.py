@@ -23,14 +23,14 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop, NonFiniteUpdateError
 from fl_lightning.data import DirichletPartition
-from tests.toys import equal, toy_data, trainer, weights_of
+from tests.toys import equal, folded, toy_data, trainer, weights_of
 from tests.user_data import Pairs
 from tests.user_modules import Plain
 
 
 def fit(module, rounds=1, data=None, callbacks=None, ckpt_path=None, **settings):
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(module(), **{"seed": 1, **settings})
+    loop = FederatedLoop(module(), **folded({"seed": 1, **settings}))
     data = toy_data((12, 7, 11), batch_size=3) if data is None else data
     trainer(rounds, callbacks=callbacks).fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return loop

@@ -96,7 +96,7 @@ EDGES = {
     "model": {
         "local_epochs": 2,
         "threads": 1,
-        "alma_every": 1,
+        "evaluate_clients_every": 1,
         "client": {"init_args": {"net": {"class_path": "tests.toys.BatchNormNet", "init_args": {"dropout": 0.2}}}},
     },
     "data": {
@@ -442,7 +442,7 @@ def test_its_own_passes_and_its_training_see_what_the_transfer_hook_makes_of_a_b
 
     Hooked.__name__ = name
     hooked, plain = (
-        trained(data_of(scale), kind(net=Net, optimizer=sgd()), alma_every=1)
+        trained(data_of(scale), kind(net=Net, optimizer=sgd()), evaluate_clients_every=1)
         for kind, scale in ((Hooked, 1.0), (CLIENTS[name], 2.0))
     )
     assert equal(weights_of(hooked), weights_of(plain))
@@ -460,7 +460,7 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(name):
     own = {"partition": EdgePartition(), "batch_size": 8, "schedule": EDGES["data"]["schedule"]}
     watch, net = Rows(), partial(BatchNormNet, dropout=0.2)
     settings = settings_of(name, net=net, optimizer=sgd(0.05))
-    loop = trained(data_of(sizes=EdgePartition.SIZES, **own), callbacks=[watch], alma_every=1, **settings)
+    loop = trained(data_of(sizes=EdgePartition.SIZES, **own), callbacks=[watch], evaluate_clients_every=1, **settings)
     check_rounds(list(watch.rows), loop.state_dict())
     assert loop.trainer.global_step == 2
 
@@ -473,7 +473,7 @@ def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
                 trainer.save_checkpoint(tmp_path / "half.ckpt")
 
     def two_rounds(**settings: Any) -> FederatedLoop:
-        return trained(data_of(), alma_every=1, **with_net(name), **settings)
+        return trained(data_of(), evaluate_clients_every=1, **with_net(name), **settings)
 
     whole = two_rounds(callbacks=[Save()])
     resumed = two_rounds(ckpt_path=tmp_path / "half.ckpt")

@@ -174,7 +174,7 @@ def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, g
                 "--trainer.enable_progress_bar=false",
                 "--model.max_local_steps=2",
             ]
-            ending += ["--model.alma_every=1"] if "--model.alma_every" in arguments else []
+            ending += ["--model.evaluate_clients_every=1"] if "--model.evaluate_clients_every" in arguments else []
         if verb == "compare" and not grids:
             begin, end = (arguments.index(option) for option in ("--methods", "--seeds"))
             assert all(map(method_file, arguments[begin + 1 : end]))

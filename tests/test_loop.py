@@ -23,7 +23,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx
-from tests.toys import equal, fit, samples, sgd, toy_data, trainer
+from tests.toys import equal, fit, folded, samples, sgd, toy_data, trainer
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,11 @@ from tests.toys import equal, fit, samples, sgd, toy_data, trainer
         ({"local_epochs": [1, -2]}, "local_epochs must be at least 0, got -2"),
         ({"max_local_steps": 0}, "max_local_steps must be at least 1, got 0"),
         ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be at least 1, got 0"),
-        ({"alma_every": 0}, "alma_every must be at least 1, got 0"),
+        ({"evaluate_clients_every": 0}, "evaluate_clients_every must be at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"lr_decay": 0.0}, "lr_decay must be above 0, got 0.0"),
         ({"lr_decay": float("nan")}, "lr_decay must be above 0, got nan"),
         ({"clip_norm": -1.0}, "clip_norm must be above 0, got -1.0"),
-        ({"weighting": "sizes"}, "weighting must be one of samples, uniform, got 'sizes'"),
         ({"nonfinite": "ignore"}, "nonfinite must be one of error, skip, got 'ignore'"),
         (
             {"server_lr_scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
@@ -48,7 +47,7 @@ from tests.toys import equal, fit, samples, sgd, toy_data, trainer
 )
 def test_an_argument_out_of_its_range_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        FederatedLoop(FedAvg(), **settings)
+        FederatedLoop(FedAvg(), **folded(settings))
 
 
 @pytest.mark.parametrize("settings", [{"local_epochs": 0}, {"local_epochs": [0, 1, 0, 2, 1]}])
@@ -139,7 +138,7 @@ CALLBACKS = [
     (GradientAccumulationScheduler({0: 2}), "of which a round has one; leave it out, and set model.accumulate_grad_b"),
     (BackboneFinetuning(), "which is the server's; freeze and unfreeze loop.client by requires_grad_ in "),
     (ModelPruning("l1_unstructured"), "not those that the clients share; prune the trained client.ckpt"),
-    (SpikeDetection(), "a step of the Trainer is a round; leave it out, and set model.max_update_"),
+    (SpikeDetection(), "a step of the Trainer is a round; leave it out, and set model.faults.max_update_"),
 ]
 
 

@@ -29,7 +29,7 @@ from fl_lightning.data import (
 )
 from fl_lightning.methods import MOON, SCAFFOLD, Ditto, FedAvg, FedBN, FedDFServer, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
-from tests.toys import BatchNormNet, toy_data, trainer
+from tests.toys import BatchNormNet, folded, toy_data, trainer
 from tests.user_modules import Plain
 
 DATA = TensorDataset(torch.randn(40, 4), torch.arange(40) % 3)
@@ -45,7 +45,7 @@ class OwnData(pl.LightningDataModule):
 
 
 def loop(**settings):
-    return FederatedLoop(FedAvg(), **settings)
+    return FederatedLoop(FedAvg(), **folded(settings))
 
 
 def data(**settings):
@@ -53,7 +53,7 @@ def data(**settings):
 
 
 def fit(client, **settings):
-    trainer(1).fit(FederatedLoop(client, **settings), datamodule=toy_data())
+    trainer(1).fit(FederatedLoop(client, **folded(settings)), datamodule=toy_data())
 
 
 MISTAKES = {
@@ -131,7 +131,7 @@ MISTAKES = {
     "lr of a loop": (lambda: loop(lr=0.1), "'lr'; it is the optimizer's"),
     "chunk": (lambda: loop(chunk="all"), "chunk must be a whole number, got 'all'; 'auto' chooses it"),
     "seed": (lambda: loop(seed="0"), "seed must be a whole number, got '0'"),
-    "alma": (lambda: loop(alma_every="1"), "alma_every must be a whole number, got '1'"),
+    "alma": (lambda: loop(evaluate_clients_every="1"), "evaluate_clients_every must be a whole number, got '1'"),
     "patience": (lambda: loop(patience="3"), "patience must be a whole number, got '3'"),
     "store": (lambda: loop(store="/tmp"), "store must be a ClientStore"),
     "weights": (lambda: loop(initial_weights=NET.state_dict()), "initial_weights must be a file, got OrderedDict"),
@@ -235,10 +235,10 @@ class Broken(FedAvg):
 
 def test_only_a_line_of_the_users_own_is_to_be_mended():
     with pytest.raises(
-        RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.on"
+        RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.faults.on"
     ):
         fit(Broken())
-    with pytest.raises(RuntimeError, match=r"Invalid learning rate.*; set model.on_error to skip$") as caught:
+    with pytest.raises(RuntimeError, match=r"Invalid learning rate.*; set model.faults.on_error to skip$") as caught:
         fit(FedAvg(optimizer=partial(SGD, lr=-1.0)))
     assert "mend" not in str(caught.value)
 

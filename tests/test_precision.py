@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.methods import FedAvg, FedED, FedNTD, FedProx
-from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+from tests.toys import BatchNormNet, equal, folded, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -19,7 +19,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 def federate(client, precision="32-true", rounds=2, data=None, **settings):
     """16-mixed as on a GPU, with a gradient scaler for the CPU."""
     plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
-    loop = FederatedLoop(client, seed=3, **settings)
+    loop = FederatedLoop(client, seed=3, **folded(settings))
     chosen = {"plugins": [plugin]} if precision == "16-mixed" else {"precision": precision}
     trainer(rounds, **chosen).fit(loop, datamodule=data or toy_data())
     return loop

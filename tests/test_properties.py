@@ -22,7 +22,7 @@ from fl_lightning.data.partitions import PartitionInput
 from fl_lightning.functional.state import StateSum, mean_of, weighted_mean
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.test_resume import HOOKS, SaveIn, assert_same
-from tests.toys import BatchNormNet, sgd, toy_data, trainer
+from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
 
 QUICK = settings(max_examples=100, deadline=None, derandomize=True)
 """The same examples in every run: a failure is one of the code, not of the day."""
@@ -162,7 +162,7 @@ def make_loop(drawn):
     optimizer = partial(torch.optim.SGD, lr=0.7, momentum=0.9) if drawn["momentum"] else None
     personal = "*head*" if drawn["personal"] else None
     given = {"local_epochs": drawn["local_epochs"], "seed": drawn["seed"], "threads": 1}
-    return FederatedLoop(method, server_optimizer=optimizer, personal=personal, **given)
+    return FederatedLoop(method, server_optimizer=optimizer, personal=personal, **folded(given))
 
 
 def run(drawn, **more):

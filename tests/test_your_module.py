@@ -239,7 +239,7 @@ def watching(strict):
 
 
 def test_a_scheduler_that_watches_what_nobody_logs():
-    with pytest.raises(ValueError, match=r"got monitor='nothing'; watch one of \[.*'loss'.*\], set strict=False"):
+    with pytest.raises(ValueError, match=r"got monitor='nothing'; watch one of \[.*'loss'.*\], or set strict=False"):
         federate(watching(strict=True), Pairs)
     plain, *_ = federate(Plain, Pairs)
     waiting, *_ = federate(watching(strict=False), Pairs)

@@ -1,5 +1,6 @@
 """Small data, nets, modules and runs that many tests use."""
 
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -9,11 +10,12 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import Aggregator, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition, Partition, TensorSource
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 
+FAULTS = {field.name for field in fields(FaultPolicy)}
 SIZES = (7, 12, 5, 9, 16)  # unequal on purpose; with batches of 5 or 6 last batches are small
 
 
@@ -86,9 +88,21 @@ def trainer(rounds: int, tmp_path=None, kind=pl.Trainer, **settings) -> pl.Train
     return kind(**{**quiet, **settings})
 
 
+def folded(settings: dict) -> dict:
+    """Settings of a loop, with those of its faults and of the mean by their own names."""
+    rest = dict(settings)
+    policy = {name: rest.pop(name) for name in FAULTS & rest.keys()}
+    if policy:
+        rest["faults"] = FaultPolicy(**policy)
+    if "weighting" in rest:
+        rest["aggregator"] = rest.get("aggregator") or Aggregator()
+        rest["aggregator"].weighting = rest.pop("weighting")
+    return rest
+
+
 def fit(client, rounds: int = 3, data=None, ckpt_path=None, loop=None, callbacks=None, precision="32-true", **settings):
     """Fit a fresh loop around `client`; returns the loop."""
-    loop = loop or FederatedLoop(client, **{"seed": 3, **settings})
+    loop = loop or FederatedLoop(client, **{"seed": 3, **folded(settings)})
     run = trainer(rounds, callbacks=callbacks, precision=precision)
     run.fit(loop, datamodule=toy_data() if data is None else data, ckpt_path=ckpt_path)
     return loop

@@ -6,6 +6,7 @@ protects.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -110,13 +111,14 @@ class TrimmedMeanAggregator(RobustAggregator):
 
     Args:
         beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.
+        base: of `Aggregator`.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
     """
 
-    def __init__(self, beta: float = 0.2) -> None:
-        super().__init__()
+    def __init__(self, beta: float = 0.2, **base: Any) -> None:
+        super().__init__(**base)
         check_numbers(beta=beta)
         if not 0 <= beta < 0.5:
             raise ValueError(f"beta must lie in [0, 0.5), got {beta}; it is the share cut off at each end")
@@ -145,13 +147,14 @@ class KrumAggregator(RobustAggregator):
     Args:
         f: malicious clients in a cohort at most, ≥ 0.
         num_selected: clients that are averaged, those of the lowest scores; 1 is Krum.
+        base: of `Aggregator`.
 
     Source:
         Blanchard et al., NeurIPS 2017, arXiv:1703.02757.
     """
 
-    def __init__(self, f: int = 1, num_selected: int = 1) -> None:
-        super().__init__()
+    def __init__(self, f: int = 1, num_selected: int = 1, **base: Any) -> None:
+        super().__init__(**base)
         check_at_least(0, f=f)
         check_at_least(1, "1 is Krum, more are multi-Krum", num_selected=num_selected)
         self.f, self.num_selected = f, num_selected
@@ -172,13 +175,14 @@ class GeometricMedianAggregator(RobustAggregator):
     Args:
         iters: Weiszfeld steps, ≥ 0; 0 is the mean. The paper finds 3 enough, without attacks.
         nu: ν > 0, smallest distance that a step divides by.
+        base: of `Aggregator`.
 
     Source:
         Pillutla et al. 2022, arXiv:1912.13445.
     """
 
-    def __init__(self, iters: int = 20, nu: float = 1e-6) -> None:
-        super().__init__()
+    def __init__(self, iters: int = 20, nu: float = 1e-6, **base: Any) -> None:
+        super().__init__(**base)
         check_at_least(0, "0 is the mean", iters=iters)
         check_above(0, nu=nu)
         self.iters, self.nu = iters, nu

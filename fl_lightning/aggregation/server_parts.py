@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from fl_lightning.functional.state import StateSum, choose, clone, mean_of, to_host
 from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
 from fl_lightning.utils.settings import check_choice
-from fl_lightning.utils.signatures import check_overrides
+from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
 Client = TypeVar("Client", bound=nn.Module)
 
@@ -172,18 +172,15 @@ class Aggregator(ServerPart):
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `add` for every client of the cohort and one `finish`.
 
-    Attributes:
-        weighting: `samples`: a client weighs n_i; `uniform`: 1 (and 0 without samples).
+    Args:
+        weighting: a client's weight in the mean: its `samples` n_i, or `uniform`: 1 (and 0 without samples).
     """
 
     weighs_clients = True
 
-    def __init__(self) -> None:
+    @checks_arguments
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
         super().__init__()
-        self.weighting: Literal["samples", "uniform"] = "samples"
-
-    def weigh_by(self, weighting: Literal["samples", "uniform"]) -> None:
-        """Set `weighting`."""
         check_choice(("samples", "uniform"), weighting=weighting)
         self.weighting = weighting
 

@@ -21,7 +21,7 @@ from fl_lightning.cli.classes import (
 from fl_lightning.cli.meaning import meant, nearest
 from fl_lightning.members.faults import place_of
 from fl_lightning.types import TrainableModule
-from fl_lightning.utils.renamed import new_name
+from fl_lightning.utils.renamed import instead_of
 
 PROG = "fl-lightning"
 COMMANDS = ("methods", "configs", "check", "compare", "figure", "report")
@@ -122,8 +122,8 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
     name = option or argument.lstrip("-").partition("=")[0]
     parts = name.split(".")
     for k, part in enumerate(parts):  # of a nested value each key is an option: `data.sets.proxy`
-        if new := new_name(kinds.get(".".join(parts[:k]), object), part):
-            return f"the option {'.'.join(parts[: k + 1])!r} was renamed to {'.'.join([*parts[:k], new])!r}"
+        if remedy := instead_of(kinds.get(".".join(parts[:k]), object), part, ".".join([*parts[:k], ""])):
+            return f"the option {'.'.join(parts[: k + 1])!r} is gone; {remedy}"
     kind = kinds.get(name.rpartition(".")[0], object)
     if kind in EMPTY:
         return class_not_named(name, kind)

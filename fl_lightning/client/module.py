@@ -175,7 +175,7 @@ class ClientModule(CheckedLoading):
 
     def nonfinite_hint(self) -> str:
         """Advice for an update that is not finite; ends the error's sentence."""
-        return "lower the learning rate, set model.clip_norm, or set model.nonfinite to skip"
+        return "lower the learning rate, set model.clip_norm, or set model.faults.nonfinite to skip"
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         """Make the extras that go up besides the weights, after the exchange's training."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.progress import LocalProgress
-from fl_lightning.engines.compiled import PLAIN, StackStep, kind_of
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.stack import ClientStack
@@ -25,6 +24,7 @@ from fl_lightning.types import ClientJob, ClientResult, State
 from fl_lightning.utils.settings import check_at_least
 
 IGNORES = "ignores_client_module"
+PLAIN = frozenset((bool, int, float, str, type(None)))
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
@@ -80,13 +80,12 @@ class CohortEngine(SequentialEngine):
         client, settings, weights, services, device, precision, datamodule, hooks, batch_hooks, tolerant: as of
             `SequentialEngine`; with `tolerant` clients are trained one after the other.
         chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
-        compiles: whether the step of a stack is compiled.
     """
 
-    def __init__(self, *args: Any, chunk: Chunk = "auto", compiles: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, chunk: Chunk = "auto", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self._steps = chunk, StackStep(compiles)
+        self.chunk = chunk
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._told: set[str] = set()
@@ -100,7 +99,7 @@ class CohortEngine(SequentialEngine):
         if self._refused is not None:
             return self._refused
         if self.tolerant:
-            return "model.on_error=skip leaves out single clients"
+            return "model.faults.on_error=skip leaves out single clients"
         if self.local.batch_hooks:
             return (
                 f"{next(iter(self.local.batch_hooks))} of a callback of the module is called for one client at a time"
@@ -184,9 +183,7 @@ class CohortEngine(SequentialEngine):
         states, contexts = [stacked.entries for stacked in rows], [stacked.context for stacked in rows]
         step = self.client.local_loss if self.client.is_neutral else self.client.training_step
         places, notified = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
-        # a callback may change the module between two epochs
-        kind = kind_of(self.client, step) if self._steps.compiles and not notified else None
-        stack = ClientStack(self.client, states, contexts, *places, self._steps, kind)
+        stack = ClientStack(self.client, states, contexts, *places)
         self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
             self._proven.add(exchange)

@@ -1,18 +1,17 @@
 """The stack: parameters, buffers and constants of several clients, and their losses in one call of their step."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
-from fl_lightning.engines.compiled import StackStep
 from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_pytrees, stacked_leaves, with_leaves
 from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
@@ -31,10 +30,6 @@ Row = tuple[Tensor, list[Tensor], dict[tuple[str, str], Tensor]]
 
 Said = tuple[str, str, float, float | None]
 """Name, reduction, weight and, if it is a plain number, value of what a step has logged."""
-
-
-PAIRS = ((0, 0), [0, 0])
-"""Dims of a batch of samples and targets, both of which every row has for itself."""
 
 
 class Logged(NamedTuple):
@@ -100,8 +95,6 @@ class ClientStack:
         contexts: by row, of the client.
         places: of the entries: who owns them, and under which attribute.
         tied: further names of entries.
-        steps: differentiates the step of several rows; None: one of its own.
-        kind: all that the step depends on besides its tensors (`compiled.kind_of`); None: that is not known.
 
     Attributes:
         proven: whether a step of several rows has been taken.
@@ -114,10 +107,8 @@ class ClientStack:
         contexts: Sequence[ClientContext],
         places: Mapping[str, tuple[nn.Module, str]],
         tied: Mapping[str, str],
-        steps: StackStep | None = None,
-        kind: Hashable = None,
     ) -> None:
-        self._client, self._trainable, self._steps = client, contexts[0].trainable, steps or StackStep()
+        self._client, self._trainable = client, contexts[0].trainable
         first, number = states[0], len(states)
         if all(state is first for state in states):
             entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
@@ -128,7 +119,6 @@ class ClientStack:
         self.buffers = {name: value for name, value in entries.items() if name not in parameters}
         starts = [context.start for context in contexts]
         alike = all(start is starts[0] for start in starts)
-        self._kind = None if self.buffers else kind
         constants = [({} if alike else context.received, context.round) for context in contexts]
         self._start = starts[0] if alike else None
         self._constants, self._dims = stack_pytrees(constants)
@@ -269,12 +259,10 @@ class ClientStack:
             return loss, *values, *after.values()
 
         tensors = [*rows.params.values(), *rows.buffers.values(), *stacked_leaves(constants, dims)]
-        plain = given[1][0] in PAIRS  # what rows share, or is a number, is none of the tensors
-        kind = self._kind if plain else None
-        found = self._steps(flat, tensors, trained, lambda: (tuple(said), tuple(assigned)), kind)
-        said[:], names = found.said
-        split = len(found.made) - len(names)
-        return found.gradients, [*found.made[:split]], dict(zip(names, found.made[split:], strict=True))
+        losses, *made = vmap(flat)(*tensors)
+        gradients = torch.autograd.grad(losses.sum(), [tensors[i] for i in trained], allow_unused=True)
+        split = len(made) - len(assigned)
+        return gradients, made[:split], dict(zip(assigned, made[split:], strict=True))
 
 
 def _without_draws(compute: Callable[[], Result]) -> Result:

@@ -107,7 +107,7 @@ def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) 
     if settings.accumulate_grad_batches > 1:
         return f"model.accumulate_grad_batches is {settings.accumulate_grad_batches}"
     if settings.client_timeout is not None:
-        return "model.client_timeout is asked client by client"
+        return "model.faults.client_timeout is asked client by client"
     if precision not in PRECISIONS:
         return f"trainer.precision is {precision}"
     return None

@@ -252,8 +252,8 @@ class LocalTrainer:
     def _check_time(self, deadline: float) -> None:
         if monotonic() > deadline:
             raise TimeoutError(
-                f"the training of a client may take model.client_timeout={self.settings.client_timeout} s, and took "
-                f"longer; raise it, or set model.on_error to skip"
+                f"the training of a client may take model.faults.client_timeout={self.settings.client_timeout} s, and "
+                f"took longer; raise it, or set model.faults.on_error to skip"
             )
 
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:

@@ -53,7 +53,7 @@ REFUSED: dict[type[Callback], str] = {
     ),
     SpikeDetection: (
         "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
-        "model.max_update_norm"
+        "model.faults.max_update_norm"
     ),
 }
 """Callbacks that have no meaning in a federation, and what to do instead."""

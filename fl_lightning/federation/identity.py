@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import PurePath
 from pkgutil import resolve_name
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.state import raised
+from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.types import TrainableModule
 
 FREE_OF_TRAINER = (
@@ -22,7 +24,7 @@ FREE_OF_TRAINER = (
     *("logger", "callbacks", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar"),
     *("enable_model_summary", "enable_autolog_hparams", "num_sanity_val_steps", "profiler", "detect_anomaly"),
 )
-FREE_OF_MODEL = ("threads", "alma_every", "chunk", "store", "initial_weights", "process_timeout", "metrics")
+FREE_OF_MODEL = ("threads", "evaluate_clients_every", "chunk", "store", "initial_weights", "process_timeout", "metrics")
 FREE = {
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "allow_changes", "data.eval_batch_size"),
     "plots",
@@ -204,7 +206,9 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
         if key in PATHS or is_free(name):
             continue
-        if isinstance(value, Mapping):
+        if name == "model.faults" and isinstance(value, str):  # a word for what else stands in the policy
+            found |= flat(asdict(FaultPolicy.of(value)), name)
+        elif isinstance(value, Mapping):
             found |= flat(value, name)
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             found |= flat({str(i): item for i, item in enumerate(value)}, name)

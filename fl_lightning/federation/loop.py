@@ -11,27 +11,26 @@ from pytorch_lightning import Callback, LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
-from fl_lightning.federation.execution import Execution, MemoryFormat
 from fl_lightning.federation.hyperparameters import log_final, summary_key
 from fl_lightning.federation.members import ClientRecords
 from fl_lightning.federation.missed import catch_up
-from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.reported import Metrics, as_collection
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.members.faults import Fault, FaultSettings
-from fl_lightning.members.plateau import Plateau
+from fl_lightning.federation.setup import FederationParts, as_client
+from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Engine, Members, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
@@ -45,8 +44,8 @@ class FederatedLoop(Forwarding):
 
     Args:
         client: the module that every client trains: a ClientModule, or any LightningModule (then by FedAvg).
-        aggregator: the rule that makes one set of weights of the clients'; None: their mean.
-        weighting: a client's weight in the mean: its `samples` n_i, or `uniform`.
+        aggregator: the rule that makes one set of weights of the clients'; None: their mean, weighed by samples.
+        server_module: the method's server side; None: the client's `server_class`.
         server_optimizer: steps on global − aggregate (FedOpt); None: the aggregate is taken as it is.
         server_lr_scheduler: of the server optimizer, stepped once a round.
         local_epochs: passes over a client's data in a round; a list gives each client its own.
@@ -58,36 +57,20 @@ class FederatedLoop(Forwarding):
         personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.
         keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory; the others are
             set back to their start for every client.
-        nonfinite: on a client update with NaN or inf, or above `max_update_norm`: `error`, or `skip` that client; on
-            such values of the rule or the server optimizer, or a weight below 0: `error`, or `skip` the round.
-        on_error: on a client that raises, takes longer than `client_timeout`, or sends something else than the shared
-            entries: `error`, or `skip` that client.
-        max_update_norm: greatest norm of a client's update over the trainable entries; None: any. It refuses;
-            `NormClip` in `transforms` clips.
-        min_clients: a round with fewer clients leaves the model as it was.
-        client_timeout: seconds that a client may train in an exchange, asked between batches; None: any. A round in
-            which it counted is not repeated exactly.
-        patience: the run ends with an error after so many rounds in a row with every client skipped.
+        faults: what happens on faults; `error` or `skip`: on values that are not finite and on errors of clients alike.
         transforms: of the updates between client and sum, in order, after the check for NaN and inf.
-        alma_every: every so many rounds evaluate what each of the N clients would deploy on its own test split; None:
-            never, or every round where the clients share no weights (there is no global model to evaluate).
+        metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
+            model (`global/NAME`), and with `evaluate_clients_every` on each client's (`local/NAME`, the clients' mean).
+        evaluate_clients_every: every so many rounds evaluate what each of the N clients would deploy on its own test
+            split; None: never, or every round where the clients share no weights (there is no global model).
         initial_weights: a checkpoint or state-dict file to start from.
-        threads: of this process for torch operations; None: left alone.
         seed: keys batches, dropout and initial weights; None: that of `seed_everything`, else 0.
+        threads: of this process for torch operations; None: left alone.
         store: where clients keep their memory and personal entries between rounds; None: up to 4 GB in host memory,
             beyond in files of the run's folder.
-        server_module: the method's server side; None: the client's `server_class`.
-        metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
-            model (`global/NAME`), and with `alma_every` on each client's (`local/NAME`, the mean over clients).
-        plateau: `ReduceLROnPlateau` of the client's `configure_optimizers` is stepped once a round with the value of
-            its monitor, for all clients (`server`), left out (`drop`) or refused (`error`).
         chunk: clients trained at once, as rows of one stack: 1, K, or `auto` (where that is known to be right and
             faster); a line in the log says where and why they are trained one after the other. The order of
             floating-point sums differs, so that results differ in the last bits.
-        memory_format: of the weights of two-dimensional convolutions: `channels_last`, `contiguous`, or `auto`, the
-            faster one where that is known (see `Execution.lay_out`). Results differ in the last bits.
-        compile: whether `torch.compile` compiles the step of clients trained at once (`chunk`), anew for each of its
-            shapes: cross-entropy of a net of known layers, in long runs (see docs/performance.md).
 
     Attributes:
         engine_factory: to be set before a fit: makes, of the engine that trains in this process, what trains and tests
@@ -112,7 +95,7 @@ class FederatedLoop(Forwarding):
         self,
         client: LightningModule | TrainableModule,
         aggregator: Aggregator | None = None,
-        weighting: Literal["samples", "uniform"] = "samples",
+        server_module: ServerModule | None = None,
         server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
         server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         local_epochs: int | list[int] = 1,
@@ -121,41 +104,41 @@ class FederatedLoop(Forwarding):
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
-        nonfinite: Literal["error", "skip"] = "error",
-        on_error: Literal["error", "skip"] = "error",
-        max_update_norm: float | None = None,
-        min_clients: int = 1,
-        client_timeout: float | None = None,
-        patience: int = 10,
-        transforms: list[UpdateTransform] | UpdateTransform | None = None,
-        alma_every: int | None = None,
-        initial_weights: str | Path | None = None,
-        threads: int | None = None,
-        seed: int | None = None,
-        store: ClientStore | None = None,
-        server_module: ServerModule | None = None,
         keep: str | list[str] | None = None,
+        faults: FaultPolicy | Literal["error", "skip"] = "error",
+        transforms: list[UpdateTransform] | UpdateTransform | None = None,
         metrics: Metrics | None = None,
-        plateau: Literal["server", "drop", "error"] = "server",
+        evaluate_clients_every: int | None = None,
+        initial_weights: str | Path | None = None,
+        seed: int | None = None,
+        threads: int | None = None,
+        store: ClientStore | None = None,
         chunk: Literal["auto"] | int = 1,
-        memory_format: MemoryFormat = "auto",
-        compile: bool = False,
     ) -> None:
         super().__init__()
+        check_count(1, evaluate_clients_every=evaluate_clients_every)
         self.automatic_optimization, self.client = False, as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        self.metrics, self.alma_every = as_collection(metrics), alma_every
-        method = (self.client, self.aggregator, self.server_module, server_optimizer, server_lr_scheduler)
-        local = (local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm, client_timeout)
-        faults = FaultSettings(nonfinite, on_error, max_update_norm, min_clients, patience)
-        transform = (NonFiniteGuard(nonfinite == "skip", max_update_norm), as_list(transforms))
-        process = (Execution(threads, chunk, memory_format, compile), store or ClientStore())
-        rest = (tuple(as_list(personal)), tuple(as_list(keep)), self.metrics, Plateau(plateau), seed)
-        parts = (*method, LocalSettings(*local), faults, *transform, *process, *rest)
-        self.parts = FederationParts(*parts, batch_hooks=self.batch_hooks)
-        self.aggregator.weigh_by(weighting)
-        check_count(1, alma_every=alma_every)
+        self.metrics, self.evaluate_clients_every = as_collection(metrics), evaluate_clients_every
+        local = LocalSettings(local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
+        self.parts = FederationParts(
+            client=self.client,
+            aggregator=self.aggregator,
+            server_module=self.server_module,
+            server_optimizer=server_optimizer,
+            server_lr_scheduler=server_lr_scheduler,
+            settings=local,
+            faults=FaultPolicy.of(faults),
+            transforms=as_list(transforms),
+            execution=Execution(threads, chunk),
+            store=store or ClientStore(),
+            personal=tuple(as_list(personal)),
+            keep=tuple(as_list(keep)),
+            metrics=self.metrics,
+            given_seed=seed,
+            batch_hooks=self.batch_hooks,
+        )
         self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal
         self.store, self.recorder, self.identity = self.parts.store, self.parts.recorder, self.parts.identity
 
@@ -304,7 +287,7 @@ class FederatedLoop(Forwarding):
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
         """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
         round_idx = cast(int, self.recorder.pending_round)
-        every = self.alma_every or int(self.weights.own_models)
+        every = self.evaluate_clients_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
             self.add_to_row(self.parts.alma(self.evaluation, self.server, built(self._records), round_idx))
         self.recorder.keep_round(round_idx)

@@ -14,7 +14,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.functional.state import to_host
 from fl_lightning.members.faults import (
     ClientError,
-    FaultSettings,
+    FaultPolicy,
     NonFiniteUpdateError,
     TransformError,
     as_raised,
@@ -68,7 +68,7 @@ class Round:
     members: Members
     records: ClientRecords
     recorder: Recorder
-    faults: FaultSettings
+    faults: FaultPolicy
     parts: tuple[str, str]
     communicator: Communicator
     view: Callable[[int, int], ClientData]
@@ -317,7 +317,7 @@ class Round:
         kind = type(self.server_step.optimizer).__name__
         said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
         if not self.server_step.undoes:
-            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.nonfinite to skip")
+            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.faults.nonfinite to skip")
         return said
 
 

@@ -8,7 +8,7 @@ from linecache import getline
 from numbers import Integral
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,30 +60,45 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FaultSettings:
-    """Settings of what happens on faults.
+class FaultPolicy:
+    """Policy of what happens on faults.
 
     Args:
-        nonfinite: on values that must not become the model: `error`, or `skip` the client, else the round.
-        on_error: on a client that raises or sends something else than asked for: `error`, or `skip` it.
-        max_update_norm: greatest norm of a client's update; None: any.
-        min_clients: a round in which fewer take part leaves the model as it was.
-        patience: so many rounds in a row with every client skipped end the run.
+        nonfinite: on a client update with NaN or inf, or above `max_update_norm`: `error`, or `skip` that client; on
+            such values of the rule or the server optimizer, or a weight below 0: `error`, or `skip` the round.
+        on_error: on a client that raises, takes longer than `client_timeout`, or sends something else than the shared
+            entries: `error`, or `skip` that client.
+        max_update_norm: greatest norm of a client's update over the trainable entries; None: any. It refuses;
+            `NormClip` in `transforms` clips.
+        min_clients: a round with fewer clients leaves the model as it was.
+        client_timeout: seconds that a client may train in an exchange, asked between batches; None: any. A round in
+            which it counted is not repeated exactly.
+        patience: the run ends with an error after so many rounds in a row with every client skipped.
 
     Raises:
         ValueError: naming the setting, its range and the value.
     """
 
-    nonfinite: str = "error"
-    on_error: str = "error"
+    nonfinite: Literal["error", "skip"] = "error"
+    on_error: Literal["error", "skip"] = "error"
     max_update_norm: float | None = None
     min_clients: int = 1
+    client_timeout: float | None = None
     patience: int = 10
 
     def __post_init__(self) -> None:
         check_choice(("error", "skip"), nonfinite=self.nonfinite, on_error=self.on_error)
-        check_above(0, max_update_norm=self.max_update_norm)
+        check_above(0, max_update_norm=self.max_update_norm, client_timeout=self.client_timeout)
         check_count(1, min_clients=self.min_clients, patience=self.patience)
+
+    @classmethod
+    def of(cls, given: "FaultPolicy | str") -> "FaultPolicy":
+        """Make a policy of what a user gave: a word is taken for `nonfinite` and `on_error`."""
+        if isinstance(given, cls):
+            return given
+        check_choice(("error", "skip"), faults=given)
+        word: Any = given
+        return cls(nonfinite=word, on_error=word)
 
     @property
     def skips(self) -> bool:
@@ -101,7 +116,7 @@ class SkippedClients(Member):
         skipped: clients that the last round left out, and why.
     """
 
-    def __init__(self, settings: FaultSettings) -> None:
+    def __init__(self, settings: FaultPolicy) -> None:
         self._settings, self._in_a_row = settings, 0
         self.skipped: list[Fault] = []
 
@@ -123,9 +138,10 @@ class SkippedClients(Member):
         self._in_a_row = self._in_a_row + 1 if everyone else 0
         if self._in_a_row >= self._settings.patience:
             rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
+            reason = self.skipped[-1].reason if self.skipped else outcome.lost
             raise FaultError(
-                f"every client was skipped for {rounds} in a row (model.patience), up to round {outcome.round_idx}: "
-                f"{self.skipped[-1].reason if self.skipped else outcome.lost}; mend that, or raise model.patience"
+                f"every client was skipped for {rounds} in a row (model.faults.patience), up to round "
+                f"{outcome.round_idx}: {reason}; mend that, or raise model.faults.patience"
             )
         return {"train/skipped": float(len(self.skipped))}
 
@@ -141,7 +157,7 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
     remedies = ["mend that line"] if frames_of(error)[1] else []
     if isinstance(error, StopIteration):
         remedies = ["end your own generators by return"]
-    remedy = ", or ".join([*remedies, "set model.on_error to skip"])
+    remedy = ", or ".join([*remedies, "set model.faults.on_error to skip"])
     sentence = f"client {client_id} raised {kind} in round {round_idx}{said}{at}; {remedy}"
     return ClientError(sentence, client_id, f"{kind}{said}{at}", taken_in)
 
@@ -264,7 +280,7 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
         TransformError: naming both.
     """
     bounds = [type(transform).__name__ for transform in transforms if isinstance(transform, NormClip)]
-    bounds += [] if max_norm is None else [f"model.max_update_norm={max_norm}"]
+    bounds += [] if max_norm is None else [f"model.faults.max_update_norm={max_norm}"]
     if bounds:
         names = [type(t).__name__ for t in transforms if overridden(t, "on_client", UpdateTransform)]
         raise TransformError(
@@ -275,7 +291,7 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
 
 def too_few(left: int, least: int, reason: str = "") -> str:
     """Say that a round has fewer clients than it needs, and why the last one is not among them."""
-    return f"{left} clients took part, fewer than model.min_clients={least}{f'; {reason}' if reason else ''}"
+    return f"{left} clients took part, fewer than model.faults.min_clients={least}{f'; {reason}' if reason else ''}"
 
 
 def judge(
@@ -307,10 +323,9 @@ def judge(
         elif kind == "samples":
             broken.setdefault(client_id, f"was given {value:g} samples in round {round_idx}, which it does not have")
         elif kind == "norm":
-            said = (
-                f"returned an update of norm {value:.4g} in round {round_idx}, above model.max_update_norm={max_norm}"
-            )
-            broken.setdefault(client_id, said)
+            limit = f"model.faults.max_update_norm={max_norm}"
+            reason = f"returned an update of norm {value:.4g} in round {round_idx}, above {limit}"
+            broken.setdefault(client_id, reason)
         elif client_id >= 0:
             broken[client_id] = f"returned NaN or infinite values in round {round_idx}"
         elif not faults:

@@ -1,7 +1,7 @@
 """ReduceLROnPlateau of the clients: stepped by the server, once a round, with a value that no client can know."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info
@@ -12,7 +12,6 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.types import Member
-from fl_lightning.utils.settings import check_choice
 
 COUNTS = ("estimated_stepping_batches", "num_training_batches", "max_epochs", "max_steps", "train_dataloader")
 """Attributes of a Trainer that schedules are made by; under a FederatedLoop they are of rounds."""
@@ -76,18 +75,14 @@ class Plateau(Member):
     The server has optimizers of its own, which are never stepped: their learning rates, relative to those they began
     with, are the factors of the clients' learning rates in the next round.
 
-    Args:
-        mode: `server`: so; `drop`: such schedulers are left out; `error`: they are refused.
-
     Attributes:
         factors: of the round to come; empty where no learning rate is changed.
     """
 
     name = "plateau"
 
-    def __init__(self, mode: Literal["server", "drop", "error"] = "server") -> None:
-        check_choice(("server", "drop", "error"), plateau=mode)
-        self.mode, self.factors = mode, Factors()
+    def __init__(self) -> None:
+        self.factors = Factors()
         self._entries: list[LRSchedulerConfig] = []
         self._optimizers: list[Optimizer] = []
         self._base: Factors = []
@@ -96,11 +91,7 @@ class Plateau(Member):
         self._step: Callable[[Any, Any], None] = no_step
 
     def start(self, client: ClientModule, trainer: Trainer) -> None:
-        """Begin a fit; where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
-
-        Raises:
-            ValueError: where such a scheduler is refused.
-        """
+        """Begin a fit; where something is watched the keys of an evaluation are then to be told (`saw`) and checked."""
         owner = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
         if not overridden(owner, "configure_optimizers", ClientModule):
@@ -120,17 +111,9 @@ class Plateau(Member):
         if not entries:
             return
         keys = ", ".join(str(entry.monitor) for entry in entries)
-        if self.mode == "error":
-            raise ValueError(
-                f"a client sees its own samples only, and {name} has a ReduceLROnPlateau that watches {keys}; with "
-                f"model.plateau=server it is stepped once a round, with drop it is left out"
-            )
-        if self.mode == "drop":
-            rank_zero_info(f"ReduceLROnPlateau of {name}, which watches {keys}, is left out (model.plateau=drop)")
-            return
         rank_zero_info(
             f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
-            f"holds for every client of the next round (model.plateau=server)"
+            f"holds for every client of the next round"
         )
         self._entries, self._optimizers, self._step = entries, optimizers, owner.lr_scheduler_step
         self._base = self._rates()
@@ -161,8 +144,7 @@ class Plateau(Member):
             if key not in self._seen:
                 raise ValueError(
                     f"ReduceLROnPlateau must watch a logged value, got monitor={key!r}; watch one of "
-                    f"{sorted(self._seen)}, set strict=False to wait for it, or leave the scheduler out by "
-                    f"model.plateau=drop"
+                    f"{sorted(self._seen)}, or set strict=False to wait for it"
                 )
 
     def step(self, round_idx: int, values: Mapping[str, float]) -> None:

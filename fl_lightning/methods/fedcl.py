@@ -18,7 +18,6 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.importance import Importance, importance_penalty, samples_at_once
 from fl_lightning.functional.importance import importance as estimated
 from fl_lightning.types import Batch, Broadcast, ClientData, State
-from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 
@@ -89,7 +88,6 @@ class FedCL(ClientModule):
         importance_batch: int = 64,
         **base: Any,
     ) -> None:
-        refuse_renamed(type(self), base)
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", strength=strength)
         check_at_least(1, interval=interval, importance_batch=importance_batch)

@@ -1,7 +1,7 @@
 """FedDyn: a linear and a quadratic term per client, so that clients and server agree on one optimum.
 
 Source: Acar et al., ICLR 2021, arXiv:2111.04263, Algorithm 1. The paper weighs clients equally
-(`model.weighting: uniform`).
+(`Aggregator(weighting="uniform")`).
 Note: the authors' code evaluates the mean of the clients, not the server's weights: `evaluates: active_mean`.
 h is the mean of all g_i as long as the server gets y_i as it was trained; `NormClip` and the like end that.
 """

@@ -26,14 +26,19 @@ class FedEXPAggregator(Aggregator):
         eps: ε of the step size, > 0; it should shrink with the square of the local lr.
         eps_scale: `paper`: ε as it is; `code`: times the number of clients with data, as in the authors' code.
         average_last: evaluate the mean of this and the last round's weights (the paper), else this round's.
+        base: of `Aggregator`.
     """
 
     needs = frozenset({"start"})
 
     def __init__(
-        self, eps: float = 1e-3, eps_scale: Literal["paper", "code"] = "paper", average_last: bool = True
+        self,
+        eps: float = 1e-3,
+        eps_scale: Literal["paper", "code"] = "paper",
+        average_last: bool = True,
+        **base: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**base)
         check_above(0, "the paper takes 0.001 for images", eps=eps)
         check_choice(("paper", "code"), eps_scale=eps_scale)
         self.eps, self.eps_scale, self.average_last = eps, eps_scale, average_last

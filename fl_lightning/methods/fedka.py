@@ -19,7 +19,6 @@ from fl_lightning.client.modes import evaluating, mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import raised
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.renamed import refuse_renamed
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Source = Literal["shared", "local"]
@@ -113,7 +112,6 @@ class FedKA(ClientModule):
         columns: Columns = "dropped",
         **base: Any,
     ) -> None:
-        refuse_renamed(type(self), base)
         super().__init__(**base)
         check_at_least(0, beta=beta, gamma=gamma, max_anchors=max_anchors)
         check_choice(("random", "hard", "proficient"), strategy=strategy)

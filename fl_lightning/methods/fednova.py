@@ -41,12 +41,13 @@ class FedNovaAggregator(Aggregator):
     Args:
         tau_eff: `exposure`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as the
             authors' code has with a proximal term; it needs one local learning rate η.
+        base: of `Aggregator`.
     """
 
     needs = frozenset({"exposure", "start"})
 
-    def __init__(self, tau_eff: Literal["exposure", "steps"] = "exposure") -> None:
-        super().__init__()
+    def __init__(self, tau_eff: Literal["exposure", "steps"] = "exposure", **base: Any) -> None:
+        super().__init__(**base)
         check_choice(("exposure", "steps"), tau_eff=tau_eff)
         self.counts_steps = tau_eff == "steps"
         self.tau_eff = nn.Buffer(torch.zeros((), dtype=torch.float64))

@@ -1,7 +1,7 @@
 """SCAFFOLD: cancel the drift of local training by one control variate per client and one on the server.
 
 Source: Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1. The paper weighs clients equally
-(`model.weighting: uniform`); its server lr η_g is that of `model.server_optimizer: torch.optim.SGD`, 1 where unset.
+(`Aggregator(weighting="uniform")`); its server lr η_g is that of the server optimizer (torch.optim.SGD), else 1.
 Note: the paper divides by K · lr. The exposure (K · lr for plain SGD) is right under momentum and lr schedules, too.
 """
 

@@ -1,63 +1,23 @@
-"""Renamed arguments and hooks: the old name is refused, with the new one in the sentence."""
+"""Arguments that are gone: what to set in their place."""
 
-from collections.abc import Iterable
+FAULTS = ("nonfinite", "on_error", "max_update_norm", "min_clients", "client_timeout", "patience")
 
-RENAMED: dict[str, dict[str, str]] = {
-    "FedKA": {"mu": "max_anchors"},
-    "FedCL": {"kind": "importance", "scale": "normalization"},
-    "FederatedDataModule": {"sets": "extra_splits"},
-    "DatasetSource": {"reading": "loader_spec"},
+GONE: dict[str, str] = {name: f"set {{}}faults.{name}" for name in FAULTS} | {
+    "weighting": "set {}aggregator.weighting, of the rule (fl_lightning.aggregation.Aggregator is the mean)",
+    "alma_every": "set {}evaluate_clients_every",
+    "plateau": "the server steps every ReduceLROnPlateau; a client without it leaves it out of configure_optimizers",
+    "memory_format": "it is chosen; a module of your own keeps the layout that you give it",
+    "compile": "torch.compile the module of your own, or a net, before it is given",
 }
-"""New names of arguments by class and old name. Subclasses inherit them."""
-
-HOOKS: dict[str, dict[str, str]] = {
-    "ClientModule": {
-        "aggregator_class": "server_class (of a ServerModule)",
-        "frozen": "load_teacher in receive, and teacher in training_step",
-        "looking": "evaluation_mode",
-        "remedy": "nonfinite_hint",
-    },
-    "KnowledgeClient": {"knowledge_of": "predictions", "digest": "distillation_loss"},
-    "Aggregator": {
-        "asks": "client_statistics",
-        "broadcast": "ServerModule.broadcast",
-        "gathers": "reduce of a GatheringAggregator",
-    },
-    "Partition": {"deal_test": "partition_test"},
-}
-"""Hooks of a class by their old names, and what is defined in their place."""
+"""Arguments that FederatedLoop had, and the remedy; `{}` stands for what goes before names on the command line."""
 
 
-def new_name(kind: type, argument: str) -> str | None:
-    """Look up the new name of a class's argument; None if it was not renamed.
+def instead_of(kind: type, argument: str, prefix: str = "") -> str | None:
+    """Look up what takes the place of an argument that is gone; None: it never was.
 
-    >>> class FedKA: ...
-    >>> class MyFedKA(FedKA): ...
-    >>> new_name(MyFedKA, "mu"), new_name(MyFedKA, "beta")
-    ('max_anchors', None)
+    >>> class FederatedLoop: ...
+    >>> instead_of(FederatedLoop, "alma_every", "model."), instead_of(FederatedLoop, "client")
+    ('set model.evaluate_clients_every', None)
     """
-    names = (RENAMED.get(base.__name__, {}).get(argument) for base in kind.__mro__)
-    return next(filter(None, names), None)
-
-
-def refuse_renamed(kind: type, arguments: Iterable[str]) -> None:
-    """Refuse arguments under an old name; for constructors that pass arguments on as `**base`.
-
-    Raises:
-        TypeError: naming the argument's new name.
-    """
-    for argument in arguments:
-        if new := new_name(kind, argument):
-            raise TypeError(f"{kind.__name__}: the argument {argument!r} was renamed to {new!r}")
-
-
-def refuse_renamed_hooks(kind: type) -> None:
-    """Refuse a class that defines a hook under its old name, which is never called.
-
-    Raises:
-        TypeError: naming the hook in its place.
-    """
-    for base in kind.__mro__:
-        for old, new in HOOKS.get(base.__name__, {}).items():
-            if hasattr(kind, old):
-                raise TypeError(f"{kind.__name__} defines {old!r}, in whose place there is now {new}")
+    remedy = GONE.get(argument) if "FederatedLoop" in [base.__name__ for base in kind.__mro__] else None
+    return None if remedy is None else remedy.format(prefix)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from fl_lightning.utils.renamed import refuse_renamed, refuse_renamed_hooks
+from fl_lightning.utils.renamed import instead_of
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -23,7 +23,7 @@ WHERE: dict[str, tuple[str, ...]] = {
     ),
     "it is an argument of FederatedLoop": (
         *("local_epochs", "max_local_steps", "aggregator", "server_optimizer", "server_module", "transforms"),
-        *("clip_norm", "lr_decay", "chunk", "weighting", "on_error", "alma_every", "client_timeout"),
+        *("clip_norm", "lr_decay", "chunk", "faults", "evaluate_clients_every"),
     ),
     "passes over a client's data are local_epochs of FederatedLoop, rounds max_epochs of the Trainer": (
         *("epochs", "num_epochs", "num_local_epochs"),
@@ -68,13 +68,14 @@ def unknown_argument(kind: type, name: str) -> str:
 
 
 def checks_arguments(init: Init) -> Init:
-    """Let a constructor without `**base` refuse arguments that it does not have, or has under a new name."""
+    """Let a constructor without `**base` refuse arguments that it does not have, or has no more."""
     known = inspect.signature(init).parameters
 
     @wraps(init)
     def checked(self: object, *args: Any, **kwargs: Any) -> None:
-        refuse_renamed(type(self), kwargs)
         for name in kwargs:
+            if name not in known and (remedy := instead_of(type(self), name)):
+                raise TypeError(f"{type(self).__name__}: the argument {name!r} is gone; {remedy}")
             if name not in known:
                 raise TypeError(unknown_argument(type(self), name))
         init(self, *args, **kwargs)
@@ -89,9 +90,8 @@ def check_overrides(kind: type) -> None:
     what a class of another library has with arguments of its own.
 
     Raises:
-        TypeError: naming the method and its right arguments; or as `refuse_renamed_hooks`.
+        TypeError: naming the method and its right arguments.
     """
-    refuse_renamed_hooks(kind)
     if kind.__module__.startswith(PACKAGE):
         return  # tests/utils/test_signatures.py looks at these, at no cost to an import
     ours = [parent for parent in kind.__mro__ if parent.__module__.startswith(PACKAGE)]

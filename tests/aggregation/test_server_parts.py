@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_lightning import Aggregator, FederatedLoop
-from fl_lightning.aggregation import GatheringAggregator, ServerModule
+from fl_lightning.aggregation import GatheringAggregator, KrumAggregator, ServerModule
 from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.nets import Perceptron
 from tests.hooks.toy import Median, Updates
@@ -107,3 +107,10 @@ def test_without_a_loop_there_is_no_server(part):
     with pytest.raises(RuntimeError, match=f"{type(part).__name__} sees the server's weights once a FederatedLoop"):
         part.server_state(["w"])
     assert FederatedLoop(FedAvg())
+
+
+def test_a_weighting_of_another_name_is_refused():
+    with pytest.raises(ValueError, match="weighting must be one of samples, uniform, got 'sizes'"):
+        Aggregator(weighting="sizes")
+    with pytest.raises(TypeError, match="KrumAggregator got an unexpected keyword argument 'weights'; the nearest is"):
+        KrumAggregator(weights="uniform")

@@ -332,7 +332,7 @@ def test_a_number_of_samples_on_the_device_is_checked_too(samples):
     [
         ({"transforms": [NormClip(0.1), Bits()]}, "NormClip"),
         ({"transforms": [Bits(), NormClip(0.1)]}, "NormClip"),
-        ({"transforms": [Bits()], "max_update_norm": 3.0}, r"model\.max_update_norm=3\.0"),
+        ({"transforms": [Bits()], "max_update_norm": 3.0}, r"model\.faults\.max_update_norm=3\.0"),
     ],
 )
 @pytest.mark.parametrize("mode", ["error", "skip"])

@@ -14,7 +14,7 @@ from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor,
 from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.methods import MOON, Ditto, FedALA, FedAvg, FedFOMO, FedPAC, FedRoD, Local
-from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, folded, sgd, toy_data, trainer, weights_of
 
 Plain = partial(BatchNormNet, dropout=0.0)
 EVERYONE = range(len(SIZES))
@@ -30,7 +30,7 @@ def monitors(folder):
 
 
 def run(client, callbacks=(), rounds=2, **settings):
-    loop = FederatedLoop(client, seed=3, local_epochs=2, **settings)
+    loop = FederatedLoop(client, seed=3, local_epochs=2, **folded(settings))
     trainer(rounds, callbacks=list(callbacks)).fit(loop, datamodule=toy_data())
     return loop
 
@@ -149,7 +149,7 @@ def test_a_look_at_it_leaves_no_trace(name, chunk, tmp_path):
 
 @pytest.mark.parametrize("kind", [Ditto, FedFOMO, Local], ids=lambda kind: kind.__name__)
 def test_models_of_their_own_are_as_good_as_at_the_end_of_the_round(kind):
-    loop = run(kind(net=BatchNormNet, optimizer=sgd()), [PersonalisedAccuracy()], alma_every=1)
+    loop = run(kind(net=BatchNormNet, optimizer=sgd()), [PersonalisedAccuracy()], evaluate_clients_every=1)
     assert loop.round_metrics["local/personalised"] == pytest.approx(loop.round_metrics["local/alma"])
 
 

@@ -25,7 +25,7 @@ from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
 from tests.commands import TINY, say
 from tests.federation.faulty import faulty
-from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, folded, sgd, toy_data, trainer, weights_of
 from tests.user_data import Pairs
 from tests.user_modules import Classifier
 
@@ -42,7 +42,7 @@ def monitors(folder=None):
 
 def run(client=None, callbacks=(), rounds=3, data=None, ckpt_path=None, folder=None, **settings):
     client = FedAvg(net=BatchNormNet, optimizer=sgd()) if client is None else client
-    loop = FederatedLoop(client, **{"seed": 3, "local_epochs": 2, **settings})
+    loop = FederatedLoop(client, **folded({"seed": 3, "local_epochs": 2, **settings}))
     logger = {"logger": RoundCSVLogger(folder)} if folder else {}
     fitted = trainer(rounds, callbacks=list(callbacks), log_every_n_steps=1, **logger)
     fitted.fit(loop, datamodule=toy_data() if data is None else data, ckpt_path=ckpt_path)

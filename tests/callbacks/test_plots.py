@@ -148,7 +148,7 @@ def test_a_module_without_classes_gets_its_own_pictures(tmp_path):
 
 
 def test_alma_is_drawn_where_it_is_known(tmp_path, calls):
-    trainer([RunPlots()], tmp_path, rounds=4).fit(loop(alma_every=2), datamodule=data())
+    trainer([RunPlots()], tmp_path, rounds=4).fit(loop(evaluate_clients_every=2), datamodule=data())
     ((_, accuracies, _),) = calls["plot_accuracy"]
     assert np.isnan(accuracies["local/alma"]).tolist() == [True, False, True, False]
 

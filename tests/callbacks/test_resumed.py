@@ -39,7 +39,7 @@ def drawn(monkeypatch):
 def run(folder, more=(), ckpt_path=None):
     callbacks = [ClasswiseReport(), RunPlots(), *more]
     settings = {"logger": RoundCSVLogger(folder), "check_val_every_n_epoch": 2}
-    federated = loop(alma_every=3)
+    federated = loop(evaluate_clients_every=3)
     trainer(callbacks, folder, ROUNDS, **settings).fit(federated, datamodule=data(), ckpt_path=ckpt_path)
 
 

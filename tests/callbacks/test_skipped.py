@@ -56,10 +56,10 @@ def test_a_table_that_is_none_is_refused(tmp_path):
 @pytest.mark.usefixtures("without_pictures")
 def test_the_command_line_writes_it_into_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = f"fit {TINY} --trainer.max_epochs 3 --trainer.enable_progress_bar false --model.max_update_norm 1e-9"
-    said = say(f"{line} --model.nonfinite skip --model.patience 2")
+    line = f"fit {TINY} --trainer.max_epochs 3 --trainer.enable_progress_bar false --model.faults.max_update_norm 1e-9"
+    said = say(f"{line} --model.faults.nonfinite skip --model.faults.patience 2")
     assert said.code == 1
-    assert "every client was skipped for 2 rounds in a row (model.patience), up to round 1" in said.err
+    assert "every client was skipped for 2 rounds in a row (model.faults.patience), up to round 1" in said.err
     (path,) = Path("runs").glob("*/*/skipped.csv")
     assert {row[0] for row in rows_of(path)} == {0, 1}
     with pytest.raises(FaultError):  # from Python as well

@@ -14,6 +14,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import DirichletPartition, TensorSource
 from fl_lightning.methods import FedAvg
 from fl_lightning.runs.loggers import RoundCSVLogger
+from tests.toys import folded
 
 NAMES = ("cat, tame", "dog/wolf", "owl")
 CLASSES = ["cat, tame", "dog-wolf", "owl"]
@@ -52,7 +53,7 @@ def data(classes: bool = True, **settings: Any) -> FederatedDataModule:
 
 
 def loop(**settings: Any) -> FederatedLoop:
-    return FederatedLoop(client=FedAvg(optimizer=partial(SGD, lr=0.1)), seed=0, **settings)
+    return FederatedLoop(client=FedAvg(optimizer=partial(SGD, lr=0.1)), seed=0, **folded(settings))
 
 
 def trainer(callbacks: list[pl.Callback], folder: Path | None = None, rounds: int = 3, **settings: Any) -> pl.Trainer:

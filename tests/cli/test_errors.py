@@ -8,10 +8,7 @@ import torch
 
 from fl_lightning import methods
 from fl_lightning.__main__ import COMMANDS, main
-from fl_lightning.cli.errors import format_error
-from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.faults import ClientError
-from fl_lightning.utils.renamed import RENAMED
 from tests.commands import TINY, refusal, say
 
 FIT = f"fit {TINY} --trainer.max_epochs 1"
@@ -430,14 +427,6 @@ def test_an_error_in_a_users_own_code_names_client_round_and_line(here, monkeypa
     with pytest.raises(ClientError) as caught:
         main([*FIT.split(), "--model.client", "own.Mine"])
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_an_option_that_was_renamed_is_refused_with_its_new_name(monkeypatch):
-    monkeypatch.setitem(RENAMED, "Mine", {"breadth": "width"})
-    said = refusal(f"{FIT} --model.client own.Mine --model.client.breadth 3", 2)
-    assert said.endswith("model.client: the option 'breadth' was renamed to 'width'")
-    said = format_error("unrecognized arguments: --data.sets=[a]", None, [], {"data": FederatedDataModule})
-    assert said == "the option 'data.sets' was renamed to 'data.extra_splits'"
 
 
 def test_the_traceback_of_a_refusal_can_be_asked_for(monkeypatch):

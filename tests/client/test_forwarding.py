@@ -12,7 +12,7 @@ from torch import nn
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.client.hooks import BATCH_HOOKS
 from fl_lightning.methods import FedProx
-from tests.toys import equal, toy_data, trainer, weights_of
+from tests.toys import equal, folded, toy_data, trainer, weights_of
 from tests.user_data import Pairs
 from tests.user_modules import Plain
 
@@ -94,7 +94,7 @@ def made(module):
 
 
 def fit(module, rounds=2, data=None, callbacks=None, **settings):
-    loop = FederatedLoop(module, seed=1, **settings)
+    loop = FederatedLoop(module, seed=1, **folded(settings))
     run = trainer(rounds, callbacks=callbacks)
     run.fit(loop, datamodule=data or toy_data(SIZES, eval_batch_size=20))
     return loop, run

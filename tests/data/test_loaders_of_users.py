@@ -262,7 +262,7 @@ def test_they_are_asked_for_once_where_they_are_evaluated():
     assert "val_loss" in loop.round_metrics
 
     own = Asked()
-    data, loop = federated(own), FederatedLoop(FedAvg(), alma_every=1)
+    data, loop = federated(own), FederatedLoop(FedAvg(), evaluate_clients_every=1)
     run = trainer(2)
     run.fit(loop, datamodule=data)
     run.test(loop, datamodule=data, verbose=False)

@@ -126,7 +126,7 @@ def test_a_net_and_a_method_of_logits_take_streams_whose_shape_is_given():
     source = {place: Sensor(place) for place in range(3)}
     test = TensorDataset(*points(30, 9))
     data = FederatedDataModule.from_datasets(source, test, num_classes=3, input_shape=(4,), batch_size=4)
-    loop = fit(FedNTD(optimizer=sgd(0.05)), 3, data, max_local_steps=5, local_epochs=2, alma_every=3)
+    loop = fit(FedNTD(optimizer=sgd(0.05)), 3, data, max_local_steps=5, local_epochs=2, evaluate_clients_every=3)
     assert loop.round_metrics["global/acc"] > 0.5
     assert loop.round_metrics["local/alma"] > 0.5  # on samples drawn for each client
 

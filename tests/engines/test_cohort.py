@@ -18,7 +18,6 @@ from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.engines.cohort import CohortEngine, ignores_module
-from fl_lightning.engines.compiled import StackStep, kind_of
 from fl_lightning.engines.lockstep import Passes, lockstep
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -29,7 +28,7 @@ from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
 from tests.engines.test_sequential import SHAPE, jobs_of
 from tests.test_contract import EXPORTED, NAMES, data_of, settings_of, some
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data
+from tests.toys import BatchNormNet, equal, fit, folded, sgd, toy_data
 
 Net = partial(BatchNormNet, dropout=0.0)
 RAGGED = (1, 17, 0, 41, 9, 10, 11, 17)
@@ -62,7 +61,7 @@ def one_by_one_and_at_once(make, data=toy_data, chunk=4, rounds=2, precision="64
 def looped(client, **fixed):
     def make(**settings):
         torch.manual_seed(0)  # for the first weights of a user's module
-        return FederatedLoop(client(), **fixed, **settings)
+        return FederatedLoop(client(), **folded({**fixed, **settings}))
 
     return make
 
@@ -118,80 +117,6 @@ def test_last_batches_are_left_out_as_one_by_one(shuffle):
         torch.testing.assert_close(close, weights)
 
 
-@pytest.mark.slow
-def test_a_compiled_step_gives_the_same(caplog):
-    client = partial(FedAvg, net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
-    with caplog.at_level(logging.INFO):
-        plain, compiled = (
-            fit(None, 3, toy_data((8, 8, 8, 8)), loop=looped(client, **more)(chunk=4, seed=3), precision="64-true")
-            for more in ({}, {"compile": True})
-        )
-    assert "s to compile" in caplog.text
-    assert "not compiled" not in caplog.text
-    torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), **CLOSE)
-    assert compiled.round_metrics == pytest.approx(plain.round_metrics, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.slow
-def test_a_run_of_compiled_steps_continues_exactly(tmp_path, caplog):
-    """Also where the first step of a shape, which is compiled, comes after the checkpoint only."""
-    client = partial(FedAvg, net=partial(Perceptron, hidden=(8,)), optimizer=sgd())
-
-    def run(rounds, ckpt_path=None):
-        torch.compiler.reset()
-        data = toy_data((8, 8, 9, 9), schedule=[[0, 1], [0, 1], [2, 3], [0, 3]])
-        return fit(None, rounds, data, ckpt_path, loop=looped(client, compile=True)(chunk=4, seed=3))
-
-    with caplog.at_level(logging.INFO):
-        run(2).trainer.save_checkpoint(tmp_path / "two.ckpt")
-        assert equal(run(4).state_dict(), run(4, tmp_path / "two.ckpt").state_dict())
-    assert "s to compile" in caplog.text
-    assert "not compiled" not in caplog.text
-
-
-@pytest.mark.parametrize("by", ["torch.compile", "torch.fx.experimental.proxy_tensor.make_fx"])
-def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(by, monkeypatch, caplog):
-    def broken(function, **settings):
-        def call(*tensors):
-            raise RuntimeError("no compiler here")
-
-        return call
-
-    monkeypatch.setattr(by, broken)
-    client = partial(fedavg, Perceptron)
-    with caplog.at_level(logging.INFO):
-        compiled = fit(None, 2, toy_data((8, 8)), loop=looped(client, compile=True)(chunk=2, seed=3))
-    plain = fit(None, 2, toy_data((8, 8)), loop=looped(client)(chunk=2, seed=3))
-    assert caplog.text.count("not compiled: RuntimeError: no compiler here") == 1
-    assert equal(compiled.state_dict(), plain.state_dict())
-
-
-def test_a_step_that_may_depend_on_more_than_tensors_is_not_compiled(caplog):
-    with caplog.at_level(logging.INFO):
-        fit(None, 1, toy_data((8, 8)), loop=looped(fedavg, compile=True)(chunk=2, seed=3))
-    assert caplog.text.count("not compiled: it is not cross-entropy alone of a net of torch's") == 1
-
-
-@pytest.fixture
-def recorded_only(monkeypatch):
-    """Steps that are to be compiled are recorded, which alone decides what they compute."""
-    monkeypatch.setattr(torch, "compile", lambda graph, **settings: graph)
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (9, 4, 7, 8)], ids=["even", "ragged"])
-def test_recorded_steps_have_the_same_bits(sizes, precision, recorded_only, monkeypatch):
-    recorded, record, fitted = [], StackStep._record, []
-    monkeypatch.setattr(StackStep, "_record", lambda *given: recorded.append(given) or record(*given))
-    for compiles in (True, False):
-        make = looped(partial(fedavg, Perceptron), local_epochs=3, compile=compiles)
-        fitted.append(fit(None, 3, toy_data(sizes), loop=make(chunk=4, seed=3), precision=precision))
-    one, other = fitted
-    assert recorded
-    assert equal(one.state_dict(), other.state_dict())
-    assert one.round_metrics == other.round_metrics
-
-
 @pytest.mark.parametrize("away", [False, True])
 def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
     seen = {}
@@ -206,19 +131,13 @@ def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
     assert seen == dict.fromkeys((0, 1), not away)
 
 
-def hooked_fedavg():
-    client = fedavg(Perceptron)
-    client.register_forward_hook(lambda module, given, logits: 2 * logits)
-    return client
-
-
 def sloped_fedavg():
     client = FedAvg(net=Perceptron, optimizer=sgd(), **SHAPE)
     client.net.body[2] = nn.LeakyReLU(0.1)
     return client
 
 
-def test_what_a_callback_changes_between_two_epochs_counts_at_once(recorded_only):
+def test_what_a_callback_changes_between_two_epochs_counts_at_once():
     class Steepens(pl.Callback):
         def on_client_start(self, trainer, loop, client_id):
             loop.client.net.body[2].negative_slope = 0.1
@@ -229,7 +148,7 @@ def test_what_a_callback_changes_between_two_epochs_counts_at_once(recorded_only
     alone, together = (
         fit(
             *(None, 2, toy_data((8, 8))),
-            loop=looped(sloped_fedavg, local_epochs=3, compile=chunk > 1)(chunk=chunk, seed=3),
+            loop=looped(sloped_fedavg, local_epochs=3)(chunk=chunk, seed=3),
             callbacks=[Steepens()],
             precision="64-true",
         )
@@ -252,40 +171,11 @@ class Shares(FedAvg):
         return self.made[1], batch[1]
 
 
-def test_samples_that_clients_share_are_those_of_the_step(recorded_only):
+def test_samples_that_clients_share_are_those_of_the_step():
     def make(chunk, **settings):
-        return looped(partial(Shares, net=Perceptron, optimizer=sgd()))(chunk=chunk, compile=chunk > 1, **settings)
+        return looped(partial(Shares, net=Perceptron, optimizer=sgd()))(chunk=chunk, **settings)
 
     one_by_one_and_at_once(make, partial(toy_data, (5, 5)), rounds=3)
-
-
-def test_what_a_step_depends_on_is_known_for_cross_entropy_of_known_layers_only():
-    class Own(FedAvg):
-        def local_loss(self, batch, batch_idx):
-            return super().local_loss(batch, batch_idx) * batch_idx
-
-    def kind(make=None, changes=lambda net: None):
-        client = make() if make else fedavg(Perceptron)
-        client.build(3, (4,))
-        changes(client.net)
-        return kind_of(client, client.training_step)
-
-    assert kind() == kind()
-    assert kind() is not None
-    assert kind(changes=nn.Module.eval) not in (None, kind())
-    assert kind(fedavg) is None  # the net's class is not known
-    assert kind(partial(Own, net=Perceptron)) is None
-    assert kind(partial(FedProx, net=Perceptron)) is None
-    assert kind(changes=lambda net: net.head.register_forward_hook(print)) is None
-    assert kind(changes=lambda net: net.head.register_forward_pre_hook(nn.Identity())) is None
-    assert kind(hooked_fedavg) is None
-    assert kind(changes=lambda net: net.body.append(nn.Dropout(0.1))) not in (None, kind())
-    assert kind(changes=lambda net: setattr(net, "scale", lambda: 2)) is None
-
-
-def test_compiling_takes_a_stack():
-    with pytest.raises(ValueError, match=r"got model\.chunk=1; set it to auto or K"):
-        FederatedLoop(fedavg(), compile=True)
 
 
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (9, 4, 7)], ids=["even", "ragged"])
@@ -384,10 +274,10 @@ def stacks(name):
 
 @pytest.mark.parametrize("name", sorted(filter(stacks, NAMES)) + some(sorted(set(NAMES) - set(filter(stacks, NAMES)))))
 def test_every_method_gives_the_same_at_once_or_says_why_not(name):
-    more = {"local_epochs": 2, "alma_every": 1}
+    more = {"local_epochs": 2, "evaluate_clients_every": 1}
 
     def make(**settings):
-        return FederatedLoop(**settings_of(name, net=Net, optimizer=sgd()), **settings, **more)
+        return FederatedLoop(**settings_of(name, net=Net, optimizer=sgd()), **folded(settings), **folded(more))
 
     declared = vars(type(make().client)).get("stackable")
     data = partial(data_of, sizes=(7, 0, 9, 1, 10, 10))

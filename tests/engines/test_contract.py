@@ -6,7 +6,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.methods import FedAvg
 from tests.hooks.toy import SCAFFOLD, Updates
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, folded, sgd, toy_data, weights_of
 
 
 class Rows(Updates):
@@ -65,7 +65,7 @@ def two(kind, **settings):
     for factory in (None, AllJobsFirst):
         watch = Rows()
         data = toy_data((7, 12, 5, 9), participation=0.75)
-        loop = FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), alma_every=1, **settings)
+        loop = FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), evaluate_clients_every=1, **folded(settings))
         loop.engine_factory = factory
         fit(None, 3, data, callbacks=[watch], loop=loop)
         assert type(loop.clients_engine) is (factory or SequentialEngine)

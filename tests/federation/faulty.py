@@ -10,7 +10,7 @@ from torch import nn
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.methods import FedAvg
-from tests.toys import BatchNormNet, sgd
+from tests.toys import BatchNormNet, folded, sgd
 
 CLIENT, ROUND = 2, 1
 WEIGHTS = "net.head.weight"
@@ -126,4 +126,4 @@ def faulty(how, mode, **settings):
         settings["transforms"] = [Sends(how)]
     if how == "negative weight":
         settings["aggregator"] = Weighs(-1.0)
-    return FederatedLoop(client, **settings)
+    return FederatedLoop(client, **folded(settings))

@@ -11,7 +11,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.methods import FedAvg, FedEXPAggregator, KnFu, Local
 from tests.hooks.toy import Median, Quadratic
 from tests.methods.own_models import transfer_data
-from tests.toys import BatchNormNet, fit, sgd, toy_data, trainer
+from tests.toys import BatchNormNet, fit, folded, sgd, toy_data, trainer
 
 
 def sides(need):
@@ -40,7 +40,7 @@ def sides(need):
 
 
 def start(kind, rule, precision=None, **settings):
-    loop = FederatedLoop(kind(**settings), rule and rule())
+    loop = FederatedLoop(kind(**folded(settings)), rule and rule())
     run = trainer(1) if precision is None else trainer(1, plugins=[precision])
     run.fit(loop, datamodule=toy_data())
 

@@ -15,7 +15,7 @@ from fl_lightning.aggregation import KrumAggregator, NormClip
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedED, FedKA, FedNovaAggregator, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from tests.federation.test_host_syncs import tensors_in
-from tests.toys import sgd, toy_data
+from tests.toys import folded, sgd, toy_data
 
 META = torch.device("meta")
 MOVES = {"to", "copy_", "cpu", "_has_compatible_shallow_copy_type"}
@@ -59,7 +59,7 @@ class OneDevice(TorchFunctionMode):
 
 def operations(client, **settings):
     """Names of the operations of a round that mixed the devices."""
-    loop = FederatedLoop(client(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3, **settings)
+    loop = FederatedLoop(client(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3, **folded(settings))
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     strategy = SingleDeviceStrategy(META, StandIn())
     trainer = pl.Trainer(strategy=strategy, max_epochs=1, num_sanity_val_steps=0, **quiet)

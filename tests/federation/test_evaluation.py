@@ -25,7 +25,7 @@ from fl_lightning.callbacks import (
 )
 from fl_lightning.methods import FedAvg
 from tests.restless import HABITS, Restless, RestlessNet
-from tests.toys import equal, sgd, toy_data, trainer, weights_of
+from tests.toys import equal, folded, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
 SIZES = (7, 12, 5)
@@ -50,7 +50,7 @@ def same(one, other):
 
 def fit(client, rounds=3, callbacks=None, run=None, more=None, **settings):
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(client(), seed=1, **settings)
+    loop = FederatedLoop(client(), seed=1, **folded(settings))
     how = trainer(rounds, callbacks=callbacks, **(run or {}))
     how.fit(loop, datamodule=data(**(more or {})))
     return loop
@@ -86,7 +86,7 @@ def test_no_client_is_evaluated_with_what_another_left(habit):
     """`local/alma` is the mean of what each client has by itself; training goes on as without."""
 
     def alma(**more):
-        loop = fit(net(habit), 2, alma_every=2, metrics={"accuracy": MulticlassAccuracy(3)}, **more)
+        loop = fit(net(habit), 2, evaluate_clients_every=2, metrics={"accuracy": MulticlassAccuracy(3)}, **more)
         return loop, loop.round_metrics["local/alma"]
 
     loop, found = alma()

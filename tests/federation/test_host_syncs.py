@@ -15,7 +15,7 @@ from fl_lightning.federation.round import Round
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.test_contract import NAMES, TRAITS, data_of, settings_of
-from tests.toys import BatchNormNet, fit, sgd, toy_data
+from tests.toys import BatchNormNet, fit, folded, sgd, toy_data
 
 READS = {
     *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"),
@@ -105,7 +105,9 @@ def rows():
 
 @pytest.mark.parametrize(("name", "way"), list(rows()))
 def test_no_value_is_read_in_an_exchange(name, way, reads):
-    loop = FederatedLoop(**settings_of(name, net=BatchNormNet, optimizer=sgd()), local_epochs=2, seed=3, **WAYS[way])
+    loop = FederatedLoop(
+        **settings_of(name, net=BatchNormNet, optimizer=sgd()), local_epochs=2, seed=3, **folded(WAYS[way])
+    )
     fit(None, 2, data_of(batch_size=4), loop=loop)
     assert set(reads) == READS_OF.get(name, set()) | ({"tolist"} if way == "skip" and name in COMPARES else set())
 

@@ -49,7 +49,7 @@ class Worst(Plain):
 def a_method():
     """With all that an evaluation is made of: the rule's own weights, personal entries, what clients would deploy."""
     loop = FederatedLoop(
-        Remembering(net=BatchNormNet, optimizer=sgd()), Count(), personal=["*body.1*"], alma_every=2, seed=5
+        Remembering(net=BatchNormNet, optimizer=sgd()), Count(), personal=["*body.1*"], evaluate_clients_every=2, seed=5
     )
     return loop, toy_data(participation=0.6, eval_batch_size=8), {}
 

@@ -66,7 +66,7 @@ def test_the_clients_own_models_are_evaluated_where_alma_is():
     row = run({"recall": recall}, client=Local(net=BatchNormNet, optimizer=sgd())).round_metrics
     assert row["local/recall"] == pytest.approx(row["local/alma"])
     assert "global/recall" not in row
-    row = run({"recall": recall}, alma_every=2).round_metrics
+    row = run({"recall": recall}, evaluate_clients_every=2).round_metrics
     assert row["local/recall"] == pytest.approx(row["local/alma"])
     assert "global/recall" in row
 
@@ -82,7 +82,7 @@ def test_a_users_module_is_measured_by_its_predictions():
 
 
 def test_metrics_leave_the_weights_and_the_checkpoint_alone(tmp_path):
-    plain, measured = run(None), run({"f1": MulticlassF1Score(3)}, alma_every=1)
+    plain, measured = run(None), run({"f1": MulticlassF1Score(3)}, evaluate_clients_every=1)
     assert equal(weights_of(plain), weights_of(measured))
     measured.trainer.save_checkpoint(tmp_path / "at.ckpt")
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)

@@ -14,7 +14,7 @@ from fl_lightning import Aggregator, ClientModule, FederatedLoop, methods
 from fl_lightning.aggregation import KrumAggregator, MedianAggregator, NormClip, ServerModule, UpdateTransform
 from fl_lightning.callbacks import ClientTable, DriftMonitor
 from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
-from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
 CLIENT, ROUND = 2, 1
 EVERYONE = list(range(len(SIZES)))
@@ -102,7 +102,7 @@ def run(client, lacks=False, callbacks=(), **settings):
     watch = Rows()
     schedule = {"schedule": [EVERYONE, OTHERS, EVERYONE]} if lacks else {}
     settings = {"nonfinite": "skip", "on_error": "skip", "seed": 3, "threads": 1, **settings}
-    loop = fit(None, 3, data(**schedule), loop=FederatedLoop(client, **settings), callbacks=[watch, *callbacks])
+    loop = fit(None, 3, data(**schedule), loop=FederatedLoop(client, **folded(settings)), callbacks=[watch, *callbacks])
     return loop, watch
 
 
@@ -295,7 +295,7 @@ def test_too_few_that_are_left_lose_the_round_and_say_whom():
 def test_the_row_of_a_run_that_max_steps_ends_is_whole():
     """Its last round is evaluated and counted like any other, also one with a skipped client."""
     watch, whole = Rows(), run(failing(FedAvg, "NaN"))[1]
-    loop = FederatedLoop(failing(FedAvg, "NaN"), nonfinite="skip", on_error="skip", seed=3, threads=1)
+    loop = FederatedLoop(failing(FedAvg, "NaN"), seed=3, threads=1, faults="skip")
     trainer(-1, max_steps=2, callbacks=[watch]).fit(loop, datamodule=data())
     assert watch.skipped == [[], [CLIENT]]
     assert same(watch.rows, whole.rows[:2])

@@ -109,7 +109,7 @@ def aggregated(
 ) -> dict[str, Tensor] | None:
     """One exchange of a rule (None: the mean), as the round drives it; `lengths`: the clients' exposures."""
     aggregator = aggregator or Aggregator()
-    aggregator.weigh_by(weighting)
+    aggregator.weighting = weighting
     aggregator.setup()
     aggregator.begin_round(list(range(len(states))))
     for client_id, (state, n) in enumerate(zip(states, sizes, strict=True)):

@@ -21,6 +21,7 @@ from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg, FedNTD, FedProx
 from fl_lightning.nets import Backbone
 from fl_lightning.types import Broadcast, ClientJob, ClientResult, ClientUpdate, State
+from tests.toys import folded
 
 Inputs = dict[str, Any]
 Adapter = Callable[[Inputs], dict[str, Any]]
@@ -338,14 +339,8 @@ def run(
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
-    fitted = FederatedLoop(
-        client=module,
-        local_epochs=cfg["epochs"],
-        lr_decay=cfg["lr_decay"],
-        weighting=cfg.get("weighting", "samples"),
-        clip_norm=cfg.get("clip_norm"),
-        **loop,
-    )
+    settings = {"weighting": cfg.get("weighting", "samples"), "clip_norm": cfg.get("clip_norm"), **loop}
+    fitted = FederatedLoop(module, local_epochs=cfg["epochs"], lr_decay=cfg["lr_decay"], **folded(settings))
     recorder.watch(fitted.server_module)
     trainer = pl.Trainer(
         max_epochs=len(cfg["schedule"]),

@@ -18,9 +18,8 @@ from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer
 
 
 def scaffold_loop():
-    return FederatedLoop(
-        SCAFFOLD(net=BatchNormNet, optimizer=sgd()), weighting="uniform", local_epochs=2, lr_decay=0.9, seed=3
-    )
+    client, rule = SCAFFOLD(net=BatchNormNet, optimizer=sgd()), Aggregator(weighting="uniform")
+    return FederatedLoop(client, rule, local_epochs=2, lr_decay=0.9, seed=3)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])

@@ -46,7 +46,9 @@ def test_alma_is_the_mean_over_all_clients_of_what_they_deploy(raises):
             raise ZeroDivisionError
 
     rows, data = Rows(), toy_data((7, 12, 0, 9), schedule=[[0, 1], [1, 2], [0], [0, 1]])
-    loop = FederatedLoop((Fails if raises else Keeps)(net=BatchNormNet, optimizer=sgd()), alma_every=2, seed=3)
+    loop = FederatedLoop(
+        (Fails if raises else Keeps)(net=BatchNormNet, optimizer=sgd()), evaluate_clients_every=2, seed=3
+    )
     plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2 if raises else 3, data)
     if raises:
         with pytest.raises(ZeroDivisionError):

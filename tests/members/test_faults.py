@@ -8,12 +8,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning import Aggregator, FederatedLoop
+from fl_lightning import Aggregator, FaultPolicy, FederatedLoop
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import FedAvg
 from tests.federation.faulty import CLIENT, KINDS, ROUND, WEIGHT, Faulty, Weighs, faulty
-from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, weights_of
 
 OTHERS = [client_id for client_id in range(len(SIZES)) if client_id != CLIENT]
 EVERYONE = list(range(len(SIZES)))
@@ -21,7 +21,7 @@ EVERYONE = list(range(len(SIZES)))
 SAYS = {
     "NaN": r"client 2 returned NaN or infinite values in round 1; ",
     "Inf": r"client 2 returned NaN or infinite values in round 1; ",
-    "3e38": r"client 2 returned an update of norm 1.*e\+39 in round 1, above model.max_update_norm=100.0; ",
+    "3e38": r"client 2 returned an update of norm 1.*e\+39 in round 1, above model.faults.max_update_norm=100.0; ",
     "shape": r"entry 'net.head.weight' .*shape \(3, 8\), got \(2, 8\).*client 2.*round 1",
     "key": r"entry 'net.head.weight' is missing.*client 2.*round 1",
     "type": r"entry 'net.head.weight' .*got list.*client 2.*round 1",
@@ -38,7 +38,7 @@ SAYS = {
     "reply": r"Faulty.reply must return a dict.*got list.*client 2.*round 1",
     "StopIteration": r"client 2 raised StopIteration in round 1 \(.*faulty.py, line \d+\); ",
     "MemoryError": r"client 2 raised MemoryError in round 1 \(.*faulty.py, line \d+\); ",
-    "time-out": r"model.client_timeout=1.0 s.*client 2.*round 1",
+    "time-out": r"model.faults.client_timeout=1.0 s.*client 2.*round 1",
     "adds": r"'net.extra.weight' came to be in it.*client 2.*round 1",
     "replaces": r"'net.head.weight' was replaced.*client 2.*round 1",
     "reshapes": r"'net.head.weight' .*\(4, 8\).*client 2.*round 1",
@@ -91,7 +91,9 @@ def test_a_client_that_is_skipped_is_named_and_the_others_are_as_without_it(how)
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), torch.tensor(-2.0), torch.tensor(-1)])
 @pytest.mark.parametrize("nonfinite", ["error", "skip"])
 def test_a_weight_that_is_none_costs_the_round(weight, nonfinite):
-    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), Weighs(weight), nonfinite=nonfinite, seed=3)
+    loop = FederatedLoop(
+        FedAvg(net=BatchNormNet, optimizer=sgd()), Weighs(weight), seed=3, faults=FaultPolicy(nonfinite=nonfinite)
+    )
     if nonfinite == "error":
         with pytest.raises(FaultError, match=r"Weighs .*weight of client 2 .*in round 1"):
             fit(None, 2, loop=loop)
@@ -136,7 +138,7 @@ class Another(SequentialEngine):
 
 @pytest.mark.parametrize("how", ["shape", "n"])
 def test_an_update_is_checked_also_where_there_are_no_transforms(how, monkeypatch):
-    monkeypatch.setattr("fl_lightning.federation.parts.SequentialEngine", type("Elsewhere", (Another,), {"how": how}))
+    monkeypatch.setattr("fl_lightning.federation.setup.SequentialEngine", type("Elsewhere", (Another,), {"how": how}))
     with pytest.raises(ValueError, match=r"of an update must (have shape|lie in).*client 2 in round 1"):
         fit(None, 3, loop=faulty("", "error"))
     loop = fit(None, 3, loop=faulty("", "skip"))
@@ -169,7 +171,9 @@ def test_finite_updates_whose_sum_overflows_do_not_become_the_model():
     with pytest.raises(FaultError, match=r"Doubles and ServerModule made NaN or infinite values .*round 0"):
         fit(None, 1, loop=loop)
     start = weights_of(loop)
-    skips = FederatedLoop(Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3, nonfinite="skip")
+    skips = FederatedLoop(
+        Overshoots(net=BatchNormNet, optimizer=sgd()), Doubles(), seed=3, faults=FaultPolicy(nonfinite="skip")
+    )
     assert equal(weights_of(fit(None, 1, loop=skips)), start)
     assert skips.round_metrics["train/skipped"] == len(SIZES)
 
@@ -180,7 +184,7 @@ def test_a_run_whose_every_client_is_skipped_stops(patience):
     with pytest.raises(FaultError, match=rf"skipped for {patience} rounds? .*round {patience - 1}.*MakesNaN"):
         fit(None, 5, loop=loop)
     client = Faulty("receive", always=True, net=BatchNormNet, optimizer=sgd())
-    loop = FederatedLoop(client, on_error="skip", patience=patience, seed=3)
+    loop = FederatedLoop(client, faults=FaultPolicy(on_error="skip", patience=patience), seed=3)
     with pytest.raises(FaultError, match=rf"skipped for {patience} rounds?.*no disk"):
         fit(None, 5, loop=loop)
 
@@ -190,7 +194,7 @@ def test_fewer_clients_than_are_asked_for_leave_the_model_as_it_was():
     loop = fit(None, 2, loop=faulty("exception", "skip", min_clients=5), callbacks=[watch])
     assert watch.skipped == [[], EVERYONE]
     assert equal(weights_of(loop), weights_of(fit(None, 1, loop=faulty("", "error"))))
-    assert "fewer than model.min_clients=5" in loop.skipped[0].reason
+    assert "fewer than model.faults.min_clients=5" in loop.skipped[0].reason
 
 
 class Remembers(Faulty):
@@ -208,7 +212,7 @@ class Remembers(Faulty):
 
 def test_what_a_skipped_client_keeps_is_that_of_its_last_round():
     client = Remembers(net=BatchNormNet, optimizer=sgd())
-    loop = fit(None, 3, loop=FederatedLoop(client, on_error="skip", seed=3))
+    loop = fit(None, 3, loop=FederatedLoop(client, faults=FaultPolicy(on_error="skip"), seed=3))
     assert [loop.store.memory(c)["rounds"] for c in EVERYONE] == [3, 3, 2, 3, 3]
 
 
@@ -249,7 +253,7 @@ def test_freezing_is_no_fault_and_stays_with_the_client():
 )
 def test_settings_are_checked(setting, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        FederatedLoop(FedAvg(), **setting)
+        FederatedLoop(FedAvg(), **folded(setting))
 
 
 class FailsAfterNaN(FedAvg):

@@ -14,7 +14,7 @@ from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.methods.fedexp import FedEXPAggregator as FedEXP
 from fl_lightning.methods.fednova import FedNovaAggregator
-from tests.toys import equal, fit, sgd, toy_data, trainer, weights_of
+from tests.toys import equal, fit, folded, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Adapted
 
 SIZES = (8, 12, 5)
@@ -51,7 +51,7 @@ def data(**settings):
 
 
 def run(module, rounds=3, callbacks=(), given=None, wrap=lambda module: module, ckpt_path=None, **settings):
-    loop = FederatedLoop(wrap(module()), seed=1, **settings)
+    loop = FederatedLoop(wrap(module()), seed=1, **folded(settings))
     trainer(rounds, callbacks=list(callbacks)).fit(loop, datamodule=given or data(), ckpt_path=ckpt_path)
     return loop
 
@@ -201,7 +201,7 @@ def test_or_it_is_skipped_and_leaves_no_trace():
         {"nonfinite": "skip"},
         {"server_optimizer": sgd(1.0)},
         {"personal": ["module.head.*"]},
-        {"alma_every": None, "weighting": "uniform"},
+        {"evaluate_clients_every": None, "weighting": "uniform"},
     ],
     ids=["median", "FedEXP", "FedNova", "clipped", "skip", "server SGD", "personal head", "uniform"],
 )

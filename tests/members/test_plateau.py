@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedProx
-from tests.toys import equal, toy_data, trainer, weights_of
+from tests.toys import equal, folded, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
 
@@ -56,7 +56,7 @@ class Stepped(Plateaued):
 def fit(module, rounds=4, ckpt_path=None, callbacks=None, wrap=lambda module: module, epochs=1, **settings):
     pl.seed_everything(7, verbose=False)
     Plateaued.rates.clear()
-    loop = FederatedLoop(wrap(module()), seed=1, local_epochs=epochs, **settings)
+    loop = FederatedLoop(wrap(module()), seed=1, local_epochs=epochs, **folded(settings))
     run = trainer(rounds, callbacks=callbacks)
     run.fit(loop, datamodule=toy_data((8, 8), batch_size=8), ckpt_path=ckpt_path)
     return loop
@@ -115,21 +115,15 @@ def test_a_metric_that_nobody_logs_is_refused_before_a_client_trains():
 
 def test_the_probe_for_keys_leaves_no_trace():
     """`train_loss` is found by a step of a client that is undone."""
-    plain = fit(Watching, 1, plateau="drop")
+
+    class Plain(Watching):
+        def configure_optimizers(self):
+            return super().configure_optimizers()["optimizer"]
+
+    plain = fit(Plain, 1)
     watched = fit(Watching, 1)
     assert equal(weights_of(plain), weights_of(watched))
     assert plain.round_metrics == watched.round_metrics
-
-
-def test_drop_and_error(caplog):
-    caplog.set_level("INFO")
-    fit(Unknown, plateau="drop")
-    assert set(Plateaued.rates) == {0.1}
-    assert any("is left out (model.plateau=drop)" in text for text in caplog.messages)
-    with pytest.raises(ValueError, match=r"watches val_loss; with model\.plateau=server"):
-        fit(Plateaued, plateau="error")
-    with pytest.raises(ValueError, match="plateau must be one of server, drop, error, got 'local'"):
-        FederatedLoop(Plateaued(), plateau="local")
 
 
 @pytest.mark.parametrize("at_validation", [False, True])
@@ -145,8 +139,6 @@ def test_resume_is_exact(tmp_path, at_validation):
     assert Plateaued.rates[-4:] == rates
     assert len(set(rates)) > 1
     assert equal(weights_of(resumed), weights_of(whole))
-    with pytest.raises(ValueError, match="plateau was server, is drop"):
-        fit(Plateaued, 5, ckpt_path=tmp_path / "epoch=2.ckpt", plateau="drop")
 
 
 def test_rounds_without_the_value_wait():

@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.members.traces import Snapshot as Traces
 from fl_lightning.members.traces import switches
-from tests.toys import equal, toy_data, trainer, weights_of
+from tests.toys import equal, folded, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
 SIZES = (7, 12, 5)
@@ -87,7 +87,7 @@ class Fails(pl.Callback):
 
 def fit(left, cohort, rounds=2, **settings):
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(Leaves(), seed=1, **{"on_error": "skip", **settings})
+    loop = FederatedLoop(Leaves(), seed=1, **folded({"on_error": "skip", **settings}))
     data = toy_data(SIZES, schedule=[cohort] * rounds)
     trainer(rounds, callbacks=[Fails(left)]).fit(loop, datamodule=data)
     return loop
@@ -120,7 +120,7 @@ def test_what_clients_that_do_not_fail_leave_stays():
             self.clients.append(1)
 
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(Counts(), seed=1, on_error="skip")
+    loop = FederatedLoop(Counts(), seed=1, faults=FaultPolicy(on_error="skip"))
     trainer(2, callbacks=[Fails("forward hook")]).fit(loop, datamodule=toy_data(SIZES, schedule=[[0, 1, 2]] * 2))
     assert len(loop.client.module.clients) == 4
 
@@ -143,7 +143,7 @@ def test_a_client_that_is_refused_after_its_training_leaves_nothing(tmp_path):
     found = []
     for cohort in [0, 1, 2], [0, 2]:
         pl.seed_everything(7, verbose=False)
-        loop = FederatedLoop(Hooks(), seed=1, on_error="skip")
+        loop = FederatedLoop(Hooks(), seed=1, faults=FaultPolicy(on_error="skip"))
         run = trainer(2, callbacks=[Watches(), Tells()])
         run.fit(loop, datamodule=toy_data(SIZES, schedule=[cohort] * 2))
         found.append(weights_of(loop))
@@ -227,7 +227,7 @@ class Sets(pl.Callback):
 
 def extend(kind, rounds=3, ckpt_path=None, callback=None, order=(0, 1, 2), folder=None, **settings):
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(Extended(kind), seed=1, **settings)
+    loop = FederatedLoop(Extended(kind), seed=1, **folded(settings))
     callbacks = [callback or Sets(), *([ClientCheckpoint(folder)] if folder else [])]
     run = trainer(rounds, callbacks=callbacks)
     run.fit(loop, datamodule=toy_data(SIZES, schedule=[list(order)] * rounds), ckpt_path=ckpt_path)

@@ -68,7 +68,7 @@ def test_statistics_of_the_own_model_are_its_own():
 
 
 def test_deployed_is_the_own_model_or_the_initial_one():
-    loop = fit(ditto(), 2, toy_data(**LATE), alma_every=1)
+    loop = fit(ditto(), 2, toy_data(**LATE), evaluate_clients_every=1)
     start = {name: value.clone() for name, value in loop.client.initial.items()}
     assert equal(start, fit(ditto(), 0, toy_data(**LATE)).client.state_dict())
     for client_id, wanted in ((0, own_of(loop, 0)), (4, start)):
@@ -126,6 +126,6 @@ def test_an_own_model_that_is_not_finite_is_its_client_s():
 
 def test_different_nets_keep_their_own_entries():
     net = partial(HeterogeneousNets, nets=[Small, partial(Perceptron, hidden=())])
-    loop = fit(ditto(net=net), 2, toy_data((9, 7)), personal="*", alma_every=1)
+    loop = fit(ditto(net=net), 2, toy_data((9, 7)), personal="*", evaluate_clients_every=1)
     for client_id in (0, 1):
         assert own_of(loop, client_id).keys() == set(loop.weights.personal_of(client_id))

@@ -154,7 +154,7 @@ def test_bad_settings():
 
 
 def test_deployed_is_the_own_model():
-    loop = fit(fedala(), 1, alma_every=1)
+    loop = fit(fedala(), 1, evaluate_clients_every=1)
     assert isinstance(loop.client, pl.LightningModule)
     loop.client.context.memory = loop.store.memory(3)
     assert equal(loop.client.deployed().state_dict(), loop.store.memory(3)["own_models"][-1])

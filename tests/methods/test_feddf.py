@@ -12,7 +12,7 @@ from fl_lightning.methods import FedAvg, FedDFServer, FedProx
 from fl_lightning.nets import Perceptron
 from tests.hooks.toy import Updates
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, folded, samples, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 
@@ -131,7 +131,7 @@ def test_batches_pass_over_the_proxy_in_a_new_order_each_time():
 )
 def test_what_it_cannot_do_is_refused_at_start(client, on, settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        fit(None, 1, on(), loop=FederatedLoop(client, server_module=Watched(), **settings))
+        fit(None, 1, on(), loop=FederatedLoop(client, server_module=Watched(), **folded(settings)))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.methods import SAM, Ditto, FedAvg, FedEXPAggregator, FedFOMO, FedNovaAggregator, FedProx, FedRep
 from fl_lightning.nets import Perceptron
 from fl_lightning.types import ClientUpdate, Phase
 from tests.hooks.toy import Updates
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, folded, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 UNEQUAL = [1, 4, 2, 3, 1]
@@ -20,9 +20,9 @@ UNEQUAL = [1, 4, 2, 3, 1]
 
 def nova(client=None, rounds=2, data=None, precision="64-true", weighting="samples", epochs=2, **settings):
     """A run's rule, updates and weights, in float64."""
-    watch, rule = Updates(), FedNovaAggregator(**settings)
+    watch, rule = Updates(), FedNovaAggregator(weighting=weighting, **settings)
     client = client or FedAvg(net=BatchNormNet, optimizer=sgd())
-    loop = FederatedLoop(client, rule, weighting=weighting, seed=3, local_epochs=epochs)
+    loop = FederatedLoop(client, rule, seed=3, local_epochs=epochs)
     fit(None, rounds, data or toy_data(dtype=torch.float64), loop=loop, callbacks=[watch], precision=precision)
     return loop, watch
 
@@ -93,7 +93,9 @@ def test_a_client_that_is_skipped_is_left_out():
 
     loops = []
     for kind, schedule in ((Broken, [[0, 1, 2]]), (FedAvg, [[0, 2]])):
-        loop = FederatedLoop(kind(net=Small, optimizer=sgd()), FedNovaAggregator(), seed=3, nonfinite="skip")
+        loop = FederatedLoop(
+            kind(net=Small, optimizer=sgd()), FedNovaAggregator(), seed=3, faults=FaultPolicy(nonfinite="skip")
+        )
         loops.append(fit(None, 1, toy_data(schedule=schedule), loop=loop))
     for name, value in loops[0].client.state_dict().items():
         torch.testing.assert_close(value, loops[1].client.state_dict()[name])
@@ -136,7 +138,7 @@ def test_other_local_optimizers_are_refused_before_anyone_trains(client, setting
         def on_client_start(self, trainer, loop, client_id):
             raise AssertionError
 
-    loop = FederatedLoop(client(), FedNovaAggregator(**settings))
+    loop = FederatedLoop(client(), FedNovaAggregator(**folded(settings)))
     with pytest.raises(ValueError, match=sentence):
         fit(None, 1, loop=loop, callbacks=[NeverTrained()])
 
@@ -188,7 +190,7 @@ def test_a_client_that_starts_from_its_own_model_is_refused_by_both_names(rule):
 def test_only_the_steps_that_train_what_is_shared_are_a_client_s_length():
     """FedRep's steps of the head move nothing that is sent: they count as steps, but not as length."""
     watch, settings = Updates(), {"net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
-    loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **settings), FedNovaAggregator(), seed=3)
+    loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **folded(settings)), FedNovaAggregator(), seed=3)
     fit(None, 1, toy_data((7, 12)), loop=loop, callbacks=[watch])
     assert [(u.num_steps, pytest.approx(u.exposure)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]
 

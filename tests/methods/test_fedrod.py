@@ -65,7 +65,7 @@ def test_the_personal_head_never_travels():
 
 
 def test_deployed_adds_both_heads_and_evaluation_reads_the_generic():
-    loop = fit(fedrod(), 1, alma_every=1)
+    loop = fit(fedrod(), 1, evaluate_clients_every=1)
     client, (x, _) = loop.client, samples(4)
     client.context.memory = {"has_head": True}
     features = client.net.features(x)

@@ -59,7 +59,7 @@ def test_alma_may_be_evaluated_less_often():
         def on_train_epoch_end(self, trainer, loop):
             rows.append("local/alma" in loop.round_metrics)
 
-    fit(local(), 4, toy_data(), alma_every=2, callbacks=[Rows()])
+    fit(local(), 4, toy_data(), evaluate_clients_every=2, callbacks=[Rows()])
     assert rows == [False, True, False, True]
 
 

@@ -19,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
-from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
 from fl_lightning.callbacks import (
     ClientTable,
@@ -36,7 +36,7 @@ from fl_lightning.functional import state as S
 from fl_lightning.methods import FedAvg, FedNTD
 from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
-from tests.toys import BatchNormNet, sgd, toy_data, trainer
+from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
 from tests.user_data import Pairs, Sensors
 from tests.user_modules import Adapted, Classifier
 
@@ -129,7 +129,7 @@ def few():
 def memory():
     momentum = lambda params: torch.optim.SGD(params, 0.7, 0.9)  # noqa: E731
     client = Mindful(net=BatchNormNet, optimizer=sgd())
-    loop = FederatedLoop(client, seed=5, threads=1, server_optimizer=momentum, alma_every=1)
+    loop = FederatedLoop(client, seed=5, threads=1, server_optimizer=momentum, evaluate_clients_every=1)
     return loop, toy_data(SIZES, participation=0.6)
 
 
@@ -146,20 +146,21 @@ def transforms():
 
 def personal():
     client = FedAvg(net=BatchNormNet, optimizer=sgd())
-    loop = FederatedLoop(client, personal=["*body.1*", "*head*"], seed=5, threads=1, alma_every=2)
+    loop = FederatedLoop(client, personal=["*body.1*", "*head*"], seed=5, threads=1, evaluate_clients_every=2)
     return loop, toy_data(SIZES, participation=0.6)
 
 
 def skips():
     """With personal entries, whose mean leaves the failed client out too."""
     client = Exploding(net=BatchNormNet, optimizer=sgd())
-    return FederatedLoop(client, nonfinite="skip", personal="*head*", seed=5, threads=1), toy_data(SIZES)
+    policy = FaultPolicy(nonfinite="skip")
+    return FederatedLoop(client, faults=policy, personal="*head*", seed=5, threads=1), toy_data(SIZES)
 
 
 def all_at_once():
     client = Exploding(net=BatchNormNet, optimizer=sgd())
     settings = {"transforms": [NormClip(0.3)], "personal": "*head*", "nonfinite": "skip"}
-    return FederatedLoop(client, aggregator=Median(), seed=5, threads=1, **settings), toy_data(SIZES)
+    return FederatedLoop(client, aggregator=Median(), seed=5, threads=1, **folded(settings)), toy_data(SIZES)
 
 
 def some_log():
@@ -170,7 +171,9 @@ def metrics():
     """The user's metrics on the global model, whose samples do not divide, and on every client's."""
     client = FedAvg(net=BatchNormNet, optimizer=sgd())
     own = {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3, average=None)}
-    return FederatedLoop(client, seed=5, threads=1, alma_every=2, metrics=own), toy_data(SIZES, eval_batch_size=7)
+    return FederatedLoop(client, seed=5, threads=1, evaluate_clients_every=2, metrics=own), toy_data(
+        SIZES, eval_batch_size=7
+    )
 
 
 def monitors():
@@ -228,7 +231,7 @@ def restless():
 def restless_clients():
     """The same for a net that is evaluated for every client, too."""
     client = FedAvg(net=RestlessNet, optimizer=sgd())
-    loop = FederatedLoop(client, seed=5, threads=1, alma_every=1, personal="*head*")
+    loop = FederatedLoop(client, seed=5, threads=1, evaluate_clients_every=1, personal="*head*")
     return loop, toy_data(SIZES, participation=0.6, eval_batch_size=7)
 
 

@@ -19,7 +19,7 @@ def found(devices):
     """Hash of weights and server state, and the values of the second round, by method."""
     results = {}
     for name in NAMES:
-        loop = FederatedLoop(**with_net(name), seed=3, threads=1, alma_every=1, local_epochs=2)
+        loop = FederatedLoop(**with_net(name), seed=3, threads=1, evaluate_clients_every=1, local_epochs=2)
         run = trainer(2, **parallel(devices))
         run.fit(loop, datamodule=data_of(participation=0.8))
         results[name] = {"hash": digest(loop), "row": loop.round_metrics}

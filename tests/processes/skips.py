@@ -7,7 +7,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fl_lightning import FederatedLoop, methods
+from fl_lightning import FaultPolicy, FederatedLoop, methods
 from tests.federation.test_skip_law import Rows, data, failing
 from tests.processes.cases import digest
 from tests.toys import trainer
@@ -36,7 +36,7 @@ class Writes(Rows):
 def run(folder, name, **settings):
     """Three rounds of a case; returns what was written."""
     kind, how = CASES[name]
-    loop = FederatedLoop(failing(kind, how), nonfinite="skip", on_error="skip", seed=3, threads=1)
+    loop = FederatedLoop(failing(kind, how), seed=3, threads=1, faults=FaultPolicy(nonfinite="skip", on_error="skip"))
     path = folder / f"{name}-{settings.get('devices', 1)}.json"
     trainer(3, folder, callbacks=[Writes(path)], **settings).fit(loop, datamodule=data())
     return json.loads(path.read_text())

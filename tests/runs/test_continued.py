@@ -17,7 +17,7 @@ from fl_lightning.nets import Perceptron
 from fl_lightning.utils.files import save_with_digest
 from tests.callbacks.toy import At
 from tests.commands import TINY, empty_pictures, refusal, run_in, say
-from tests.toys import BatchNormNet, sgd, toy_data, trainer
+from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
 
 FIT = f"fit {TINY} --trainer.max_epochs"
 CHANGES = {
@@ -37,7 +37,7 @@ CHANGES = {
     "--model.local_epochs 2": "model.local_epochs",
     "--model.lr_decay 0.9": "model.lr_decay",
     "--model.personal *head*": "model.personal",
-    "--model.nonfinite skip": "model.nonfinite",
+    "--model.faults.nonfinite skip": "model.faults.nonfinite",
     "--model.server_optimizer SGD --model.server_optimizer.lr 1.0": "model.server_optimizer",
     "--model.aggregator fl_lightning.methods.FedEXPAggregator": "model.aggregator",
 }
@@ -97,8 +97,8 @@ def test_every_difference_is_named(begun, monkeypatch):
 
 
 def test_free_settings_may_change(here):
-    free = "--model.threads 1 --model.alma_every 2 --trainer.enable_progress_bar false --trainer.callbacks Timer"
-    free += " --model.chunk 2 --trainer.accelerator auto"
+    free = "--model.threads 1 --model.evaluate_clients_every 2 --trainer.enable_progress_bar false"
+    free += " --trainer.callbacks Timer --model.chunk 2 --trainer.accelerator auto"
     said = say(f"{FIT} 2 --ckpt_path last {free} --model.store.memory_budget_mb 0")
     assert said.code == 0, said.err
     assert not (run_in(here) / "CHANGES").exists()
@@ -140,7 +140,9 @@ def test_an_evaluation_compares_data_and_net_only(begun, monkeypatch):
 
 def loop(client=FedNTD, lr=0.1, hidden=8, **settings):
     optimizer = partial(torch.optim.SGD, lr=lr)
-    return FederatedLoop(client(net=partial(Perceptron, hidden=[hidden]), optimizer=optimizer), seed=1, **settings)
+    return FederatedLoop(
+        client(net=partial(Perceptron, hidden=[hidden]), optimizer=optimizer), seed=1, **folded(settings)
+    )
 
 
 def data(alpha=1.0, num_clients=3, **settings):
@@ -195,7 +197,7 @@ def damaged(path: Path, to: Path, at: float) -> Path:
 
 
 def toy_loop(**settings):
-    return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=2, **settings)
+    return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=2, **folded(settings))
 
 
 LOADS = {

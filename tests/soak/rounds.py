@@ -76,7 +76,7 @@ def soak(rounds: int) -> list[tuple[float, ...]]:
     """Run, print and return (rounds, MB of memory, open files, files in the folder, their MB, CPU ms of a round)."""
     print("  round  rss MB handles  files   disk MB    cpu ms skipped")
     words = f"""fit -c {CONFIGS}/experiment/digits_scaffold.yaml --model.client tests.soak.rounds.Faulty
-        --model.threads 1 --trainer.max_epochs {rounds} --model.on_error skip --model.nonfinite skip
+        --model.threads 1 --trainer.max_epochs {rounds} --model.faults.on_error skip --model.faults.nonfinite skip
         --model.local_epochs 1 --trainer.enable_progress_bar false --trainer.callbacks+ tests.soak.rounds.Watch
         --trainer.callbacks.rounds {rounds}""".split()
     with tempfile.TemporaryDirectory() as name, chdir(name), quiet_lightning():

@@ -144,7 +144,7 @@ def test_every_class_of_the_package_passes_as_if_it_were_a_users(monkeypatch):
             if issubclass(kind, base) and not kind.__module__.startswith(base.__module__):
                 signatures.check_overrides(kind)
                 checked += 1
-    assert checked > 60
+    assert checked > 50
 
 
 MODULE_HOOKS = [

@@ -22,18 +22,18 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import CohortEngine
+from fl_lightning.engines.execution import Execution, evaluates_channels_last
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.federation import checks
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.execution import Execution
 from fl_lightning.federation.hyperparameters import hyperparameters
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.members.faults import FaultSettings, SkippedClients, check_measured, encodes
+from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.members.weights import GlobalWeights
@@ -59,7 +59,7 @@ def no_hooks() -> Hooks:
     return {name: [] for name in CLIENT_HOOKS}
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class FederationParts:
     """Chosen parts of a federation, of which it makes server, engine and rounds once data and Trainer are known.
 
@@ -71,14 +71,12 @@ class FederationParts:
         server_lr_scheduler: factory; or None.
         settings: of local training.
         faults: what happens on faults.
-        guard: the first transform between client and sum.
-        transforms: the further ones, in order.
+        transforms: of updates, in order.
         execution: how a process computes.
         store: of the clients' memory and personal entries.
         personal: patterns of entries that never travel.
         keep: patterns of buffers with `persistent=False` that a client keeps.
         metrics: the user's own; or None.
-        plateau: of the clients' learning rates.
         given_seed: keys every draw; None: that of `seed_everything`, else 0.
         identity: of the run.
         services: attached to the client in training.
@@ -88,6 +86,8 @@ class FederationParts:
         initial_personal: personal entries before any training, by name; the server's making fills it.
 
     Attributes:
+        guard: finds values that must not become the model.
+        plateau: of the clients' learning rates.
         recorder: of logged values.
         skipped: of the clients that rounds leave out.
 
@@ -102,15 +102,13 @@ class FederationParts:
     server_optimizer: Callable[[Iterable[Any]], Optimizer] | None
     server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None
     settings: LocalSettings
-    faults: FaultSettings
-    guard: NonFiniteGuard
+    faults: FaultPolicy
     transforms: Sequence[UpdateTransform]
     execution: Execution
     store: ClientStore
     personal: tuple[str, ...]
     keep: tuple[str, ...]
     metrics: MetricCollection | None
-    plateau: Plateau
     given_seed: int | None
     identity: RunIdentity = field(default_factory=RunIdentity)
     services: ClientServices = field(default_factory=ClientServices)
@@ -118,10 +116,14 @@ class FederationParts:
     hooks: Hooks = field(default_factory=no_hooks)
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
+    plateau: Plateau = field(default_factory=Plateau, init=False)
+    guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
     skipped: SkippedClients = field(init=False)
 
     def __post_init__(self) -> None:
+        self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
+        self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
         server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
         checks.check_parts(self.client, *server, self.transforms)
         if any(map(encodes, self.transforms)):
@@ -130,8 +132,6 @@ class FederationParts:
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
-        object.__setattr__(self, "recorder", Recorder(self.faults.skips, self.client))
-        object.__setattr__(self, "skipped", SkippedClients(self.faults))
 
     @property
     def seed(self) -> int:
@@ -200,8 +200,9 @@ class FederationParts:
         """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
         parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
         found = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
-        found |= asdict(self.settings) | asdict(self.faults) | {"seed": self.seed}
-        found |= {"plateau": self.plateau.mode, "memory_format": self.execution.memory_format}
+        faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
+        found |= asdict(self.settings) | faults | {"seed": self.seed}
+        del found["client_timeout"]
         self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -286,7 +287,8 @@ class FederationParts:
     def make_engine(self, server: Server, members: Members, trainer: Trainer, probes: bool = False) -> SequentialEngine:
         """Make the engine of a run; `probes`: one whose clients take one step, of which nobody is told."""
         settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
-        settings = replace(settings, seed=self.seed, lr_decay=decay_of(settings.lr_decay, trainer.max_epochs))
+        timeout, decay = self.faults.client_timeout, decay_of(settings.lr_decay, trainer.max_epochs)
+        settings = replace(settings, seed=self.seed, lr_decay=decay, client_timeout=timeout)
         services, hooks = self.services, self.hooks
         if probes:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
@@ -294,14 +296,14 @@ class FederationParts:
         parts = (self.client, settings, server.global_weights, services, self.client.device, precision, own, hooks)
         make: Callable[..., SequentialEngine] = SequentialEngine
         if self.execution.chunk != 1:
-            make = partial(CohortEngine, chunk=self.execution.chunk, compiles=self.execution.compile)
+            make = partial(CohortEngine, chunk=self.execution.chunk)
         tolerant = self.faults.on_error == "skip"
         return make(*parts, batch_hooks=self.batch_hooks, members=members.at_client(), tolerant=tolerant)
 
     def make_evaluation(self, engine: SequentialEngine, clients: Engine, data: FederatedDataModule) -> Evaluation:
         """Make the evaluation of the global model, and of `clients` by their engine."""
         communicator, services = current_communicator(self.client.device), self.evaluation_services
-        channels_last = self.execution.evaluates_channels_last(self.client, self.client.device)
+        channels_last = evaluates_channels_last(self.client, self.client.device)
         parts = services, self.recorder, communicator, self.metrics, channels_last
         return Evaluation(engine, clients, self.evaluated_weights, data, *parts)
 

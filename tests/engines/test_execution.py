@@ -8,8 +8,9 @@ from torch import nn
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition, TensorSource
-from fl_lightning.federation import execution
-from fl_lightning.federation.execution import Execution
+from fl_lightning.engines import execution
+from fl_lightning.engines.execution import Execution, evaluates_channels_last
+from fl_lightning.federation import setup
 from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.nets import FedNTDCNN, Perceptron
 from tests.toys import equal, sgd, trainer, weights_of
@@ -25,14 +26,17 @@ def images() -> FederatedDataModule:
     return FederatedDataModule(source, num_clients=2, partition=partition, batch_size=4)
 
 
-def loop_of(memory_format: str) -> FederatedLoop:
-    client = FedNTD(net=FedNTDCNN, optimizer=sgd())
-    return FederatedLoop(client, seed=3, threads=1, memory_format=memory_format, local_epochs=2)
+def loop_of() -> FederatedLoop:
+    return FederatedLoop(FedNTD(net=FedNTDCNN, optimizer=sgd()), seed=3, threads=1, local_epochs=2)
 
 
-def fitted(memory_format: str, rounds: int = 2, **settings) -> FederatedLoop:
-    loop, ckpt_path = loop_of(memory_format), settings.pop("ckpt_path", None)
-    trainer(rounds, **settings).fit(loop, datamodule=images(), ckpt_path=ckpt_path)
+def fitted(layout: str, rounds: int = 2, **settings) -> FederatedLoop:
+    """Fit where weights (`channels_last`), batches of an evaluation (`evaluation`) or neither are laid out so."""
+    loop, ckpt_path = loop_of(), settings.pop("ckpt_path", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "runs_on_avx512", lambda device: layout == "channels_last")
+        patch.setattr(setup, "evaluates_channels_last", lambda client, device: layout != "contiguous")
+        trainer(rounds, **settings).fit(loop, datamodule=images(), ckpt_path=ckpt_path)
     return loop
 
 
@@ -84,16 +88,10 @@ def test_auto_leaves_a_net_without_convolutions_and_a_module_of_the_users(monkey
     assert all(value.is_contiguous() for value in [*perceptron.parameters(), *around.parameters()])
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="memory_format must be one of auto, channels_last, contiguous, got 'last'"):
-        FederatedLoop(FedAvg(), memory_format="last")
-
-
-@pytest.mark.parametrize(("memory_format", "last"), [("auto", True), ("contiguous", False)])
-def test_images_are_evaluated_channels_last_on_a_cpu(memory_format, last, monkeypatch):
-    """By `auto`: on a CPU without AVX-512, too, where the weights and the training stay as they are."""
+def test_images_are_evaluated_channels_last_on_a_cpu(monkeypatch):
+    """On one without AVX-512, too, where the weights and the training stay as they are."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    loop, seen = loop_of(memory_format), {True: set(), False: set()}
+    loop, seen = loop_of(), {True: set(), False: set()}
 
     class Watch(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -103,13 +101,12 @@ def test_images_are_evaluated_channels_last_on_a_cpu(memory_format, last, monkey
             pl_module.client.net.register_forward_pre_hook(look)
 
     trainer(1, callbacks=[Watch()]).fit(loop, datamodule=images())
-    assert seen == {True: {False}, False: {False, last}}  # a teacher is in eval mode, too
+    assert seen == {True: {False}, False: {False, True}}  # a teacher is in eval mode, too
     assert first_convolution(loop).is_contiguous(memory_format=FIRST)
 
 
-def test_evaluation_channels_last_changes_the_last_bits_of_what_is_evaluated_only(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    plain, other = fitted("contiguous"), fitted("auto")
+def test_evaluation_channels_last_changes_the_last_bits_of_what_is_evaluated_only():
+    plain, other = fitted("contiguous"), fitted("evaluation")
     assert equal(weights_of(plain), weights_of(other))
     assert plain.round_metrics == pytest.approx(other.round_metrics, rel=1e-5)
     found = [torch.cat(trainer(1).predict(loop, datamodule=images())) for loop in (plain, other)]
@@ -117,16 +114,9 @@ def test_evaluation_channels_last_changes_the_last_bits_of_what_is_evaluated_onl
 
 
 @pytest.mark.parametrize(
-    ("settings", "net", "device", "expected"),
-    [
-        ({}, FedNTDCNN, "cpu", True),
-        ({"chunk": 4}, FedNTDCNN, "cpu", True),
-        ({}, FedNTDCNN, "cuda", False),
-        ({}, Perceptron, "cpu", False),
-        ({"memory_format": "channels_last"}, FedNTDCNN, "cpu", False),
-    ],
+    ("net", "device", "expected"), [(FedNTDCNN, "cpu", True), (FedNTDCNN, "cuda", False), (Perceptron, "cpu", False)]
 )
-def test_what_is_evaluated_channels_last(settings, net, device, expected):
+def test_what_is_evaluated_channels_last(net, device, expected):
     client = FedAvg(net=net)
     client.net = net(3, (3, 8, 8))
-    assert Execution(**settings).evaluates_channels_last(client, torch.device(device)) is expected
+    assert evaluates_channels_last(client, torch.device(device)) is expected
