@@ -125,7 +125,7 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training.
+    """One segment of local training.
 
     Args:
         split: name of the split trained on.

@@ -206,7 +206,7 @@ def own_task(readers_folder, monkeypatch):
 
 def test_python_of_your_module(own_task):
     shown = blocks("docs/your-module.md", "python")
-    assert len(shown) == 3
+    assert len(shown) == 4
     for text in shown:
         exec(compile(text, "your-module.md", "exec"), {"__name__": "__main__"})
 

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from fl_lightning.engines.cohort import looks_away
+from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.settings import check_at_least
 
@@ -70,7 +70,7 @@ class RoundProgressBar(ProgressBar):
                 self._open(trainer)
             self._enter("client", trainer.current_epoch, pl_module)
 
-    @looks_away
+    @ignores_module
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: Any) -> None:
         """Count a client that has trained."""
         self.clients += 1
@@ -80,7 +80,7 @@ class RoundProgressBar(ProgressBar):
         """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0
 
-    @looks_away
+    @ignores_module
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Count exchanges and clients anew."""
         self.exchanges = self.clients = 0

@@ -143,9 +143,9 @@ class ClientModule(CheckedLoading):
         """
 
     def phases(self, exchange: str) -> Iterable[Phase]:
-        """The stretches of local training of an exchange, in order; none: nothing is trained.
+        """The segments of local training of an exchange, in order; none: nothing is trained.
 
-        May be a generator: code between two `yield`s runs between the two stretches.
+        May be a generator: code between two `yield`s runs between the two segments.
         """
         return ONE_PHASE
 

@@ -40,9 +40,9 @@ class Block:
             rows: of the stack, these among them.
             num_samples: in the batch of each client.
         """
-        own, self.last_size = slice(self.rows.start - rows.start, self.rows.stop - rows.start), num_samples
+        block, self.last_size = slice(self.rows.start - rows.start, self.rows.stop - rows.start), num_samples
         for name, value in gradients.items():
-            self.leaves[name].grad = None if value is None else value[own]
+            self.leaves[name].grad = None if value is None else value[block]
 
     def stepped(self) -> None:
         """Count a step, and rest until the next gradients."""

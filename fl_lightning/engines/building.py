@@ -43,23 +43,23 @@ class OptimizerBuilder:
             self.forget()  # somebody has made more of them than they were
         if self._passing is not None:
             self._passing.release()
-        found = self.new()
-        if phase.trains is None and found.reusable and self.settles():
-            self.reusable, self._factory = found, self.client.optimizer_factory
+        optimizers = self.new()
+        if phase.trains is None and optimizers.reusable and self.settles():
+            self.reusable, self._factory = optimizers, self.client.optimizer_factory
         else:
-            self._passing = found
-        return found
+            self._passing = optimizers
+        return optimizers
 
     def settles(self) -> bool:
         """True where the client's optimizers cannot depend on the client that they are built for."""
-        own = overridden(self.owner, "configure_optimizers", ClientModule)
-        return not own and is_settled(self.client.optimizer_factory)
+        overrides = overridden(self.owner, "configure_optimizers", ClientModule)
+        return not overrides and is_settled(self.client.optimizer_factory)
 
     def forget(self) -> None:
         """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""
-        for found in (self.reusable, self._passing):
-            if found is not None:
-                found.release()
+        for optimizers in (self.reusable, self._passing):
+            if optimizers is not None:
+                optimizers.release()
         self.reusable = self._passing = None
 
     def new(self) -> LocalOptimizers:
@@ -78,22 +78,22 @@ class OptimizerBuilder:
             backward(scaler.scale(loss), *args, **kwargs)
 
         configured = client.configure_optimizers()
-        found = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
+        optimizers = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
         if not client.automatic_optimization:
-            return found
-        if len(found.raw) > 1:
+            return optimizers
+        if len(optimizers.raw) > 1:
             raise ValueError(
-                f"{owner} has {len(found.raw)} optimizers under automatic optimization; set "
+                f"{owner} has {len(optimizers.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
         many_batches = self.accumulated > 1
-        if (scaled or many_batches) and any(wrapped.needs_closure for wrapped in found.wrapped):
+        if (scaled or many_batches) and any(wrapped.needs_closure for wrapped in optimizers.wrapped):
             raise ValueError(
-                f"{type(found.raw[0]).__name__} computes its gradient more than once a step, over one batch "
+                f"{type(optimizers.raw[0]).__name__} computes its gradient more than once a step, over one batch "
                 f"and without a gradient scaler; set "
                 f"{'trainer.precision=bf16-mixed' if scaled else 'model.accumulate_grad_batches=1'}"
             )
-        return found
+        return optimizers
 
     def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
         """Step the schedulers of this interval that are due after `count` of it."""

@@ -16,31 +16,31 @@ from fl_lightning.client.progress import LocalProgress
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.stack import ClientStack
-from fl_lightning.engines.stack_training import Member, StackTrainer, common_phases
+from fl_lightning.engines.stack_training import StackedClient, StackTrainer, common_phases
 from fl_lightning.engines.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
 from fl_lightning.functional.state import FlatState
 from fl_lightning.members.faults import client_error
 from fl_lightning.types import ClientJob, ClientResult, State
 from fl_lightning.utils.settings import check_at_least
 
-LOOKS_AWAY = "looks_away_from_client"
+IGNORES = "ignores_client_module"
 PLAIN = frozenset((bool, int, float, str, type(None)))
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
-def looks_away(hook: Hook) -> Hook:
+def ignores_module(hook: Hook) -> Hook:
     """Mark a callback's `on_client_end` that does not look at the client module, only at the update.
 
     Clients trained at once are then not put into the module one by one. A marked `on_round_repeat` asks for no round to
     be repeated.
     """
-    hook.__dict__[LOOKS_AWAY] = True
+    hook.__dict__[IGNORES] = True
     return hook
 
 
-def looked_at(hooks: Iterable[Callable[..., None]]) -> bool:
-    """True where one of the hooks is not marked by `looks_away`."""
-    return not all(getattr(getattr(hook, "func", hook), LOOKS_AWAY, False) for hook in hooks)
+def need_module(hooks: Iterable[Callable[..., None]]) -> bool:
+    """True where one of the hooks may look at the client module."""
+    return not all(getattr(getattr(hook, "func", hook), IGNORES, False) for hook in hooks)
 
 
 class OwnAttributeError(StackingError):
@@ -64,8 +64,8 @@ def differing(held: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     ('mu', None)
     """
     for name in (*held, *other):
-        own, its = held.get(name), other.get(name)
-        if own is not its and (isinstance(own, Tensor) or isinstance(its, Tensor) or own != its):
+        pair = held.get(name), other.get(name)
+        if pair[0] is not pair[1] and (any(isinstance(value, Tensor) for value in pair) or pair[0] != pair[1]):
             return name
     return None
 
@@ -147,7 +147,7 @@ class CohortEngine(SequentialEngine):
         # what `receive` may have changed when the stack turns out to be none
         again = [job._replace(memory=copy.deepcopy(job.memory)) if self._receives else job for job in jobs]
         try:
-            members = self._train_stack(exchange, jobs)
+            trained = self._train_stack(exchange, jobs)
         except Exception as error:
             self._stacks.forget_optimizers()
             self._give_up(exchange, jobs, error)
@@ -157,41 +157,41 @@ class CohortEngine(SequentialEngine):
         finally:
             self._epochs_told.clear()
         checks = True
-        for member, state in members:
+        for stacked, state in trained:
             try:
                 if isinstance(state, FlatState):
-                    result = self._result(member, state, checks)
+                    result = self._result(stacked, state, checks)
                 else:
-                    result = self._finish(exchange, member, state, checks)
+                    result = self._finish(exchange, stacked, state, checks)
             except Exception as error:
-                raise client_error(member.job.client_id, member.job.broadcast.round_idx, error) from error
+                raise client_error(stacked.job.client_id, stacked.job.broadcast.round_idx, error) from error
             checks = self._replies  # what else happens between two results of a stack leaves the module alone
             yield result
 
-    def _train_stack(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[tuple[Member, State]]:
+    def _train_stack(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[tuple[StackedClient, State]]:
         """Train the jobs as one stack; gives, in their order, each client and its entries.
 
         Raises:
             StackingError: if they cannot be stacked.
         """
-        members = self._joined(exchange, jobs)
-        self._check_teachers(members)
-        phases, order = common_phases(members), list(range(len(members)))
+        clients = self._joined(exchange, jobs)
+        self._check_teachers(clients)
+        phases, order = common_phases(clients), list(range(len(clients)))
         if phases:
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
-        rows = [members[place] for place in order]
-        states, contexts = [one.entries for one in rows], [one.context for one in rows]
+        rows = [clients[place] for place in order]
+        states, contexts = [stacked.entries for stacked in rows], [stacked.context for stacked in rows]
         step = self.client.local_loss if self.client.is_neutral else self.client.training_step
-        places, told = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
+        places, notified = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
         stack = ClientStack(self.client, states, contexts, *places)
-        self._stacks.train(stack, rows, step, self._end_epoch if told else None)
+        self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
             self._proven.add(exchange)
-        looks = self._replies or self._looked_at() or self.weights.personal or self.weights.freezes
-        found: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
-        return ((rows[row], found[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
+        looks = self._replies or self._needs_module() or self.weights.personal or self.weights.freezes
+        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
+        return ((rows[row], trained[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
-    def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[Member]:
+    def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[StackedClient]:
         """Make the module each client in turn, and copy what it is before training.
 
         Raises:
@@ -200,9 +200,9 @@ class CohortEngine(SequentialEngine):
         asks = exchange not in self._proven and not self.local.builder.settles()  # what they make, before it is trusted
         receives = self._receives and not self.client.is_neutral
         prepares = asks or receives or self._phased or self.hooks.get("on_client_start")
-        members, first, factory = list[Member](), dict[str, Any](), None
+        clients, first, factory = list[StackedClient](), dict[str, Any](), None
         for job in jobs:
-            members.append(self._join(exchange, job, bool(prepares)))
+            clients.append(self._join(exchange, job, bool(prepares)))
             held = held_by(self.client) if prepares else {}
             if asks:
                 held |= self._stacks.settings()
@@ -211,9 +211,9 @@ class CohortEngine(SequentialEngine):
                 raise OwnAttributeError("its clients have different values of optimizer_factory")
             if (name := differing(held, first)) is not None:
                 raise OwnAttributeError(f"its clients have different values of {name}")
-        return members
+        return clients
 
-    def _join(self, exchange: str, job: ClientJob, prepares: bool) -> Member:
+    def _join(self, exchange: str, job: ClientJob, prepares: bool) -> StackedClient:
         """Make the module the client of a job, and copy what it is before training."""
         start = job.broadcast.weights if job.start is None else job.start
         if start is not None and len(start) == len(self.weights.entries) and not prepares:
@@ -225,62 +225,62 @@ class CohortEngine(SequentialEngine):
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
-        return Member(job, context, logged, entries, phases)
+        return StackedClient(job, context, logged, entries, phases)
 
-    def _looked_at(self) -> bool:
+    def _needs_module(self) -> bool:
         """True where a callback looks at the module when a client ends."""
-        return looked_at(self.hooks.get("on_client_end", ()))
+        return need_module(self.hooks.get("on_client_end", ()))
 
-    def _end_epoch(self, member: Member, state: State, progress: LocalProgress, epoch: int) -> None:
+    def _end_epoch(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
         """Put a client of the stack into the module, for the callbacks that look at it after an epoch."""
-        client_id = member.job.client_id
+        client_id = stacked.job.client_id
         self.weights.load(state)
-        self.client.begin(replace(member.context, progress=progress))
-        self.services.resume_client(member.logged, member.last_size)
+        self.client.begin(replace(stacked.context, progress=progress))
+        self.services.resume_client(stacked.logged, stacked.last_size)
         for hook in super()._epoch_hooks(client_id):
             hook(epoch)
         self._epochs_told[client_id] += 1
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
         """Leave out the epochs that were told before the stack turned out to be none."""
-        found, told, passed = super()._epoch_hooks(client_id), self._epochs_told[client_id], count()
-        if not told:
-            return found
+        epoch_hooks, notified, passed = super()._epoch_hooks(client_id), self._epochs_told[client_id], count()
+        if not notified:
+            return epoch_hooks
 
         def rest(epoch: int) -> None:
-            if next(passed) >= told:
-                for hook in found:
+            if next(passed) >= notified:
+                for hook in epoch_hooks:
                     hook(epoch)
 
         return [rest]
 
-    def _check_teachers(self, members: Sequence[Member]) -> None:
+    def _check_teachers(self, clients: Sequence[StackedClient]) -> None:
         """Refuse clients with teachers of their own: there is one teacher for the whole stack.
 
         Raises:
             StackingError: if they have.
         """
-        token = members[0].context.weights_token
-        alike = all(member.context.weights_token is token for member in members)
+        token = clients[0].context.weights_token
+        alike = all(stacked.context.weights_token is token for stacked in clients)
         if self._receives and not self.client.is_neutral and not self.client.teaches_alike(token if alike else None):
             raise StackingError("its clients have different teachers")
 
-    def _result(self, member: Member, state: FlatState, checks: bool) -> ClientResult:
+    def _result(self, stacked: StackedClient, state: FlatState, checks: bool) -> ClientResult:
         """Make the result of a trained client at whom nobody looks in the module."""
-        for member_ in self.members.of("trained") if checks else ():
-            member_.trained(member.job)
-        self.client.begin(member.context)  # the rule may ask how it has trained
-        weights = state if member.job.broadcast.uploads and state else None
-        return self._sent(member.job, member.context, weights, {}, None, member.logged)
+        for member in self.members.of("trained") if checks else ():
+            member.trained(stacked.job)
+        self.client.begin(stacked.context)  # the rule may ask how it has trained
+        weights = state if stacked.job.broadcast.uploads and state else None
+        return self._sent(stacked.job, stacked.context, weights, {}, None, stacked.logged)
 
-    def _finish(self, exchange: str, member: Member, state: State, checks: bool) -> ClientResult:
+    def _finish(self, exchange: str, stacked: StackedClient, state: State, checks: bool) -> ClientResult:
         """Make a trained client's result, which is in the module again."""
         self.weights.load(state)
-        self.client.begin(member.context)
-        self.services.resume_client(member.logged, member.last_size)
-        if self._replies or self._looked_at():
-            self.local.seed(f"train/{exchange}", member.job.data)  # what they draw does not depend on other clients
-        return self._reply(exchange, member.job, member.context, member.logged, checks)
+        self.client.begin(stacked.context)
+        self.services.resume_client(stacked.logged, stacked.last_size)
+        if self._replies or self._needs_module():
+            self.local.seed(f"train/{exchange}", stacked.job.data)  # what they draw does not depend on other clients
+        return self._reply(exchange, stacked.job, stacked.context, stacked.logged, checks)
 
     def _give_up(self, exchange: str, jobs: Sequence[ClientJob], error: Exception) -> None:
         """Refuse a stack, and all later ones if it was the first of the exchange; say why.

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import raised
-from fl_lightning.metrics import ClientAccuracy
 from fl_lightning.types import Batch, ClientScore
 
 IMAGES = 4
@@ -39,13 +39,13 @@ def score(
         metrics: further ones, which are reset; or None.
         channels_last: whether images are laid out so.
     """
-    accuracy = ClientAccuracy(1).to(device)
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
     for x, y in batches:
         logits = predict(laid_out(x, channels_last))
-        accuracy.update(logits, y, 0)
+        counts += answer_counts(logits, y)
         if metrics is not None:
             metrics.update(raised(logits), y)
-    correct, num_samples = accuracy.client_counts[:, 0].unbind()
+    correct, num_samples = counts.unbind()
     values = {} if metrics is None else {name: value.cpu() for name, value in metrics.compute().items()}
     if metrics is not None:
         metrics.reset()

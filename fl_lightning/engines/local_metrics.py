@@ -14,15 +14,15 @@ def local_metrics(client: nn.Module) -> Iterator[None]:
     Args:
         client: the module that has them.
     """
-    found = [part for part in client.modules() if isinstance(part, Metric)]
-    before = [metric.distributed_available_fn for metric in found]
-    for metric in found:
+    metrics = [part for part in client.modules() if isinstance(part, Metric)]
+    before = [metric.distributed_available_fn for metric in metrics]
+    for metric in metrics:
         metric.distributed_available_fn = alone
     try:
         yield
     finally:
-        for metric, own in zip(found, before, strict=True):
-            metric.distributed_available_fn = own
+        for metric, available in zip(metrics, before, strict=True):
+            metric.distributed_available_fn = available
 
 
 def alone() -> bool:

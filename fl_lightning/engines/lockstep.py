@@ -78,8 +78,8 @@ def lockstep(passes: Sequence[Passes]) -> Iterator[tuple[slice, int]]:
     >>> [(rows.start, rows.stop, index) for rows, index in lockstep(of)]
     [(0, 3, 0), (0, 2, 1), (0, 1, 2), (2, 3, 1)]
     """
-    for index in range(max((own.full for own in passes), default=0)):
-        for rows in runs(passes, lambda own: own.batch_size if own.full > index else None):  # noqa: B023
+    for index in range(max((cut.full for cut in passes), default=0)):
+        for rows in runs(passes, lambda cut: cut.batch_size if cut.full > index else None):  # noqa: B023
             yield rows, index
-    for rows in runs(passes, lambda own: (own.full, own.tail) if own.tail else None):
+    for rows in runs(passes, lambda cut: (cut.full, cut.tail) if cut.tail else None):
         yield rows, passes[rows.start].full

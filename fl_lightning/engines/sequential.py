@@ -133,8 +133,8 @@ class SequentialEngine:
 
     def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
         """Callables for the end of each of a client's epochs, which take its number."""
-        found = self.hooks.get("on_client_epoch_end", ())
-        return [partial(hook, client_id) for hook in found] if found else ()
+        epoch_hooks = self.hooks.get("on_client_epoch_end", ())
+        return [partial(hook, client_id) for hook in epoch_hooks] if epoch_hooks else ()
 
     def _receive(
         self, exchange: str, job: ClientJob, neutral: bool, announces: bool = True

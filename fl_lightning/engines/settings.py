@@ -89,13 +89,13 @@ def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
         ValueError: a cosine over rounds without end.
     """
     if isinstance(lr_decay, Mapping):
-        found = lr_decay.get("rounds", rounds)
-        if found is None or found < 1:
+        total = lr_decay.get("rounds", rounds)
+        if total is None or total < 1:
             raise ValueError(
                 f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it, or give "
                 f"{{cosine: FINAL_LR, rounds: T}}"
             )
-        return CosineDecay(lr_decay["cosine"], int(found))
+        return CosineDecay(lr_decay["cosine"], int(total))
     return PowerDecay(lr_decay) if isinstance(lr_decay, int | float) else lr_decay
 
 

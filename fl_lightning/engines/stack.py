@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, batch_length
-from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_nest, stacked_leaves, with_leaves
+from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_pytrees, stacked_leaves, with_leaves
 from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
@@ -28,7 +28,7 @@ Row = tuple[Tensor, list[Tensor], dict[tuple[str, str], Tensor]]
 """Loss and logged values, and by kind and name further tensors: `buffer`s that were assigned, teachers' `logits`."""
 
 
-Said = tuple[str, str, float, float | None]
+LogEntry = tuple[str, str, float, float | None]
 """Name, reduction, weight and, if it is a plain number, value of what a step has logged."""
 
 
@@ -119,9 +119,9 @@ class ClientStack:
         self.buffers = {name: value for name, value in entries.items() if name not in parameters}
         starts = [context.start for context in contexts]
         alike = all(start is starts[0] for start in starts)
-        own = [({} if alike else context.received, context.round) for context in contexts]
+        constants = [({} if alike else context.received, context.round) for context in contexts]
         self._start = starts[0] if alike else None
-        self._constants, self._dims = stack_nest(own)
+        self._constants, self._dims = stack_pytrees(constants)
         self._step = _Step(client, places, set(self.buffers), tied)
         self._views: dict[tuple[int, int], Rows] = {}
         self._nobody = ClientContext()
@@ -175,8 +175,8 @@ class ClientStack:
         Raises:
             StackingError: if the step cannot be stacked, with the reason.
         """
-        said: list[Said] = []
-        one = partial(self._row, step, index, services, said)
+        entries: list[LogEntry] = []
+        row_loss = partial(self._row, step, index, services, entries)
         services.begin_batch(None)
         dims = None if known is None else dict.fromkeys(known, 0)
         given = (batches[0], known), (batches[1], dims)
@@ -184,13 +184,13 @@ class ClientStack:
         gradients: Sequence[Tensor | None]
         if rows.number == 1:  # vmap would cost more than it saves
             single = rows.single()
-            loss, values, after = _without_draws(lambda: one(*single, rows_of(*given, 0)))
+            loss, values, after = _without_draws(lambda: row_loss(*single, rows_of(*given, 0)))
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
             values = [value.unsqueeze(0) for value in values]
             after = {name: value.unsqueeze(0) for name, value in after.items()}
         else:
             places = [number for number, name in enumerate(rows.params) if name in trained]
-            gradients, values, after = self._together(one, rows, given, places, said)
+            gradients, values, after = self._together(row_loss, rows, given, places)
             self.proven = True
         logits = {}
         with torch.no_grad():
@@ -202,7 +202,7 @@ class ClientStack:
         tensors = iter(values)
         logged = [
             Logged(name, next(tensors).detach() if number is None else number, weight, kind)
-            for name, kind, weight, number in said
+            for name, kind, weight, number in entries
         ]
         return StepResult(dict(zip(trained, gradients, strict=True)), logged, logits)
 
@@ -211,13 +211,13 @@ class ClientStack:
         step: Step,
         index: int,
         services: ClientServices,
-        said: list[Said],
+        entries: list[LogEntry],
         params: State,
         buffers: State,
         constants: Any,
         given: tuple[Batch, State | None],
     ) -> Row:
-        """Compute the loss of one row, within `vmap` or without; `said` becomes what it has logged."""
+        """Compute the loss of one row, within `vmap` or without; `entries` becomes what it has logged."""
         (received, round_), (batch, known) = constants, given
         start = received if self._start is None else self._start
         absent: Any = _Absent()
@@ -232,29 +232,29 @@ class ClientStack:
         if logged.metrics:
             raise StackingError(f"it logs the metric object {next(iter(logged.metrics))!r}")
         values: list[Tensor] = []
-        said.clear()
+        entries.clear()
         for name, (kind, pairs) in logged.rows.items():
             for value, weight in pairs:
                 values += [value] if isinstance(value, Tensor) else []
-                said.append((name, kind, weight, None if isinstance(value, Tensor) else value))
+                entries.append((name, kind, weight, None if isinstance(value, Tensor) else value))
         services.begin_client()  # what belongs to no row must not outlive the step
         self._client.begin(self._nobody)
-        found = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
+        further = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
         if cache is not None:
-            found |= {("logits", name): value for name, value in cache.computed.items()}
-        return loss, values, found
+            further |= {("logits", name): value for name, value in cache.computed.items()}
+        return loss, values, further
 
     def _together(
-        self, one: Callable[..., Row], rows: Rows, given: Stacked, trained: Sequence[int], said: list[Said]
+        self, row_loss: Callable[..., Row], rows: Rows, given: Stacked, trained: Sequence[int]
     ) -> tuple[Sequence[Tensor | None], list[Tensor], dict[tuple[str, str], Tensor]]:
-        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over nests of them."""
+        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over pytrees of them."""
         dims = (rows.dims, given[1])
         constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             leaves = iter(tensors)
             params, buffers = ({name: next(leaves) for name in of} for of in (rows.params, rows.buffers))
-            loss, values, after = one(params, buffers, *with_leaves(constants, dims, leaves))
+            loss, values, after = row_loss(params, buffers, *with_leaves(constants, dims, leaves))
             assigned[:] = after
             return loss, *values, *after.values()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.data.clients import ClientView
 from fl_lightning.data.splits import TensorSplit
-from fl_lightning.engines.pytrees import Stacked, stack_nest
+from fl_lightning.engines.pytrees import Stacked, stack_pytrees
 from fl_lightning.types import ClientData
 from fl_lightning.utils.devices import to_device
 
@@ -56,8 +56,8 @@ class StackBatches:
     def _order(self, source: TensorSplit, views: Sequence[ClientView], split: str, epochs: Sequence[int]) -> None:
         """Put the order of all clients' samples on the device, in one copy."""
         orders = [view.order(split, epoch) for view, epoch in zip(views, epochs, strict=True)]
-        sizes = [len(own) for own, _ in orders]
-        self._indices = torch.split(source.placed(torch.cat([own for own, _ in orders])), sizes)
+        sizes = [len(indices) for indices, _ in orders]
+        self._indices = torch.split(source.placed(torch.cat([indices for indices, _ in orders])), sizes)
         self._draws = [view.draws(split, epoch) for view, epoch in zip(views, epochs, strict=True)]
         if self._with_index:
             places = [torch.arange(size) if at is None else at for size, (_, at) in zip(sizes, orders, strict=True)]
@@ -72,7 +72,7 @@ class StackBatches:
             num_samples: in the batch of each row.
         """
         if self._source is None:
-            return stack_nest([self._next(row) for row in range(rows.start, rows.stop)])
+            return stack_pytrees([self._next(row) for row in range(rows.start, rows.stop)])
         first = index * self._batch_sizes[rows.start]
         batch: Any = self._source.together(self._cut(self._indices, rows, first, num_samples), self._draws[rows])
         batch = self._transfer(batch)
@@ -84,7 +84,7 @@ class StackBatches:
     @staticmethod
     def _cut(of: Sequence[Tensor], rows: slice, first: int, num_samples: int) -> Tensor:
         """Entries of the rows, (k, B)."""
-        return torch.stack([own[first : first + num_samples] for own in of[rows]])
+        return torch.stack([row[first : first + num_samples] for row in of[rows]])
 
     def _next(self, row: int) -> Any:
         """The next batch of one row, as its step gets it."""

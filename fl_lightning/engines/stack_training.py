@@ -24,12 +24,12 @@ from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
 
-EpochEnd = Callable[["Member", State, LocalProgress, int], None]
-"""`(member, its entries, its progress, epoch)`, at the end of each of its epochs."""
+EpochEnd = Callable[["StackedClient", State, LocalProgress, int], None]
+"""`(stacked, its entries, its progress, epoch)`, at the end of each of its epochs."""
 
 
 @dataclass
-class Member:
+class StackedClient:
     """One client of a stack.
 
     Args:
@@ -96,7 +96,7 @@ class StackTrainer:
         return sum(widths) / max(1, len(widths))
 
     def train(
-        self, stack: ClientStack, rows: Sequence[Member], step: Step, on_epoch_end: EpochEnd | None = None
+        self, stack: ClientStack, rows: Sequence[StackedClient], step: Step, on_epoch_end: EpochEnd | None = None
     ) -> None:
         """Train all phases.
 
@@ -108,27 +108,27 @@ class StackTrainer:
         """
         for phase in rows[0].phases:
             self.local.restore_modes()
-            passes = [self.passes(member.job, phase) for member in rows]
+            passes = [self.passes(stacked.job, phase) for stacked in rows]
             blocks = self._blocks(stack, rows, passes, phase)
-            stretch = _Stretch(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
-            self._epochs(stretch)
+            segment = _Segment(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
+            self._epochs(segment)
             for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
                 optimizers.begin(LocalProgress())  # lets go of the rows
             for block in blocks:
-                for member in rows[block.rows]:
-                    self._count(member, block, phase)
+                for stacked in rows[block.rows]:
+                    self._count(stacked, block, phase)
 
-    def _count(self, member: Member, block: Block, phase: Phase) -> None:
+    def _count(self, stacked: StackedClient, block: Block, phase: Phase) -> None:
         """Add the steps of a phase to those of a client."""
         if block.progress.num_steps:
-            member.saw(block.last_size)
+            stacked.saw(block.last_size)
         if phase.counts:
-            progress, before = member.context.progress, replace(member.context.progress)
-            own = block.progress
-            progress.move(own.num_steps, progress.exposure + own.exposure, own.lr)
+            progress, before = stacked.context.progress, replace(stacked.context.progress)
+            taken = block.progress
+            progress.move(taken.num_steps, progress.exposure + taken.exposure, taken.lr)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
-            member.passed[phase.split] += block.passes.epochs
+            stacked.passed[phase.split] += block.passes.epochs
 
     def _trained(self, stack: ClientStack, phase: Phase) -> list[str]:
         """Name the parameters that a phase trains."""
@@ -143,7 +143,7 @@ class StackTrainer:
     # --- optimizers --------------------------------------------------------------------------------------------
 
     def _blocks(
-        self, stack: ClientStack, rows: Sequence[Member], passes: Sequence[Passes], phase: Phase
+        self, stack: ClientStack, rows: Sequence[StackedClient], passes: Sequence[Passes], phase: Phase
     ) -> list[Block]:
         """Make a block of neighbours with the same batches; those without a sample are in none.
 
@@ -152,20 +152,20 @@ class StackTrainer:
         Raises:
             StackingError: if the client's optimizers do not step a stack.
         """
-        taken = [own if own.steps else None for own in passes]
-        steps = [member.context.progress.num_steps if phase.counts else 0 for member in rows]
-        found: list[list[Block]] = []
-        for part in runs(list(zip(taken, steps, strict=True)), lambda own: own if own[0] is not None else None):
-            if not found or found[-1][0].optimizers.schedulers:  # which change the rates of all that share them
-                found.append([])
-            optimizers = found[-1][0].optimizers if found[-1] else self._optimizers(phase)
-            found[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+        taken = [cut if cut.steps else None for cut in passes]
+        steps = [stacked.context.progress.num_steps if phase.counts else 0 for stacked in rows]
+        groups: list[list[Block]] = []
+        for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
+            if not groups or groups[-1][0].optimizers.schedulers:  # which change the rates of all that share them
+                groups.append([])
+            optimizers = groups[-1][0].optimizers if groups[-1] else self._optimizers(phase)
+            groups[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
-        for sharing in found:
+        for sharing in groups:
             round_idx = rows[0].job.data.round_idx
             self.local.begin_optimizers(sharing[0].optimizers, phase, round_idx, LocalProgress())
             begin_blocks(sharing, params)
-        return [block for sharing in found for block in sharing]
+        return [block for sharing in groups for block in sharing]
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
@@ -173,22 +173,22 @@ class StackTrainer:
             if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
                 return self._spare
             self.forget_optimizers()
-        found = self.local.builder.new()
-        reason = why_not_optimizers(found, bool(self.local.batch_norms) and self._cautious)
+        optimizers = self.local.builder.new()
+        reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
-            found.release()
+            optimizers.release()
             raise StackingError(reason)
-        if phase.trains is None and found.reusable and self.local.builder.settles():
-            self._spare, self._factory = found, self.client.optimizer_factory
-        return found
+        if phase.trains is None and optimizers.reusable and self.local.builder.settles():
+            self._spare, self._factory = optimizers, self.client.optimizer_factory
+        return optimizers
 
     def settings(self) -> dict[str, Any]:
         """Collect what the optimizers of the client in the module are set to, by name."""
-        found = self.local.builder.new()
-        groups = [group for optimizer in found.raw for group in optimizer.param_groups]
-        found.release()
+        optimizers = self.local.builder.new()
+        groups = [group for optimizer in optimizers.raw for group in optimizer.param_groups]
+        optimizers.release()
         return {
             f"{name} of the optimizer's group {i}": float(value) if isinstance(value, Tensor) else value
             for i, group in enumerate(groups)
@@ -204,66 +204,66 @@ class StackTrainer:
 
     # --- steps -------------------------------------------------------------------------------------------------
 
-    def _epochs(self, stretch: "_Stretch") -> None:
+    def _epochs(self, segment: "_Segment") -> None:
         """Train all epochs of a phase."""
-        rows, passes, phase, limit = stretch.rows, stretch.passes, stretch.phase, self.local.step_limit(stretch.phase)
-        left = [None if limit is None else limit - member.context.progress.num_steps for member in rows]
-        before = [member.passed[phase.split] if phase.counts else 0 for member in rows]
-        logits = self._cache(stretch)
-        for epoch in range(max((block.passes.epochs for block in stretch.blocks), default=0)):
-            now = [own.of_epoch(epoch, most) for own, most in zip(passes, left, strict=True)]
+        rows, passes, phase, limit = segment.rows, segment.passes, segment.phase, self.local.step_limit(segment.phase)
+        left = [None if limit is None else limit - stacked.context.progress.num_steps for stacked in rows]
+        before = [stacked.passed[phase.split] if phase.counts else 0 for stacked in rows]
+        logits = self._cache(segment)
+        for epoch in range(max((block.passes.epochs for block in segment.blocks), default=0)):
+            now = [cut.of_epoch(epoch, most) for cut, most in zip(passes, left, strict=True)]
             batches = StackBatches(
-                [member.job.data for member in rows],
+                [stacked.job.data for stacked in rows],
                 phase.split,
                 [earlier + epoch for earlier in before],
-                [own.batch_size for own in passes],
+                [cut.batch_size for cut in passes],
                 phase.with_index or logits is not None,
                 self.local.transfer,
                 self.local.device,
             )
             for part, index in lockstep(now):
-                own = now[part.start]
-                num_samples = own.batch_size if index < own.full else own.tail
+                cut = now[part.start]
+                num_samples = cut.batch_size if index < cut.full else cut.tail
                 taken = batches.take(part, index, num_samples)
                 if logits is None:
-                    self._step(stretch, part, taken, index, num_samples)
+                    self._step(segment, part, taken, index, num_samples)
                 else:
                     (batch, positions), (dims, _) = taken
                     known = logits.of(part, positions) if epoch else {}
-                    found = self._step(stretch, part, (batch, dims), index, num_samples, known)
-                    logits.keep(part, positions, found)
-            for block in stretch.blocks:
+                    computed = self._step(segment, part, (batch, dims), index, num_samples, known)
+                    logits.keep(part, positions, computed)
+            for block in segment.blocks:
                 if block.optimizers.schedulers and now[block.rows.start].steps:
                     self.local.builder.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
-            if stretch.on_epoch_end is not None:
-                self._end_epoch(stretch, now, epoch, stretch.on_epoch_end)
+            if segment.on_epoch_end is not None:
+                self._end_epoch(segment, now, epoch, segment.on_epoch_end)
 
-    def _end_epoch(self, stretch: "_Stretch", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
+    def _end_epoch(self, segment: "_Segment", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
         """Show the clients that had the epoch, each with its steps so far."""
-        states = stretch.stack.states()
-        for block in stretch.blocks:
+        states = segment.stack.states()
+        for block in segment.blocks:
             if not now[block.rows.start].steps:
                 continue
             for row in range(block.rows.start, block.rows.stop):
-                member, done = stretch.rows[row], block.progress
-                member.saw(block.last_size)
-                progress = replace(member.context.progress)
-                if stretch.phase.counts:
+                stacked, done = segment.rows[row], block.progress
+                stacked.saw(block.last_size)
+                progress = replace(stacked.context.progress)
+                if segment.phase.counts:
                     progress.move(done.num_steps, progress.exposure + done.exposure, done.lr)
-                on_epoch_end(member, states[row], progress, epoch)
+                on_epoch_end(stacked, states[row], progress, epoch)
 
-    def _cache(self, stretch: "_Stretch") -> StackLogits | None:
+    def _cache(self, segment: "_Segment") -> StackLogits | None:
         """Make a cache of teachers' logits where every sample comes back unchanged in each epoch."""
-        phase, passes, views = stretch.phase, stretch.passes, [member.job.data for member in stretch.rows]
-        if not self.client.distils or all(own.epochs <= 1 for own in passes):
+        phase, passes, views = segment.phase, segment.passes, [stacked.job.data for stacked in segment.rows]
+        if not self.client.distils or all(cut.epochs <= 1 for cut in passes):
             return None
         pairs = zip(views, passes, strict=True)
-        unchanged = all(self.local.repeats_samples(view, phase, own) for view, own in pairs)
+        unchanged = all(self.local.repeats_samples(view, phase, cut) for view, cut in pairs)
         return StackLogits([view.size(phase.split) for view in views]) if unchanged else None
 
     def _step(
         self,
-        stretch: "_Stretch",
+        segment: "_Segment",
         part: slice,
         batches: Stacked,
         index: int,
@@ -271,13 +271,13 @@ class StackTrainer:
         known: State | None = None,
     ) -> State:
         """Take one step of the clients of some rows; returns teachers' logits that were computed (`ClientStack`)."""
-        rows, members = stretch.stack.rows(part), stretch.rows[part]
-        gradients, logged, logits = stretch.stack.differentiate(
-            rows, stretch.trained, stretch.step, batches, index, self.local.services, known
+        rows, clients = segment.stack.rows(part), segment.rows[part]
+        gradients, logged, logits = segment.stack.differentiate(
+            rows, segment.trained, segment.step, batches, index, self.local.services, known
         )
         if self.local.settings.clip_norm is not None:
             gradients = clipped(gradients, self.local.settings.clip_norm)
-        blocks = [block for block in stretch.blocks if part.start <= block.rows.start < part.stop]
+        blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
         for block in blocks:
             block.take_gradients(gradients, part, num_samples)
         for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
@@ -286,17 +286,17 @@ class StackTrainer:
             block.stepped()
             if block.optimizers.schedulers:
                 self.local.builder.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
-        for one in logged:
+        for entry in logged:
             values: Sequence[Any] = (
-                one.values.unbind() if isinstance(one.values, Tensor) else [one.values] * len(members)
+                entry.values.unbind() if isinstance(entry.values, Tensor) else [entry.values] * len(clients)
             )
-            for member, value in zip(members, values, strict=True):
-                member.logged.log(one.name, value, one.weight, one.reduction)
+            for stacked, value in zip(clients, values, strict=True):
+                stacked.logged.log(entry.name, value, entry.weight, entry.reduction)
         return logits
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Segment:
     """One phase of a stack.
 
     Args:
@@ -311,7 +311,7 @@ class _Stretch:
     """
 
     stack: ClientStack
-    rows: Sequence[Member]
+    rows: Sequence[StackedClient]
     step: Step
     phase: Phase
     passes: Sequence[Passes]
@@ -320,15 +320,15 @@ class _Stretch:
     on_epoch_end: EpochEnd | None
 
 
-def common_phases(members: Sequence[Member]) -> Sequence[Phase]:
-    """The phases of all members.
+def common_phases(clients: Sequence[StackedClient]) -> Sequence[Phase]:
+    """Choose the phases of all clients.
 
     Raises:
         StackingError: if they differ, or need one client at a time.
     """
-    if any(phase.indices is not None for member in members for phase in member.phases):
+    if any(phase.indices is not None for stacked in clients for phase in stacked.phases):
         raise StackingError("a phase has indices, which are one client's")
-    phases = members[0].phases
-    if any(member.phases is not phases and list(member.phases) != list(phases) for member in members):
+    phases = clients[0].phases
+    if any(stacked.phases is not phases and list(stacked.phases) != list(phases) for stacked in clients):
         raise StackingError("its clients have different phases")
     return phases

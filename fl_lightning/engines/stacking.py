@@ -87,10 +87,10 @@ def why_not(
 def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
     """Reason that the class itself gives; where it says nothing, `chunk: K` asks for it."""
     kind = type(client)
-    said = next(base for base in kind.__mro__ if "stackable" in vars(base))
-    if said is not ClientModule and not vars(said)["stackable"]:
-        return f"{said.__name__} says stackable = False"
-    if chunk == "auto" and (said is not kind or said is ClientModule):
+    declaring = next(base for base in kind.__mro__ if "stackable" in vars(base))
+    if declaring is not ClientModule and not vars(declaring)["stackable"]:
+        return f"{declaring.__name__} says stackable = False"
+    if chunk == "auto" and (declaring is not kind or declaring is ClientModule):
         return f"{kind.__name__} does not say stackable = True in its own body; ask for it by model.chunk=K"
     if chunk == "auto" and client.module is not None:
         return f"{type(client.module).__name__} is a module of your own; ask for it by model.chunk=K"
@@ -99,9 +99,9 @@ def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
 
 def _of_settings(client: ClientModule, settings: LocalSettings, precision: str) -> str | None:
     kind = type(client).__name__
-    own = next((name for name in OWN_STEPS for module in client.lightning_modules() if overridden(module, name)), None)
-    if own is not None:
-        return f"{own} is called for one client at a time"
+    hook = next((name for name in OWN_STEPS for module in client.lightning_modules() if overridden(module, name)), None)
+    if hook is not None:
+        return f"{hook} is called for one client at a time"
     if not client.automatic_optimization:
         return f"{kind} steps its optimizers itself"
     if settings.accumulate_grad_batches > 1:
@@ -159,7 +159,7 @@ def aliases(client: nn.Module) -> tuple[str, str] | None:
     }
     for path, module in client.named_modules():
         # a registered entry is the one that the stack replaces; another name for it is not
-        held = [(name, one, False) for name, value in vars(module).items() for one in inside(name, value)]
+        held = [(name, tensor, False) for name, value in vars(module).items() for tensor in inside(name, value)]
         held += [(*entry, True) for entry in (*module.named_parameters("", False), *module.named_buffers("", False))]
         for name, value, registered in held:
             if value.layout is torch.strided and value.numel():
@@ -172,7 +172,7 @@ def aliases(client: nn.Module) -> tuple[str, str] | None:
 def inside(name: str, value: Any) -> list[Tensor]:
     """List the tensors that an attribute is, or holds in a list, tuple, set or dict."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else [value]
-    return [one for one in values if isinstance(one, Tensor)] if name not in REGISTERED else []
+    return [item for item in values if isinstance(item, Tensor)] if name not in REGISTERED else []
 
 
 def overlap(value: Tensor, other: Tensor) -> bool:
@@ -226,7 +226,7 @@ def why_not_optimizers(optimizers: LocalOptimizers, plain: bool = False) -> str 
 def listens_to_all() -> bool:
     """True where somebody has a hook on the steps of all optimizers."""
     handles = [register_optimizer_step_pre_hook(no_hook), register_optimizer_step_post_hook(no_hook)]
-    found = [len(handle.hooks_dict_ref() or ()) > 1 for handle in handles]
+    others = [len(handle.hooks_dict_ref() or ()) > 1 for handle in handles]
     for handle in handles:
         handle.remove()
-    return any(found)
+    return any(others)

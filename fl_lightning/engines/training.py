@@ -74,7 +74,9 @@ class LocalTrainer:
         self._modes = [(module, module.training) for module in client.modules()]
         self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.lr_factors: Sequence[Sequence[float]] = ()
-        self.batch_hooks = {name: found for name, found in batch_hooks.items() if found and name in LOCAL_HOOKS}
+        self.batch_hooks = {
+            name: callables for name, callables in batch_hooks.items() if callables and name in LOCAL_HOOKS
+        }
         self._hooks = {name: [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)] for name in LOCAL_HOOKS}
         inner, clip_gradients = self.modules[-1], services.clip_gradients if settings.clip_norm else None
         self._optimizer_step, self._zero_grad = (
@@ -162,11 +164,11 @@ class LocalTrainer:
         passed = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
-            own = data if phase.indices is None else data.restricted(phase.split, phase.indices)
-            if own.size(phase.split):
-                passes, before = self.passes(own, phase), passed[phase.split] if phase.counts else 0
+            samples = data if phase.indices is None else data.restricted(phase.split, phase.indices)
+            if samples.size(phase.split):
+                passes, before = self.passes(samples, phase), passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    self._phase(phase, own, passes, before, on_epoch_end)
+                    self._phase(phase, samples, passes, before, on_epoch_end)
                 if phase.counts:
                     passed[phase.split] += passes.epochs
         if self._deadline is not None:
@@ -200,14 +202,14 @@ class LocalTrainer:
             for hook in self._hooks["on_train_epoch_start"]:
                 hook()
             self._epoch(phase, data, passes, before + epoch, optimizers, limit)
-            if found := self._hooks["on_train_epoch_end"]:
+            if epoch_ends := self._hooks["on_train_epoch_end"]:
                 self.services.begin_samples(size)
-                for hook in found:
+                for hook in epoch_ends:
                     hook()
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
-            for told in on_epoch_end:
-                told(epoch)
+            for callback in on_epoch_end:
+                callback(epoch)
 
     def _epoch(
         self,
@@ -236,7 +238,7 @@ class LocalTrainer:
             elif with_index:
                 batch = batch, to_device(positions, self.device)
             self.services.begin_batch(batch)
-            if (found := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in found]:
+            if (starts := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in starts]:
                 return  # the client ends this epoch
             if client.automatic_optimization and optimizers.wrapped:
                 loss = self._optimize(batch, index, data.ended or index + 1 == num_batches, optimizers)

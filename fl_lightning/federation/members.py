@@ -22,7 +22,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
-from fl_lightning.engines.cohort import looked_at
+from fl_lightning.engines.cohort import need_module
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.state import StateSum, choose
 from fl_lightning.members.faults import (
@@ -462,7 +462,7 @@ class ClientEnds(Member):
 
     def __init__(self, hooks: Mapping[str, Sequence[Callable[..., None]]]) -> None:
         self._hooks = hooks
-        self.keeps_clients = looked_at(hooks["on_round_repeat"])
+        self.keeps_clients = need_module(hooks["on_round_repeat"])
 
     @property
     def is_used(self) -> bool:

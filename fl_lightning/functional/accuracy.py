@@ -39,6 +39,23 @@ def class_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
     return counts
 
 
+def answer_counts(preds: Tensor, target: Tensor) -> Tensor:
+    """Count right answers and samples of all classes together.
+
+    Args:
+        preds: as of `class_counts`.
+        target: likewise.
+
+    Returns:
+        (2,) float64: hits, samples.
+
+    >>> answer_counts(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 2]))
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    answers = preds.argmax(1) if preds.is_floating_point() else preds
+    return class_counts((answers == target).long(), torch.ones_like(target), 2)[:, 1]
+
+
 def class_accuracy(counts: Tensor) -> Tensor:
     """Accuracy of each class, A_c = hits_c / samples_c.
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.accuracy import class_accuracy, class_counts
+from fl_lightning.functional.accuracy import answer_counts, class_accuracy, class_counts
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.functional.summary import fairness
 from fl_lightning.metrics.base import FederatedMetric
@@ -39,9 +39,7 @@ class ClientAccuracy(FederatedMetric):
         self.add_state("client_counts", torch.zeros(2, num_clients, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, client_id: int) -> None:
-        answers = preds.argmax(1) if preds.is_floating_point() else preds
-        hits = class_counts((answers == target).long(), torch.ones_like(target), 2)[:, 1]
-        self.client_counts[:, client_id] += hits
+        self.client_counts[:, client_id] += answer_counts(preds, target)
 
     def compute(self) -> Any:
         return class_accuracy(self.client_counts)

@@ -17,7 +17,7 @@ from fl_lightning.aggregation import NormClip
 from fl_lightning.attacks.attack import attacked
 from fl_lightning.attacks.weights import SignFlip
 from fl_lightning.client.teacher import Teacher
-from fl_lightning.engines.cohort import CohortEngine, looks_away
+from fl_lightning.engines.cohort import CohortEngine, ignores_module
 from fl_lightning.engines.lockstep import Passes, lockstep
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -125,7 +125,7 @@ def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
         live = loop.weights.live(loop.weights.shared)
         seen[update.client_id] = equal(clone(live), clone(update.weights))
 
-    hook = looks_away(on_client_end) if away else on_client_end
+    hook = ignores_module(on_client_end) if away else on_client_end
     callback = type("Own", (pl.Callback,), {"on_client_end": hook})()
     fit(None, 1, toy_data((8, 8)), loop=looped(fedavg)(chunk=2, seed=3), callbacks=[callback])
     assert seen == dict.fromkeys((0, 1), not away)

@@ -37,10 +37,10 @@ def run(client, rounds=1, sizes=(9,), **settings):
     return loop, watch.rounds
 
 
-def by_hand(loop, *stretches):
-    """The net of the start, trained in each stretch of (optimizer factory, batches of (x, y)) by a fresh optimizer."""
+def by_hand(loop, *segments):
+    """The net of the start, trained in each segment of (optimizer factory, batches of (x, y)) by a fresh optimizer."""
     net = fit(FedAvg(net=Small), 0, loop.data, precision="64-true").client.net.double()
-    for factory, batches in stretches:
+    for factory, batches in segments:
         optimizer = factory(net.parameters())
         for x, y in batches:
             optimizer.zero_grad()
