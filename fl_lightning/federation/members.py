@@ -496,7 +496,6 @@ def members_of(
     arrivals = Arrivals(server, transforms)
     return Members(
         [
-            records,
             *([Traces(client)] if parts.faults.on_error == "skip" else []),
             *([Structure(client, weights)] if may_change(client, parts.hooks, parts.batch_hooks) else []),
             # what a client is sent, and what leaves it
@@ -515,6 +514,7 @@ def members_of(
             Rule(parts.aggregator, communicator),
             MethodAtServer(parts.server_module),
             weights,
+            records,
             ClientEnds(parts.hooks),
             parts.recorder,
             parts.plateau,
