@@ -19,6 +19,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS
+from docs.measurement_runs import silent
 from fl_lightning.callbacks import (
     ClasswiseReport,
     ClientTable,
@@ -29,7 +30,6 @@ from fl_lightning.callbacks import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
-from fl_lightning.cli.trials import silent
 from fl_lightning.metrics import ClassifierScores
 
 COHORT = 3

@@ -11,8 +11,9 @@ from typing import Any
 
 import fl_lightning.aggregation
 import fl_lightning.methods
+from docs.measure_methods import name_of
 from fl_lightning.cli.configs import HOME
-from fl_lightning.cli.methods import Record, name_of, number, records, sent
+from fl_lightning.cli.methods import Record, number, records, sent
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {

@@ -1,4 +1,4 @@
-"""Trials of a method: two rounds on toy data, to see what it sends and keeps, and with what it runs."""
+"""Runs a method for two rounds on toy data, to see what it sends and keeps, and with what it runs."""
 
 import logging
 import warnings
@@ -183,7 +183,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Outcome:
     """Outcome of two rounds; numbers are floats.
 
     Args:
@@ -207,7 +207,7 @@ class Trial:
     refused: str | None = None
 
 
-def trial(federation: Federation, around_module: bool = False, rounds: int = 2) -> Trial:
+def measurement_run(federation: Federation, around_module: bool = False, rounds: int = 2) -> Outcome:
     """Run two rounds, or so many, around a classifier or around a regression.
 
     Raises:
@@ -233,10 +233,10 @@ def trial(federation: Federation, around_module: bool = False, rounds: int = 2) 
     except ValueError as error:
         if first.started:
             raise
-        return Trial(refused=str(error))
+        return Outcome(refused=str(error))
     kept = {name: value for name, value in loop.state_dict().items() if name.startswith(SERVER_PARTS)}
     steps = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
-    return Trial(
+    return Outcome(
         down=loop.round_metrics["comm/bytes_down"] / 4 / CLIENTS,
         up=loop.round_metrics["comm/bytes_up"] / 4 / CLIENTS,
         down_contents=tuple(contents.down),
