@@ -150,9 +150,9 @@ class Round:
         if skips and exchange != self.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
-            summed = members.numbered([member for member in members.used if member.partial is not None])
-            to_root = next((name for name, member in summed.items() if member.gathers), "")
-            partials = {name: member.partial for name, member in summed.items()}
+            summing = members.of("partial")
+            to_root = next((member.name for member in summing if member.gathers), "")
+            partials = {member.name: member.partial for member in summing}
             self.communicator.merge(partials, error and as_raised(error), to_root=to_root)
             try:
                 new: State | None = None
@@ -256,11 +256,11 @@ class Round:
         if any(violation.kind == "total" for violation in violations):
             outcome.take(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
-        everyone = [member for member in self.members.all if does(member, "end")]  # where there was nobody, too
-        ending = self.members.numbered(everyone if outcome.lost else self.members.of("end"))
-        shares = {name: member.share() for name, member in ending.items() if does(member, "share")}
+        shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
-        shared = [(m, [parts[name] for _, parts in everywhere] if name in shares else []) for name, m in ending.items()]
+        # a round that nobody took part in ends for those, too, who took none
+        ending = [m for m in self.members.all if does(m, "end")] if outcome.lost else self.members.of("end")
+        shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
         if any(found for found, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
