@@ -173,32 +173,36 @@ class Round:
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
     def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in; returns the error of the first that failed.
+        """Train clients and take their results in; returns the error of the first that failed."""
+        if self.faults.on_error != "skip":
+            return self._train_until(exchange, mine, set())
+        self._train_others(exchange, mine, outcome)
+        return None
 
-        Under `on_error: skip` such a client is left out and the others are trained; then all processes learn of it.
+    def _train_others(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
+        """Train clients and leave those out that fail; then all processes learn of them.
+
+        Raises:
+            Exception: that is no client's, of this or another process.
         """
         taken = set[int]()
-        tolerant = self.faults.on_error == "skip"
-        while True:
-            error = self._train_rest(exchange, [c for c in mine if c not in taken and c not in outcome.failed], taken)
-            if not (tolerant and isinstance(error, ClientError)):
-                break
+        while isinstance(
+            error := self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken),
+            ClientError,
+        ):
             later = exchange != self.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.recorder.has_metrics)
             self.recorder.skip()
-        if not tolerant:
-            return error
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
         if (left := len(outcome.asked)) < self.faults.min_clients:
             outcome.lose(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
-        return None
 
-    def _train_rest(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
+    def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
