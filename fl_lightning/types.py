@@ -438,16 +438,14 @@ class Member:
     list is the order in which each verb is called.
 
     Attributes:
-        name: key of its state in a checkpoint; empty: it keeps none there.
-        partial: its sums and rows (a `PartialAggregate`), added up over processes before `aggregated`; None: none.
+        name: of what it shares with other processes, and of its state in a checkpoint.
         gathers: whether the rows of `partial` go to the root process only.
         at_client: whether it travels with the engine, to where the client is.
         keeps_clients: whether a client that was taken in leaves more than what a weight of 0 takes out again.
         keeps_cohort: whether the clients that are asked leave something, before any of them has trained.
     """
 
-    name: ClassVar[str] = ""
-    partial: Any = None
+    name: str = ""
     gathers: bool = False
     at_client: ClassVar[bool] = False
     keeps_clients: bool = False
@@ -457,6 +455,10 @@ class Member:
     def is_used(self) -> bool:
         """True where it takes part in the round to come."""
         return True
+
+    @property
+    def partial(self) -> Any:
+        """Its sums and rows (a `PartialAggregate`), which are added up over processes before `aggregated`."""
 
     # --- at the server, in this order ---
 
@@ -566,10 +568,6 @@ class Members:
             self._by_verb[verb] = [member for member in self.used if does(member, verb)]
         return self._by_verb[verb]
 
-    def numbered(self, members: Iterable[Member]) -> dict[str, Member]:
-        """Name some of them by their places in the list, which are the same in all processes."""
-        return {str(self.all.index(member)): member for member in members}
-
     def at_client(self) -> "Members":
         """List those who travel with the engine."""
         return MembersAtClient(self)
@@ -580,7 +578,8 @@ class Members:
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name; inside a round, which `undo` would undo, those before it."""
-        return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in self.all if m.name}
+        keeping = [member for member in self.all if does(member, "state_dict")]
+        return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in keeping}
 
 
 class MembersAtClient(Members):

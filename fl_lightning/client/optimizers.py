@@ -92,19 +92,29 @@ class LocalOptimizers:
                     group.clear()
                 group.update(setting)
                 group["params"][:] = params
-                if lr is not None:
-                    group.update({key: lr for key in ("lr", "initial_lr") if key in group})
+        if lr is not None:
+            self._set_rate(lr)
+        if factors or factor is not None:
+            self._decay(factor, factors)
+        self.exposure.begin(progress)
+
+    def _set_rate(self, lr: float) -> None:
+        """Put a phase's learning rate in place of the optimizers' own."""
+        for group in (group for optimizer in self.raw for group in optimizer.param_groups):
+            group.update({key: lr for key in ("lr", "initial_lr") if key in group})
         for entry in self.schedulers:
-            if lr is not None and hasattr(entry.scheduler, "base_lrs"):
+            if hasattr(entry.scheduler, "base_lrs"):
                 entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
-        for i, wrapped in enumerate(self.wrapped if factors or factor is not None else ()):
+
+    def _decay(self, factor: Callable[[float], float] | None, factors: Sequence[Sequence[float]]) -> None:
+        """Multiply the learning rates, as `begin`."""
+        for i, wrapped in enumerate(self.wrapped):
             row = list(factors[i]) if factors else [1.0] * len(wrapped.param_groups)
             if factor is not None:
                 rates = [float(group.get("initial_lr", group["lr"])) for group in wrapped.param_groups]
-                row = [own * factor(rate) for own, rate in zip(row, rates, strict=True)]
+                row = [times * factor(rate) for times, rate in zip(row, rates, strict=True)]
             if row != [1.0] * len(row):
                 wrapped.decay(row, while_stepped=self._scheduled)
-        self.exposure.begin(progress)
 
     def release(self) -> None:
         """Restore the optimizers and take the hooks off: a module may hand out the same ones again."""

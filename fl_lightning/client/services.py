@@ -50,20 +50,15 @@ class MetricAccumulator:
             ValueError: if `value` is neither a number, a tensor of one element nor a metric, or the reduction is
                 unknown.
         """
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
-            value = value.detach()
-        elif isinstance(value, Metric):
+        if isinstance(value, Metric):
             self.metrics[name] = value
             return
-        elif not isinstance(value, Number):
-            raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.detach()
+        elif not isinstance(value, int | float):
+            check_number(name, value)
         if name not in self._rows:
-            reduction = getattr(reduce_fx, "__name__", reduce_fx)
-            if reduction not in ("mean", "sum", "max", "min"):
-                raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
-            self._rows[name] = (reduction, [])
+            self._rows[name] = (reduction_of(name, reduce_fx), [])
         kind, rows = self._rows[name]
         rows.append((value, weight))
         if len(rows) == self.most_rows:
@@ -160,6 +155,30 @@ class MetricAccumulator:
         for metric in (*self.metrics.values(), *self._ended.values()):
             metric.reset()
         self._rows, self.metrics, self._ended = {}, {}, {}
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuse a logged value that is no number.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if isinstance(value, Tensor):
+        raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
+    if not isinstance(value, Number):
+        raise ValueError(f"self.log({name!r}) takes a number, a tensor or a metric, got {type(value).__name__}")
+
+
+def reduction_of(name: str, reduce_fx: Any) -> str:
+    """Name the reduction of logged values.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    reduction = getattr(reduce_fx, "__name__", reduce_fx)
+    if reduction not in ("mean", "sum", "max", "min"):
+        raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
+    return str(reduction)
 
 
 def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[Rows]]:

@@ -157,11 +157,8 @@ class SequentialEngine:
         """Make the result of the client in the module, which is trained; `checks`: its structure may have changed."""
         client, weights = self.client, self.weights
         extras = client.reply(exchange, job.data) if self._replies else {}
-        if not isinstance(extras, Mapping):
-            raise TypeError(
-                f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
-                f"return {{}} for nothing"
-            )
+        if self._replies:
+            check_extras(client, extras)
         for member in self.members.of("trained") if checks else ():
             member.trained(job)
         state = weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None
@@ -229,6 +226,19 @@ class SequentialEngine:
             self._weights_token = object()
         self._last_start = start
         return ClientContext(job.client_id, start or {}, self.weights.trainable, job.memory, self._weights_token)
+
+
+def check_extras(client: ClientModule, extras: object) -> None:
+    """Refuse a reply that is no dict.
+
+    Raises:
+        TypeError: naming what it is.
+    """
+    if not isinstance(extras, Mapping):
+        raise TypeError(
+            f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
+            f"return {{}} for nothing"
+        )
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

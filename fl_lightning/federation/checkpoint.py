@@ -14,7 +14,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.setup import FederationParts
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import Members, Undo
+from fl_lightning.types import Members, Undo, does
 from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind
 
@@ -184,7 +184,7 @@ class SavedFederation:
             self._waiting = saved
             return
         for member in members.all:
-            if member.name in saved:
+            if does(member, "load_state_dict") and member.name in saved:
                 member.load_state_dict(saved[member.name])
 
 

@@ -306,8 +306,7 @@ class PersonalEntries(Member):
     name = "initial_personal"
 
     def __init__(self, weights: GlobalWeights, initial: State) -> None:
-        self._weights, self._initial = weights, initial
-        self.partial = PartialAggregate()
+        self._weights, self._initial, self._partial = weights, initial, PartialAggregate()
         self._before, self._mean = State(), State()
 
     @property
@@ -322,15 +321,19 @@ class PersonalEntries(Member):
         if personal is not None:
             if isinstance(update.included, Tensor):
                 personal = choose(update.included, personal, self._initial)
-            self.partial.sums.setdefault("entries", StateSum()).add(personal, update.num_samples)
+            self._partial.sums.setdefault("entries", StateSum()).add(personal, update.num_samples)
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        self._mean = self.partial.mean("entries", lambda: self._before) or self._mean
+        self._mean = self._partial.mean("entries", lambda: self._before) or self._mean
         return state
 
+    @property
+    def partial(self) -> PartialAggregate:
+        return self._partial
+
     def end_exchange(self) -> None:
-        self.partial = PartialAggregate()
+        self._partial = PartialAggregate()
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         outcome.take_entries(self._mean)
@@ -359,7 +362,7 @@ class PartOfServer(Member):
     """
 
     def __init__(self, part: ServerPart, name: str) -> None:
-        self._part, self._name = part, name
+        self._part, self.name = part, name
         self.keeps_cohort = overridden(part, "begin_round", ServerPart)
 
     @property
@@ -381,7 +384,7 @@ class PartOfServer(Member):
             self._part.end_exchange()
 
     def entries_at(self, mark: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {f"{self._name}.{key}": value for key, value in mark.items()}
+        return {f"{self.name}.{key}": value for key, value in mark.items()}
 
 
 class Rule(PartOfServer):

@@ -220,6 +220,8 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
 class Traffic(Member):
     """Counts the bytes of a round's messages by exchange; what has moved is not undone."""
 
+    name = "traffic"
+
     def __init__(self) -> None:
         self._num_shared, self._shared_bytes = 0, 0
         self._exchanges: Sequence[str] = ()

@@ -150,9 +150,9 @@ class Round:
         if skips and exchange != self.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
-            summed = members.numbered([member for member in members.used if member.partial is not None])
-            to_root = next((name for name, member in summed.items() if member.gathers), "")
-            partials = {name: member.partial for name, member in summed.items()}
+            summing = members.of("partial")
+            to_root = next((member.name for member in summing if member.gathers), "")
+            partials = {member.name: member.partial for member in summing}
             self.communicator.merge(partials, error and as_raised(error), to_root=to_root)
             try:
                 new: State | None = None
@@ -173,32 +173,36 @@ class Round:
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
     def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in; returns the error of the first that failed.
+        """Train clients and take their results in; returns the error of the first that failed."""
+        if self.faults.on_error != "skip":
+            return self._train_until(exchange, mine, set())
+        self._train_others(exchange, mine, outcome)
+        return None
 
-        Under `on_error: skip` such a client is left out and the others are trained; then all processes learn of it.
+    def _train_others(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
+        """Train clients and leave those out that fail; then all processes learn of them.
+
+        Raises:
+            Exception: that is no client's, of this or another process.
         """
         taken = set[int]()
-        tolerant = self.faults.on_error == "skip"
-        while True:
-            error = self._train_rest(exchange, [c for c in mine if c not in taken and c not in outcome.failed], taken)
-            if not (tolerant and isinstance(error, ClientError)):
-                break
+        while isinstance(
+            error := self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken),
+            ClientError,
+        ):
             later = exchange != self.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.recorder.has_metrics)
             self.recorder.skip()
-        if not tolerant:
-            return error
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
         if (left := len(outcome.asked)) < self.faults.min_clients:
             outcome.lose(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
-        return None
 
-    def _train_rest(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
+    def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
@@ -256,11 +260,11 @@ class Round:
         if any(violation.kind == "total" for violation in violations):
             outcome.take(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
-        everyone = [member for member in self.members.all if does(member, "end")]  # where there was nobody, too
-        ending = self.members.numbered(everyone if outcome.lost else self.members.of("end"))
-        shares = {name: member.share() for name, member in ending.items() if does(member, "share")}
+        shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
-        shared = [(m, [parts[name] for _, parts in everywhere] if name in shares else []) for name, m in ending.items()]
+        # a round that nobody took part in ends for those, too, who took none
+        ending = [m for m in self.members.all if does(m, "end")] if outcome.lost else self.members.of("end")
+        shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
         if any(found for found, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)

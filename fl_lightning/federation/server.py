@@ -115,6 +115,10 @@ class ServerOptimizer:
         if self.copies or new is None:
             self._count(run, scaler)
             return start if new is None else new
+        return self._descend(start, new, run, scaler)
+
+    def _descend(self, start: State, new: State, run: Callable[[], Any], scaler: Any | None) -> State | None:
+        """Step on start − new, as `step`."""
         before = copy.deepcopy(self.optimizer.state_dict()) if self.undoes else None
         for name, parameter in self.params.items():
             parameter.copy_(start[name])

@@ -176,11 +176,7 @@ class StateSum:
         if not self.layout:
             self.layout = layout
         elif layout != self.layout:
-            differing = sorted(set(layout.items()) ^ set(self.layout.items()), key=str)
-            raise ValueError(
-                f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
-                f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
-            )
+            raise unlike(layout, self.layout)
         elif list(layout) != list(self.layout):
             state = {name: state[name] for name in self.layout}
         for dtype, vector in flatten(state).items():
@@ -210,6 +206,15 @@ class StateSum:
         """The sum, float64 whatever the entries' types, in the order in which they came."""
         self._seen = True
         return dict(unflatten(self.flat, self.layout))
+
+
+def unlike(layout: Layout, other: Layout) -> ValueError:
+    """Make the error for states that cannot be added."""
+    differing = sorted(set(layout.items()) ^ set(other.items()), key=str)
+    return ValueError(
+        f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
+        f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
+    )
 
 
 def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -365,21 +370,29 @@ def mean_of(total: StateSum) -> State:
     vectors = {}
     for dtype, vector in total.flat.items():
         if dtype == torch.bool:
-            mean = (vector / total.weight).nan_to_num_()  # of no weight: nothing differs
-            vectors[dtype] = mean > 0.5
-            flags = {name: entry for name, entry in total.layout.items() if entry[1] == dtype}
-            for name, wrong in unflatten({dtype: mean != vectors[dtype]}, flags).items():
-                if wrong.any():
-                    raise ValueError(
-                        f"boolean entry {name!r} differs between clients, and only equal ones can be averaged; make it "
-                        f"personal"
-                    )
+            vectors[dtype] = common_flags(vector, total)
         else:
             vectors[dtype] = torch.empty_like(vector, dtype=dtype)
             for own, part in in_pieces(vectors[dtype], vector):
                 mean = part / total.weight
                 own.copy_(mean if dtype.is_floating_point else mean.round_())
     return unflatten(vectors, total.layout)
+
+
+def common_flags(vector: Tensor, total: StateSum) -> Tensor:
+    """Give boolean entries, which must be the same everywhere, of their sum.
+
+    Raises:
+        ValueError: naming one that is not.
+    """
+    mean = (vector / total.weight).nan_to_num_()  # of no weight: nothing differs
+    flags = {name: entry for name, entry in total.layout.items() if entry[1] == torch.bool}
+    for name, differs in unflatten({torch.bool: mean != (mean > 0.5)}, flags).items():
+        if differs.any():
+            raise ValueError(
+                f"boolean entry {name!r} differs between clients, and only equal ones can be averaged; make it personal"
+            )
+    return mean > 0.5
 
 
 EXTRA = "_extra_state"

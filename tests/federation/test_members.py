@@ -1,0 +1,149 @@
+"""The list of members: what a round, its undoing, a skipped client and a checkpoint go through."""
+
+from collections import Counter
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+
+from fl_lightning import FaultPolicy, FederatedLoop
+from fl_lightning.federation import setup
+from fl_lightning.members.faults import ClientError
+from fl_lightning.methods import FedAvg
+from fl_lightning.nets import Perceptron
+from fl_lightning.types import Member, Members
+from tests.hooks.toy import SCAFFOLD
+from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+
+VERBS = [name for name in vars(Member) if not name.startswith("_") and callable(vars(Member)[name])]
+
+
+class Counts(Member):
+    """A new feature: counts what each client has sent, and halves the update of client 1."""
+
+    name = "counts"
+
+    def __init__(self):
+        self.sent, self.rows = Counter(), []
+
+    def incoming(self, result):
+        self.sent[result.update.client_id] += 1
+        return result
+
+    def end(self, outcome, shared):
+        self.rows.append((outcome.lost, sorted(outcome.failed), dict(self.sent)))
+        return {"train/sent": float(sum(self.sent.values()))}
+
+    def mark(self):
+        return Counter(self.sent)
+
+    def undo(self, mark):
+        self.sent = Counter(mark)
+
+    def state_dict(self, mark=None):
+        return dict(self.sent if mark is None else mark)
+
+    def load_state_dict(self, state):
+        self.sent = Counter(state)
+
+
+@pytest.fixture
+def with_counts(monkeypatch):
+    """One member more, by one line where the list is made."""
+    made, members_of = [], setup.members_of
+
+    def one_more(*args):
+        made.append(Counts())
+        return Members([*members_of(*args).all, made[-1]])
+
+    monkeypatch.setattr(setup, "members_of", one_more)
+    return made
+
+
+class Fails(FedAvg):
+    """Client 2 fails in round 1."""
+
+    def reply(self, exchange, local):
+        if (self.context.client_id, local.round_idx) == (2, 1):
+            raise ValueError("no")
+        return {}
+
+
+def client(kind=FedAvg):
+    return kind(net=BatchNormNet, optimizer=sgd())
+
+
+def test_a_member_more_takes_part_and_changes_nothing_else(with_counts):
+    plain = weights_of(fit(client(), 2))
+    loop = fit(client(), 2)
+    assert with_counts[-1].sent == Counter(dict.fromkeys(range(len(SIZES)), 2))
+    assert loop.round_metrics["train/sent"] == 2 * len(SIZES)
+    assert equal(weights_of(loop), plain)
+
+
+def test_it_is_undone_with_a_round_that_fails(with_counts):
+    with pytest.raises(ClientError):
+        fit(client(Fails), 3)
+    assert with_counts[-1].sent == Counter(dict.fromkeys(range(len(SIZES)), 1))
+
+
+def test_it_does_not_see_a_client_that_is_skipped_also_where_the_round_is_run_again(with_counts):
+    class Twice(Fails):
+        exchanges = ("first", "train")
+
+        def reply(self, exchange, local):
+            return super().reply(exchange, local) if exchange == "train" else {}
+
+    fit(client(Twice), 3, faults="skip")
+    others = dict.fromkeys(set(range(len(SIZES))) - {2}, 6)
+    assert with_counts[-1].sent == Counter(others | {2: 4})
+
+
+def test_a_checkpoint_has_its_state_before_the_round_that_is_under_way(with_counts, tmp_path):
+    class Saves(Callback):
+        def on_client_end(self, trainer, loop, update):
+            if loop.trainer.current_epoch == 1 and update.client_id == 3:
+                trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+    loop = FederatedLoop(client(), seed=3)
+    trainer(2, callbacks=[Saves()]).fit(loop, datamodule=toy_data())
+    saved = torch.load(tmp_path / "inside.ckpt", weights_only=True)["federated"]
+    assert saved["counts"] == dict.fromkeys(range(len(SIZES)), 1)
+    again = fit(client(), 2, ckpt_path=tmp_path / "inside.ckpt")
+    assert with_counts[-1].sent == Counter(dict.fromkeys(range(len(SIZES)), 2))
+    assert equal(weights_of(again), weights_of(loop))
+
+
+def used(**settings):
+    """Names of the members that take part in the last round of a fit."""
+    kind = settings.pop("kind", FedAvg)
+    found = []
+    loop = FederatedLoop(client(kind), seed=3, **settings)
+
+    class Looks(Callback):
+        def on_train_batch_end(self, *_):
+            found[:] = [type(member).__name__ for member in loop._members.used]
+
+    loop.client.net_factory = Perceptron
+    trainer(1, callbacks=[Looks()]).fit(loop, datamodule=toy_data())
+    return set(found)
+
+
+def test_what_is_not_asked_for_takes_no_part():
+    features = {"Traces", "Structure", "ExtraStates", "NonPersistentBuffers", "FrozenEntries", "ClientTransforms"}
+    features |= {"Transmitted", "SkippedClients", "ServerTransforms", "PersonalEntries", "ClientEnds"}
+    assert not used() & features
+    assert used(faults="skip") & features == {"Traces", "SkippedClients"}
+    assert used(personal="*head*") & features == {"PersonalEntries"}
+    assert used(faults=FaultPolicy(min_clients=2)) & features == {"SkippedClients"}
+    assert used(kind=SCAFFOLD) & features == {"Structure", "NonPersistentBuffers"}  # a class that is not the package's
+
+
+def test_every_verb_does_nothing_by_default():
+    member, value = Member(), object()
+    for verb in VERBS:
+        given = {"outgoing": [value, 0], "incoming": [value], "on_client": [value], "aggregated": ["train", value]}
+        rest = {"begin": [0, []], "end": [value, []], "enter": [value], "trained": [value], "take_checks": [None]}
+        rest |= {"undo": [None], "entries_at": [None], "load_state_dict": [{}]}
+        result = getattr(member, verb)(*{**given, **rest}.get(verb, []))
+        assert result is value if verb in given else not result
