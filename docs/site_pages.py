@@ -36,7 +36,7 @@ ROOMS = {
     "fl_lightning.callbacks": "Callbacks and pictures",
     "fl_lightning.attacks": "Attacks, for studies of robust rules",
     "fl_lightning.metrics": "Metrics",
-    "fl_lightning.figures": "Drawings of the papers' figures",
+    "fl_lightning.papers": "Drawings of the papers' figures",
     "fl_lightning.distributed": "Several processes",
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",

@@ -8,7 +8,7 @@ import torch
 from matplotlib.text import Text
 
 from fl_lightning.callbacks.probe_figures import plot_circles, plot_embedding
-from fl_lightning.figures.panels import draw_line, draw_maps, finish, panels
+from fl_lightning.papers.panels import draw_line, draw_maps, finish, panels
 from fl_lightning.runs.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.runs.figures import new_figure, plot_accuracy, plot_classwise, plot_partition, plot_values
 from fl_lightning.runs.logged_figures import pixels

@@ -12,10 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
-from fl_lightning.cli.figure import spec
-from fl_lightning.figures import Series, Sweep
-from fl_lightning.figures.panels import draw_line, finish, panels
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers import Series, Sweep, spec
+from fl_lightning.papers.panels import draw_line, finish, panels
 from fl_lightning.runs.result_tables import Table
 from fl_lightning.runs.saved import Group, read_run
 from tests.commands import refusal, say
@@ -38,8 +37,8 @@ runs:
       few: {data.participation: 0.2}
       more: {data.participation: 0.5}
 draw:
-  a: {class_path: fl_lightning.figures.Curves, init_args: {keys: {"": global/acc}}}
-  b: {class_path: fl_lightning.figures.EndTable, init_args: {keys: {accuracy: global/acc}, highest: [accuracy]}}
+  a: {class_path: fl_lightning.papers.Curves, init_args: {keys: {"": global/acc}}}
+  b: {class_path: fl_lightning.papers.EndTable, init_args: {keys: {accuracy: global/acc}, highest: [accuracy]}}
 """
 
 
@@ -102,7 +101,7 @@ def drawn_figures():
     """Names of figures, slow where others before have all their kinds of drawings."""
     seen = set()
     for name in spec.names():
-        kinds = set(re.findall(r"fl_lightning\.figures\.\w+", spec.shipped_path(name).read_text(encoding="utf-8")))
+        kinds = set(re.findall(r"fl_lightning\.papers\.\w+", spec.shipped_path(name).read_text(encoding="utf-8")))
         yield pytest.param(name, marks=[pytest.mark.slow] * (kinds <= seen))
         seen |= kinds
 
@@ -110,7 +109,7 @@ def drawn_figures():
 @pytest.mark.parametrize("name", list(drawn_figures()))
 def test_a_figure_can_be_drawn(name, made_up, monkeypatch):
     """Its drawings say what they show, on axes with names."""
-    monkeypatch.setattr("fl_lightning.figures.models.joint_embedding", lambda features, seed: features[..., :2])  # slow
+    monkeypatch.setattr("fl_lightning.papers.models.joint_embedding", lambda features, seed: features[..., :2])  # slow
     figure = spec.read(spec.shipped_path(name))
     run = read_run(made_up)
     series = [
@@ -231,7 +230,7 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
                 callback["init_args"]["every"] = 1
         return figure
 
-    monkeypatch.setattr("fl_lightning.cli.figure.command.read", short)
+    monkeypatch.setattr("fl_lightning.papers.command.read", short)
     said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
     assert cells_here

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.figures.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.figures.panels import Numbers, draw_line, draw_maps, finish, name_rounds, panels
 from fl_lightning.functional.accuracy import class_weighted_accuracy
 from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.panels import Numbers, draw_line, draw_maps, finish, name_rounds, panels
 from fl_lightning.runs.comparisons import MARKERS
 from fl_lightning.runs.figures import COLOURS
 from fl_lightning.runs.saved import Counts, SavedRun, as_number, read_columns

@@ -11,9 +11,11 @@ from fl_lightning.cli.compare.grid import Case, combinations, parse_settings
 from fl_lightning.cli.compare.running import run_cells
 from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
-from fl_lightning.cli.figure.spec import (
+from fl_lightning.cli.parser import CommandParser
+from fl_lightning.papers import Drawn, Series
+from fl_lightning.papers.spec import (
     FOLDER,
-    Place,
+    FigureCell,
     composer_of,
     minutes_of,
     name_of,
@@ -23,8 +25,6 @@ from fl_lightning.cli.figure.spec import (
     read,
     shipped_path,
 )
-from fl_lightning.cli.parser import CommandParser
-from fl_lightning.figures import Drawn, Series
 from fl_lightning.runs.folder import CHECKPOINTS, LAST
 from fl_lightning.runs.page import Picture, Section, drawn, write_page
 from fl_lightning.runs.result_tables import Table, as_latex, as_markdown
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> None:
         print(listed())
         return
     (more,) = combinations(parse_settings(given.set, "--set"))
-    wanted = [Wanted(path, given.config or [], more, given.seeds) for path in paths_of(given.names)]
+    wanted = [FigureRun(path, given.config or [], more, given.seeds) for path in paths_of(given.names)]
     with locked(given.output):
         begin = [place for figure in wanted for place in figure.starts]
         run_places(begin, given.output, given.processes)
@@ -98,7 +98,7 @@ def listed() -> str:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-class Wanted:
+class FigureRun:
     """A figure that is to be drawn, with its cells.
 
     Args:
@@ -116,12 +116,12 @@ class Wanted:
         self.starts = places_of(composer, self.file.start, self.file, more, seeds) if self.file.start else []
         self._places = [place for runs in self.file.runs for place in places_of(composer, runs, self.file, more, seeds)]
 
-    def places(self, output: Path) -> list[Place]:
+    def places(self, output: Path) -> list[FigureCell]:
         """Its cells; where they begin with another run's weights that run is done."""
         return started(self._places, self.starts, output) if self.starts else self._places
 
 
-def run_places(places: Sequence[Place], output: Path, processes: int) -> None:
+def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> None:
     """Run the cells that are not done.
 
     Raises:
@@ -134,7 +134,7 @@ def run_places(places: Sequence[Place], output: Path, processes: int) -> None:
         raise FailedError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
 
 
-def started(places: Sequence[Place], starts: Sequence[Place], output: Path) -> list[Place]:
+def started(places: Sequence[FigureCell], starts: Sequence[FigureCell], output: Path) -> list[FigureCell]:
     """Let each run begin with the last weights of the start that has its seed; the starts are done."""
     found = []
     own = {place.cell.seed: CellFiles(output, place.cell.name) for place in starts}
@@ -147,7 +147,7 @@ def started(places: Sequence[Place], starts: Sequence[Place], output: Path) -> l
     return found
 
 
-def series_of(places: Sequence[Place], output: Path) -> list[Series]:
+def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
     """Read the runs, those of the seeds of one method and case together."""
     found: dict[tuple[str, str], list[SavedRun]] = {}
     for place in places:

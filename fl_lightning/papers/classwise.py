@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_lightning.figures.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.figures.panels import draw_maps
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.panels import draw_maps
 
 
 class ClassMaps(Drawing):

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fl_lightning.figures.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.figures.panels import Numbers, draw_line, finish, name_rounds, panels
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.panels import Numbers, draw_line, finish, name_rounds, panels
 from fl_lightning.runs.results import LAST
 
 Line = tuple[list[int], Numbers, Numbers | None]

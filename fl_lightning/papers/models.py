@@ -14,9 +14,9 @@ from fl_lightning.callbacks.probe_figures import (
     plot_circles,
     plot_embedding,
 )
-from fl_lightning.figures.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.figures.panels import draw_line, panels
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.panels import draw_line, panels
 from fl_lightning.runs.figures import label_places, new_figure
 from fl_lightning.runs.saved import SavedRun
 

@@ -15,7 +15,7 @@ from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, seeded, sl
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.meaning import nearest
 from fl_lightning.cli.yaml_keys import check_keys
-from fl_lightning.figures import Drawing
+from fl_lightning.papers import Drawing
 
 FOLDER = "figure"
 """Folder of the figures' files within the configurations: one below it for each paper."""
@@ -66,7 +66,7 @@ class FigureFile:
 
 
 @dataclass(frozen=True)
-class Place:
+class FigureCell:
     """A cell's place in its figure."""
 
     method: str
@@ -149,7 +149,7 @@ def composer_of(figure: FigureFile, more: Sequence[str] = ()) -> Composer:
 
 def places_of(
     composer: Composer, runs: Runs, figure: FigureFile, more: Case = (), seeds: Sequence[int] | None = None
-) -> list[Place]:
+) -> list[FigureCell]:
     """Compose the cells of methods × cases × seeds.
 
     Args:
@@ -171,7 +171,7 @@ def places_of(
             config, label = composer.compose(method, given), runs.label or method
             for seed in seeds or runs.seeds or figure.seeds:
                 whole = seeded(config, seed, figure.hold)
-                found.append(Place(label, case, Cell(method, given, seed, name_of(method, seed, whole), whole)))
+                found.append(FigureCell(label, case, Cell(method, given, seed, name_of(method, seed, whole), whole)))
     return found
 
 
