@@ -17,6 +17,6 @@ from fl_lightning.callbacks.predictions import SavePredictions as SavePrediction
 from fl_lightning.callbacks.reduction import SampleReduction as SampleReduction
 from fl_lightning.callbacks.report import ClasswiseReport as ClasswiseReport
 from fl_lightning.callbacks.skipped import SkippedClients as SkippedClients
-from fl_lightning.runs.figures import plot_accuracy as plot_accuracy
-from fl_lightning.runs.figures import plot_classwise as plot_classwise
-from fl_lightning.runs.figures import plot_partition as plot_partition
+from fl_lightning.reports.figures import plot_accuracy as plot_accuracy
+from fl_lightning.reports.figures import plot_classwise as plot_classwise
+from fl_lightning.reports.figures import plot_partition as plot_partition

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.density import angle_density, kernel_density
-from fl_lightning.runs.figures import GREY, in_legend, new_figure
+from fl_lightning.reports.figures import GREY, in_legend, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

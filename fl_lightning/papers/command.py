@@ -25,10 +25,10 @@ from fl_lightning.papers.spec import (
     read,
     shipped_path,
 )
+from fl_lightning.reports.page import Picture, Section, drawn, write_page
+from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
+from fl_lightning.reports.saved import Group, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST
-from fl_lightning.runs.page import Picture, Section, drawn, write_page
-from fl_lightning.runs.result_tables import Table, as_latex, as_markdown
-from fl_lightning.runs.saved import Group, SavedRun, read_run
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable

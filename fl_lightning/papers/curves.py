@@ -9,7 +9,7 @@ from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
 from fl_lightning.papers.panels import Numbers, draw_line, finish, name_rounds, panels
-from fl_lightning.runs.results import LAST
+from fl_lightning.reports.results import LAST
 
 Line = tuple[list[int], Numbers, Numbers | None]
 """Rounds, (T,), mean and deviation, (T,)."""

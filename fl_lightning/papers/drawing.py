@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fl_lightning.runs.result_tables import Table
-from fl_lightning.runs.saved import Group
+from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.saved import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

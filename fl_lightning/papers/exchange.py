@@ -9,8 +9,8 @@ from fl_lightning.functional.summary import rounds_to_target
 from fl_lightning.papers.clients import counts_of
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
 from fl_lightning.papers.panels import draw_maps, finish, panels
-from fl_lightning.runs.figures import COLOURS
-from fl_lightning.runs.saved import read_columns
+from fl_lightning.reports.figures import COLOURS
+from fl_lightning.reports.saved import read_columns
 from fl_lightning.utils.text import drawable, of_cell
 
 

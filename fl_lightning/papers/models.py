@@ -17,8 +17,8 @@ from fl_lightning.callbacks.probe_figures import (
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
 from fl_lightning.papers.panels import draw_line, panels
-from fl_lightning.runs.figures import label_places, new_figure
-from fl_lightning.runs.saved import SavedRun
+from fl_lightning.reports.figures import label_places, new_figure
+from fl_lightning.reports.saved import SavedRun
 
 Arrays = dict[str, NDArray[Any]]
 

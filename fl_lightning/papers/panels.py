@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_lightning.runs.comparisons import MARKERS, tidy
-from fl_lightning.runs.figures import COLOURS, GREY, STYLES, in_legend, label_places, label_rounds, new_figure, separate
+from fl_lightning.reports.comparisons import MARKERS, tidy
+from fl_lightning.reports.figures import (
+    COLOURS,
+    GREY,
+    STYLES,
+    in_legend,
+    label_places,
+    label_rounds,
+    new_figure,
+    separate,
+)
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
 from fl_lightning.papers.panels import Numbers, draw_line, finish, panels
-from fl_lightning.runs.result_tables import Cell, Table
-from fl_lightning.runs.results import LAST
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.results import LAST
 from fl_lightning.utils.text import drawable
 
 

@@ -3,12 +3,14 @@
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from fl_lightning.utils.text import write_cells
 
 try:
     import fcntl
@@ -60,6 +62,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
     with suppress(OSError):  # a folder cannot be opened everywhere
         flush_to_disk(path.parent)
+
+
+def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a csv file in one move, with its names marked."""
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            write_cells(file, rows)
+
+    write_atomically(path, write)
 
 
 def at_path(error: OSError, path: Path) -> OSError:

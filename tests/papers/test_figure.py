@@ -15,8 +15,8 @@ from fl_lightning.cli.configs import locate
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers import Series, Sweep, spec
 from fl_lightning.papers.panels import draw_line, finish, panels
-from fl_lightning.runs.result_tables import Table
-from fl_lightning.runs.saved import Group, read_run
+from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.saved import Group, read_run
 from tests.commands import refusal, say
 
 CLASSES, CLIENTS, ROUNDS = 10, 12, 6

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.runs.figures import COLOURS, GREY, STYLES, finite, in_legend, label_places, label_rounds, new_figure
+from fl_lightning.reports.figures import (
+    COLOURS,
+    GREY,
+    STYLES,
+    finite,
+    in_legend,
+    label_places,
+    label_rounds,
+    new_figure,
+)
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:

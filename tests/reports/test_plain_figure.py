@@ -9,11 +9,11 @@ from matplotlib.text import Text
 
 from fl_lightning.callbacks.probe_figures import plot_circles, plot_embedding
 from fl_lightning.papers.panels import draw_line, draw_maps, finish, panels
-from fl_lightning.runs.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
-from fl_lightning.runs.figures import new_figure, plot_accuracy, plot_classwise, plot_partition, plot_values
+from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
+from fl_lightning.reports.figures import new_figure, plot_accuracy, plot_classwise, plot_partition, plot_values
 from fl_lightning.runs.logged_figures import pixels
 from tests.commands import say
-from tests.runs.saved_runs import settings, write_run
+from tests.reports.saved_runs import settings, write_run
 
 NAMES = ("cost_$_a", "$\\frac$", "a^b_{", "_hidden", "\\", "$", "$$", "a\x00\x1b[2J\nb", "\ud800", "x" * 5000)
 CURVES = {name: [0.1 * k, 0.5] for k, name in enumerate(NAMES)}

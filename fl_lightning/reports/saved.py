@@ -20,12 +20,11 @@ from fl_lightning.federation.identity import Difference, Settings, below, differ
 from fl_lightning.metrics.history import History
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.utils.files import write_atomically
-from fl_lightning.utils.text import of_cell, write_cells
+from fl_lightning.runs.partition import PARTITION
+from fl_lightning.utils.text import of_cell
 
 Numbers = NDArray[np.float64]
 METRICS = "metrics.csv"
-PARTITION = "partition.csv"
 CLIENTS = "clients.csv"
 TEST = "test.json"
 """Name of the file with what `test` gave for the last checkpoint."""
@@ -266,16 +265,6 @@ def as_number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def write_partition(path: Path, counts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Write the training samples of each client (row) and class (column)."""
-
-    def write(part: Path) -> None:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            write_cells(file, [["client", *names], *([client_id, *row] for client_id, row in enumerate(counts))])
-
-    write_atomically(path, write)
 
 
 # --- groups ---------------------------------------------------------------------------------------

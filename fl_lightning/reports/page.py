@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.runs.result_tables import Table, as_html, shown
+from fl_lightning.reports.result_tables import Table, as_html, shown
 from fl_lightning.utils.files import write_atomically
 
 if TYPE_CHECKING:

@@ -9,17 +9,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target
-from fl_lightning.runs.figures import is_accuracy, is_loss
-from fl_lightning.runs.result_tables import Cell, Table
-from fl_lightning.runs.saved import Group, SavedRun
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.runs.value_names import is_accuracy, is_lower_better
 from fl_lightning.utils.text import write_cells
 
 Statistic = Literal["final", "last five", "best"]
 STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 LAST = 5
-LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance")
-"""Ends of keys, in lower case, whose values are better where they are lower."""
 
 SCOPES = {
     "global/acc": "accuracy of the global model on the test split",
@@ -73,16 +71,6 @@ class Comparison:
 
 
 # --- numbers --------------------------------------------------------------------------------------
-
-
-def is_lower_better(key: str) -> bool:
-    """True for losses, errors and forgetting, under a module's own names too.
-
-    >>> [is_lower_better(key) for key in ("val_mse", "val/MeanAbsoluteError", "val_loss/dataloader_idx_1", "val_f1")]
-    [True, True, True, False]
-    """
-    name = key.partition("/dataloader_idx_")[0]
-    return is_loss(name) or name.lower().endswith(LOWER)
 
 
 SHARES = ("forgetting", "acc_in_local", "acc_out_local", "local/train")

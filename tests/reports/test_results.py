@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from fl_lightning.functional.summary import paired_difference
-from fl_lightning.runs.result_tables import as_latex, as_markdown
-from fl_lightning.runs.results import as_csv, compare, known_metrics, statistics_of, table_of
-from fl_lightning.runs.saved import find_runs, grouped, read_run
-from tests.runs.saved_runs import settings, write_run
+from fl_lightning.reports.result_tables import as_latex, as_markdown
+from fl_lightning.reports.results import as_csv, compare, known_metrics, statistics_of, table_of
+from fl_lightning.reports.saved import find_runs, grouped, read_run
+from tests.reports.saved_runs import settings, write_run
 
 CURVES = {
     "FedAvg": ([0.1, 0.3, 0.5, 0.4, 0.6, 0.5], [0.2, 0.3, 0.4, 0.5, 0.5, 0.7]),

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from fl_lightning.runs.saved import data_differences, find_runs, grouped, read_run, write_partition
-from tests.runs.saved_runs import CLASSES, settings, write_run, write_table
+from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
+from fl_lightning.runs.partition import write_partition
+from tests.reports.saved_runs import CLASSES, settings, write_run, write_table
 
 NTD = {"beta": 1.0}
 

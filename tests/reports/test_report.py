@@ -3,10 +3,10 @@ import re
 
 import pytest
 
-from fl_lightning.runs.report import write_report
-from fl_lightning.runs.saved import Group, find_runs, grouped, read_run
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
-from tests.runs.saved_runs import settings, write_run, write_table
+from tests.reports.saved_runs import settings, write_run, write_table
 
 PARTITION = [[5, 0, 1], [0, 7, 2]]
 

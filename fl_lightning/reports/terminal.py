@@ -9,8 +9,8 @@ from rich.table import Table
 from torch import Tensor
 
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
-from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.runs.results import is_lower_better
+from fl_lightning.metrics.history import History
+from fl_lightning.runs.value_names import is_lower_better, is_value
 from fl_lightning.utils.text import printable
 
 MOST_COLUMNS = 8
@@ -74,11 +74,6 @@ def print_rounds(history: History, best: str, max_rows: int) -> None:
     known = history.curve(best)
     bold = (min if is_lower_better(best) else max)(known, key=known.__getitem__) if known else shown[-1]
     print_table("Values by round", ["round", *names], rows, shown.index(bold) if bold in shown else None)
-
-
-def is_value(name: str) -> bool:
-    """True for a key of the client's own: no bytes, no count of clients, no class."""
-    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
 
 
 def print_table(
