@@ -34,6 +34,7 @@ ROOMS = {
     "fl_lightning.aggregation": "Rules, server modules and transforms",
     "fl_lightning.nets": "Nets",
     "fl_lightning.callbacks": "Callbacks and pictures",
+    "fl_lightning.monitors": "Monitors of clients",
     "fl_lightning.attacks": "Attacks, for studies of robust rules",
     "fl_lightning.metrics": "Metrics",
     "fl_lightning.papers": "Drawings of the papers' figures",

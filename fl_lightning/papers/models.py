@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_lightning.callbacks.probe_figures import (
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.monitors.probe_figures import (
     colour_of,
     joint_embedding,
     plot_circles,
     plot_embedding,
 )
-from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
 from fl_lightning.papers.panels import draw_line, panels
 from fl_lightning.reports.figures import label_places, new_figure

@@ -9,8 +9,8 @@ from pytorch_lightning import Callback
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 from fl_lightning import FederatedLoop
-from fl_lightning.callbacks import GroupMetrics
 from fl_lightning.methods import FedEXPAggregator
+from fl_lightning.monitors import GroupMetrics
 from tests.callbacks.toy import Regression, data, trainer
 
 GROUPS = {"north": [0, 2], "south": [3], "all": [0, 1, 2, 3]}

@@ -6,10 +6,10 @@ from pathlib import Path
 from pytorch_lightning import LightningModule, Trainer
 from torchmetrics import MetricCollection
 
-from fl_lightning.callbacks.monitor import Monitor, add_to_row
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.reported import Metrics, alone, as_collection, update, values_of
+from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
 from fl_lightning.runs.round_table import RoundTable
 

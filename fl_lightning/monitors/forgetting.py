@@ -7,7 +7,11 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.monitor import (
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
+from fl_lightning.functional.classes import class_split, in_local, out_local
+from fl_lightning.functional.forgetting import forgetting_degree
+from fl_lightning.monitors.monitor import (
     Found,
     Monitor,
     add_to_row,
@@ -18,10 +22,6 @@ from fl_lightning.callbacks.monitor import (
     log_means,
     stacked,
 )
-from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
-from fl_lightning.functional.classes import class_split, in_local, out_local
-from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import ClientModule, FederatedLoop
-from fl_lightning.callbacks import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy
 from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.methods import MOON, Ditto, FedALA, FedAvg, FedFOMO, FedPAC, FedRoD, Local
+from fl_lightning.monitors import ClientTable, DriftMonitor, ForgettingMonitor, PersonalisedAccuracy
 from tests.toys import SIZES, BatchNormNet, equal, folded, sgd, toy_data, trainer, weights_of
 
 Plain = partial(BatchNormNet, dropout=0.0)

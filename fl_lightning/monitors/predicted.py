@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from pytorch_lightning import Trainer
 
-from fl_lightning.callbacks.monitor import Found, Monitor, check_classes
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.state import raised
+from fl_lightning.monitors.monitor import Found, Monitor, check_classes
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 

@@ -7,10 +7,10 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
 from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 

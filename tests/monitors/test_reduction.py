@@ -5,8 +5,8 @@ import csv
 import pytest
 
 from fl_lightning import FederatedLoop
-from fl_lightning.callbacks import ForgettingMonitor, SampleReduction
 from fl_lightning.methods import FedAvg
+from fl_lightning.monitors import ForgettingMonitor, SampleReduction
 from tests.callbacks import toy
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 

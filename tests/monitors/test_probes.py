@@ -8,13 +8,13 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fl_lightning.callbacks import FeatureProbe, LossLandscape, NeuronActivations
-from fl_lightning.callbacks.probe_figures import joint_embedding, plot_embedding
 from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
 from fl_lightning.methods import FedAvg, FedNTD, KnFu
+from fl_lightning.monitors import FeatureProbe, LossLandscape, NeuronActivations
+from fl_lightning.monitors.probe_figures import joint_embedding, plot_embedding
 from fl_lightning.nets import FedNTDHypersphere
 from tests.callbacks import toy
-from tests.callbacks.test_monitors import Copies, run
+from tests.monitors.test_monitors import Copies, run
 from tests.toys import BatchNormNet, equal, sgd, toy_data, weights_of
 from tests.user_data import Pairs
 from tests.user_modules import Classifier

@@ -7,7 +7,6 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torchmetrics import MetricCollection
 
-from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, log_defined, log_means, stacked
 from fl_lightning.client import ClientModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import distribution_distance
@@ -16,6 +15,7 @@ from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import State, add, zeros_like
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
 from fl_lightning.metrics.reported import computed
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, log_defined, log_means, stacked
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 

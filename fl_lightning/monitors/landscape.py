@@ -9,13 +9,13 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
 
-from fl_lightning.callbacks.monitor import Found, Monitor, add_to_row, check_classes, ended, write_arrays
-from fl_lightning.callbacks.probe_figures import plot_landscape
 from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.state import State, StateLike, add, raised
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, write_arrays
+from fl_lightning.monitors.probe_figures import plot_landscape
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.keyed import keyed_generator

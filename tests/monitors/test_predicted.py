@@ -5,8 +5,8 @@ import csv
 import pytest
 import torch
 
-from fl_lightning.callbacks import PredictedDistribution
 from fl_lightning.methods import KnFu
+from fl_lightning.monitors import PredictedDistribution
 from fl_lightning.nets import Perceptron
 from tests.methods.own_models import models_of, transfer_data
 from tests.toys import equal, fit, sgd

@@ -10,7 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
-from fl_lightning.callbacks import (
+from fl_lightning.functional.accuracy import class_accuracy, class_counts
+from fl_lightning.functional.classes import class_split, in_local, out_local
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedBN, FedCL, FedNTD, KnFu, Local
+from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
     ForgettingMonitor,
@@ -18,9 +21,6 @@ from fl_lightning.callbacks import (
     PersonalisedAccuracy,
     SampleReduction,
 )
-from fl_lightning.functional.accuracy import class_accuracy, class_counts
-from fl_lightning.functional.classes import class_split, in_local, out_local
-from fl_lightning.methods import SCAFFOLD, FedAvg, FedBN, FedCL, FedNTD, KnFu, Local
 from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
 from tests.commands import TINY, say
@@ -298,8 +298,8 @@ def test_the_command_line_puts_their_files_into_the_run_folder(tmp_path, monkeyp
 
 
 def test_the_document_names_every_metric_and_monitor():
-    import fl_lightning.callbacks as C
     import fl_lightning.metrics as M
+    import fl_lightning.monitors as C
 
     text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
     kinds = [

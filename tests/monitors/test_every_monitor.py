@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from torchmetrics.classification import MulticlassF1Score
 
-from fl_lightning import callbacks as kinds
-from fl_lightning.callbacks import GroupMetrics, Monitor, PredictedDistribution, SampleReduction, features, landscape
+from fl_lightning import monitors as kinds
 from fl_lightning.data import DirichletPartition
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, KnFu
+from fl_lightning.monitors import GroupMetrics, Monitor, PredictedDistribution, SampleReduction, features, landscape
 from fl_lightning.nets import Perceptron
 from fl_lightning.runs.loggers import RoundCSVLogger
-from tests.callbacks import test_monitors, test_probes, toy
+from tests.callbacks import toy
+from tests.monitors import test_monitors, test_probes
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,9 +7,9 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.monitor import Found, Monitor, check_classes, ended, write_arrays
-from fl_lightning.callbacks.probe_figures import joint_embedding, plot_circles, plot_embedding
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.monitors.monitor import Found, Monitor, check_classes, ended, write_arrays
+from fl_lightning.monitors.probe_figures import joint_embedding, plot_circles, plot_embedding
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.keyed import keyed_seed

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
 
-from fl_lightning.callbacks.drift import OwnMoves, length
-from fl_lightning.callbacks.monitor import Found, Monitor, deployed
 from fl_lightning.engines.inspection import Moment
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.monitors.drift import OwnMoves, length
+from fl_lightning.monitors.monitor import Found, Monitor, deployed
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 
