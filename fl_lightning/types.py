@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 Batch = Any
 """A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
 
-CONDITIONS = frozenset({"logits", "exposure", "start"})
+CONDITIONS = frozenset({"logits", "accumulated_lr", "start"})
 """Names that `needs` may hold besides splits."""
 
 NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
@@ -100,7 +100,7 @@ class ClientUpdate:
         num_samples: n_i, training samples of the client (0: no weight in any mean). A 0-d tensor where a transform
             may set it to 0 on the device.
         num_steps: K_i, optimizer steps taken in this exchange.
-        exposure: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
+        accumulated_lr: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
             (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
         weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
         extras: further contents of the method's (`ClientModule.reply`).
@@ -112,7 +112,7 @@ class ClientUpdate:
     client_id: int
     num_samples: int | Tensor
     num_steps: int
-    exposure: float
+    accumulated_lr: float
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
     included: bool | Tensor = True
@@ -231,7 +231,7 @@ class ServerView(Protocol):
         """Names of the shared entries that are trained."""
 
     @property
-    def travelling(self) -> State:
+    def transmitted_entries(self) -> State:
         """The shared entries that travel in this round."""
 
     @property
@@ -379,7 +379,7 @@ class RoundOutcome:
         cohort: ids of the clients that were asked.
         before: all entries of the model as the round began.
         failed: why a client is left out, by client id; ascending.
-        lost: why the round leaves the federation as it was; empty where it does not.
+        aborted: why the round leaves the federation as it was; empty where it does not.
         repeats: whether it is to be undone and run again without the failed clients, which have left traces.
         problem: error of the rule or the server module, which ends the run unless a client is at fault.
         weights: the new shared entries; None: they stay.
@@ -390,7 +390,7 @@ class RoundOutcome:
     cohort: list[int]
     before: State
     failed: dict[int, str] = field(default_factory=dict)
-    lost: str = ""
+    aborted: str = ""
     repeats: bool = False
     problem: Exception | None = None
     weights: State | None = None
@@ -404,7 +404,7 @@ class RoundOutcome:
     @property
     def is_over(self) -> bool:
         """True where no further exchange is needed."""
-        return bool(self.lost or self.repeats or self.problem)
+        return bool(self.aborted or self.repeats or self.problem)
 
     def leave_out(self, failed: Mapping[int, str]) -> None:
         """Note clients that are left out, and why: nothing of them is kept."""
@@ -414,9 +414,9 @@ class RoundOutcome:
         """Note where the round is to be run again; it stays so."""
         self.repeats = self.repeats or needed
 
-    def lose(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """Leave the federation as it was, for the first such reason."""
-        self.lost = self.lost or reason
+        self.aborted = self.aborted or reason
 
     def take(self, weights: State | None) -> None:
         """Take the shared entries after an exchange, or after all; None: those before the round."""
@@ -492,7 +492,7 @@ class Member:
         """Hand over what all processes are told at the end of a round, plain values; in all of them, or in none."""
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Keep what a round has brought, and give values of its row; a lost round brings nothing, and is undone then.
+        """Keep what a round has brought and give values of its row; an aborted one brings nothing and is then undone.
 
         Args:
             outcome: of the round.

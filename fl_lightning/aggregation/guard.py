@@ -75,10 +75,10 @@ class NonFiniteGuard(Member):
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
-        if outcome is not None and outcome.weights and not outcome.lost:
-            new, travelling = outcome.weights, self.server.travelling
-            if len(travelling) < len(new):
-                new = {name: value for name, value in new.items() if name in travelling}
+        if outcome is not None and outcome.weights and not outcome.aborted:
+            new, transmitted_entries = outcome.weights, self.server.transmitted_entries
+            if len(transmitted_entries) < len(new):
+                new = {name: value for name, value in new.items() if name in transmitted_entries}
             checks += [Check(-1, "values", value) for value in self._extremes(new)]
         return checks
 

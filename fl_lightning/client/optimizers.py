@@ -15,8 +15,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from fl_lightning.client.bare_step import BareStep, unwrapped_step
-from fl_lightning.client.progress import Exposure, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, LocalProgress
+from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
 
 
 class LocalOptimizers:
@@ -25,7 +25,7 @@ class LocalOptimizers:
     Args:
         configured: what `configure_optimizers` returned.
         owner: name of the module it belongs to, for errors.
-        slope: the method's `exposure_slope`, or None.
+        slope: the method's `accumulated_lr_slope`, or None.
         scaler: gradient scaler, or None.
         backward: computes gradients of a loss.
     """
@@ -40,9 +40,9 @@ class LocalOptimizers:
     ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
         self.foreign = next(filter(None, map(foreign_part, self.raw)), None)
-        self.exposure = Exposure(self.raw, slope)
+        self.accumulated_lr = AccumulatedLR(self.raw, slope)
         self.backward = backward
-        self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
+        self.wrapped = [LocalOptimizer(optimizer, scaler, self.accumulated_lr.step, self.raw) for optimizer in self.raw]
         self._scheduled = any(not entry.reduce_on_plateau for entry in self.schedulers)  # while a client trains
         self._groups = [
             [(group, dict(group), list(group["params"])) for group in optimizer.param_groups] for optimizer in self.raw
@@ -82,7 +82,7 @@ class LocalOptimizers:
             factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
         for optimizer, groups, (owners, states) in zip(self.raw, self._groups, self._states, strict=True):
-            if self.exposure.steps or len(optimizer.state) != len(owners):
+            if self.accumulated_lr.steps or len(optimizer.state) != len(owners):
                 optimizer.state.clear()
                 optimizer.state.update(zip(owners, deepcopy(states), strict=True))
             if len(optimizer.param_groups) != len(groups):  # a hook has added some
@@ -96,7 +96,7 @@ class LocalOptimizers:
             self._set_rate(lr)
         if factors or factor is not None:
             self._decay(factor, factors)
-        self.exposure.begin(progress)
+        self.accumulated_lr.begin(progress)
 
     def _set_rate(self, lr: float) -> None:
         """Put a phase's learning rate in place of the optimizers' own."""
@@ -256,7 +256,7 @@ class LocalOptimizer:
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
-        self._on_step, self._bare = on_step, None if scaler is not None else BareStep.of(optimizer, self.hooks[0])
+        self._on_step, self._bare = on_step, None if scaler is not None else UnwrappedStep.of(optimizer, self.hooks[0])
         self._names = frozenset({*vars(self), "_names"})
 
     @property

@@ -33,7 +33,7 @@ class OptimizerBuilder:
         self.reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._factory: OptimizerFactory | None = None
-        self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
+        self._slope = client.accumulated_lr_slope if overridden(client, "accumulated_lr_slope", ClientModule) else None
 
     def of(self, phase: Phase) -> LocalOptimizers:
         """Build the phase's optimizers, or take those at hand."""

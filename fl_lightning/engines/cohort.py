@@ -181,14 +181,14 @@ class CohortEngine(SequentialEngine):
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [clients[place] for place in order]
         states, contexts = [stacked.entries for stacked in rows], [stacked.context for stacked in rows]
-        step = self.client.local_loss if self.client.is_neutral else self.client.training_step
+        step = self.client.local_loss if self.client.is_fedavg_equivalent else self.client.training_step
         places, notified = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
         stack = ClientStack(self.client, states, contexts, *places)
         self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self._needs_module() or self.weights.personal or self.weights.freezes
-        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
+        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.transmitted_entries)
         return ((rows[row], trained[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[StackedClient]:
@@ -198,7 +198,7 @@ class CohortEngine(SequentialEngine):
             StackingError: if its attributes differ then, of which a stack has one value.
         """
         asks = exchange not in self._proven and not self.local.builder.settles()  # what they make, before it is trusted
-        receives = self._receives and not self.client.is_neutral
+        receives = self._receives and not self.client.is_fedavg_equivalent
         prepares = asks or receives or self._phased or self.hooks.get("on_client_start")
         clients, first, factory = list[StackedClient](), dict[str, Any](), None
         for job in jobs:
@@ -220,7 +220,7 @@ class CohortEngine(SequentialEngine):
             context, logged = self._context(job), self.services.begin_client()
             entries = start  # all that it starts from: nobody looks at the module
         else:
-            context, logged = self._receive(exchange, job, self.client.is_neutral)
+            context, logged = self._receive(exchange, job, self.client.is_fedavg_equivalent)
             entries = self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
@@ -262,7 +262,11 @@ class CohortEngine(SequentialEngine):
         """
         token = clients[0].context.weights_token
         alike = all(stacked.context.weights_token is token for stacked in clients)
-        if self._receives and not self.client.is_neutral and not self.client.teaches_alike(token if alike else None):
+        if (
+            self._receives
+            and not self.client.is_fedavg_equivalent
+            and not self.client.teaches_alike(token if alike else None)
+        ):
             raise StackingError("its clients have different teachers")
 
     def _result(self, stacked: StackedClient, state: FlatState, checks: bool) -> ClientResult:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from fl_lightning.functional.accuracy import answer_counts
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, ClientScore
 
 IMAGES = 4
@@ -44,7 +44,7 @@ def score(
         logits = predict(laid_out(x, channels_last))
         counts += answer_counts(logits, y)
         if metrics is not None:
-            metrics.update(raised(logits), y)
+            metrics.update(to_float32(logits), y)
     correct, num_samples = counts.unbind()
     values = {} if metrics is None else {name: value.cpu() for name, value in metrics.compute().items()}
     if metrics is not None:

@@ -15,7 +15,7 @@ from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import computed
@@ -164,14 +164,14 @@ class Inspection:
     def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
         """Outputs of a layer for a batch, (B, d), float32 or better; of a convolution the mean over the image."""
         if layer is None:
-            return raised(self.client.features(x))
+            return to_float32(self.client.features(x))
         found: list[Tensor] = []
         handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
         try:
             self.client(x)
         finally:
             handle.remove()
-        return raised(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+        return to_float32(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
 
     def check_layer(self, layer: str | None, who: str) -> None:
         """Refuse a layer that the client does not have.

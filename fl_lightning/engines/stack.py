@@ -317,7 +317,7 @@ class _Absent:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise StackingError(
-            "its training_step reads client_id, memory, num_steps or exposure, which differ between clients"
+            "its training_step reads client_id, memory, num_steps or accumulated_lr, which differ between clients"
         )
 
     __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __eq__ = __hash__ = __index__ = _refuse

@@ -125,7 +125,7 @@ class StackTrainer:
         if phase.counts:
             progress, before = stacked.context.progress, replace(stacked.context.progress)
             taken = block.progress
-            progress.move(taken.num_steps, progress.exposure + taken.exposure, taken.lr)
+            progress.move(taken.num_steps, progress.accumulated_lr + taken.accumulated_lr, taken.lr)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             stacked.passed[phase.split] += block.passes.epochs
@@ -249,7 +249,7 @@ class StackTrainer:
                 stacked.saw(block.last_size)
                 progress = replace(stacked.context.progress)
                 if segment.phase.counts:
-                    progress.move(done.num_steps, progress.exposure + done.exposure, done.lr)
+                    progress.move(done.num_steps, progress.accumulated_lr + done.accumulated_lr, done.lr)
                 on_epoch_end(stacked, states[row], progress, epoch)
 
     def _cache(self, segment: "_Segment") -> StackLogits | None:
@@ -285,7 +285,7 @@ class StackTrainer:
         for block in blocks:
             block.stepped()
             if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
+                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
         for entry in logged:
             values: Sequence[Any] = (
                 entry.values.unbind() if isinstance(entry.values, Tensor) else [entry.values] * len(clients)

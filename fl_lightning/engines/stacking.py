@@ -9,10 +9,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
-from fl_lightning.client.bare_step import no_hook, unwrapped_step
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.unwrapped_step import no_hook, unwrapped_step
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LOCAL_HOOKS
 from fl_lightning.members.weights import GlobalWeights
@@ -132,8 +132,8 @@ def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None)
 
 
 def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
-    if weights.transient.places:
-        return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
+    if weights.non_persistent.places:
+        return f"the buffer {next(iter(weights.non_persistent.places))!r} is in no state dict"
     if (pair := aliases(client)) is not None:
         return f"{pair[0]!r} shares memory with {pair[1]!r}"
     for name, value in client.named_parameters():

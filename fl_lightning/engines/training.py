@@ -148,7 +148,7 @@ class LocalTrainer:
         self,
         data: ClientData,
         exchange: str,
-        neutral: bool = False,
+        fedavg_equivalent: bool = False,
         on_epoch_end: Sequence[Callable[[int], None]] = (),
     ) -> None:
         """Run all phases of one exchange on the client's data; the module is trained in place.
@@ -160,7 +160,7 @@ class LocalTrainer:
         self._deadline = None if timeout is None else monotonic() + timeout
         self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
-        self._training_step = self.client.local_loss if neutral else self.client.training_step
+        self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
         passed = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
@@ -261,7 +261,7 @@ class LocalTrainer:
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = last or (index + 1) % every == 0
         if boundary and every > 1:
-            optimizers.exposure.accumulates((index % every + 1) / every)
+            optimizers.accumulated_lr.accumulates((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
@@ -299,7 +299,7 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if boundary and optimizers.schedulers:
-            self.builder.schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
+            self.builder.schedule(optimizers.schedulers, "step", optimizers.accumulated_lr.steps)
         return loss
 
 

@@ -21,7 +21,7 @@ from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
-from fl_lightning.client.progress import Exposure
+from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS, DataModule
@@ -353,7 +353,7 @@ def check_needs(
                 f"{name} stretches the way from the weights that the server sent to those that a client sends, but a "
                 f"{type(client).__name__} starts from a model of its own; leave model.aggregator unset"
             )
-        if "exposure" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if "accumulated_lr" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
             raise ValueError(
                 f"{name} counts local steps, which a gradient scaler may skip: trainer.precision={trainer.precision} "
                 f"is refused; use bf16-mixed"
@@ -361,17 +361,17 @@ def check_needs(
 
 
 def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
-    """Refuse a local optimizer whose exposure E_i is not defined, where it is needed; the net must exist.
+    """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed; the net must exist.
 
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    names = [name for name, needs in needs_by_name(client, server_module, rule) if "exposure" in needs]
+    names = [name for name, needs in needs_by_name(client, server_module, rule) if "accumulated_lr" in needs]
     if not names:
         return
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
-    if not Exposure(optimizers, None).defined:
+    if not AccumulatedLR(optimizers, None).defined:
         raise ValueError(
             f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "

@@ -24,7 +24,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.accuracy import class_accuracy
-from fl_lightning.functional.state import raised, to_host
+from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
@@ -83,7 +83,7 @@ class Evaluation:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
         self.hold()
-        weights.transient.set_back({})
+        weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.recorder.evaluated(None)
         self.services.logged.clear()
@@ -133,7 +133,7 @@ class Evaluation:
             logits = self.client(laid_out(x, self._channels_last))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
-                self.metrics.update(raised(logits), y)
+                self.metrics.update(to_float32(logits), y)
             return None
         if self.metrics is not None:
             update(self.metrics, batch, self.client)

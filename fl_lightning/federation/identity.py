@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.types import TrainableModule
 
@@ -280,7 +280,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found = raised(tensor.detach()).cpu().contiguous().numpy()
+        found = to_float32(tensor.detach()).cpu().contiguous().numpy()
         digest.update(found.reshape(-1).data)  # not a copy: data are large
     return f"sha256 {digest.hexdigest()[:12]}"
 

@@ -99,7 +99,7 @@ class ClientRecords(Member):
         if self._communicator.world > 1:
             for rank, clients in enumerate(shared):
                 self._store.own(dict.fromkeys(clients, rank))
-        records = {c: record for c, record in self._records.items() if c not in outcome.failed and not outcome.lost}
+        records = {c: record for c, record in self._records.items() if c not in outcome.failed and not outcome.aborted}
         if records:
             self._store.put(records, outcome.round_idx)
         self._records = {}
@@ -209,12 +209,12 @@ class Arrivals(Member):
         update, n, known = result.update, result.update.num_samples, result.job.data.num_samples
         if not (type(n) is int and 0 <= n <= known):
             check_num_samples(update, known)
-        unlike = update.weights is not None and not has_layout(update.weights, self._server.travelling)
+        unlike = update.weights is not None and not has_layout(update.weights, self._server.transmitted_entries)
         if self._transforms:
             self.altered = result.trained is not None and (unlike or update.weights is None)
             check_tensors(update)
         elif unlike:
-            check_update(update, self._server.travelling)
+            check_update(update, self._server.transmitted_entries)
         return result
 
 
@@ -256,7 +256,7 @@ class ServerTransforms(Member):
         check_tensors(update)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known)
-        check_update(update, self._server.travelling)
+        check_update(update, self._server.transmitted_entries)
         if self._arrivals.altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)

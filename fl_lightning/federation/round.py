@@ -91,7 +91,7 @@ class Round:
             outcome = RoundOutcome(round_idx, cohort, self.weights.before)
             try:
                 shared = self._exchanges(outcome)
-                while outcome.repeats and not outcome.lost:  # every draw is keyed
+                while outcome.repeats and not outcome.aborted:  # every draw is keyed
                     undo.undo()
                     outcome = RoundOutcome(round_idx, cohort, self.weights.before, outcome.failed)
                     for hook in self.hooks["on_round_repeat"]:
@@ -99,16 +99,16 @@ class Round:
                     shared = self._exchanges(outcome)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            new = None if outcome.lost else outcome.weights
+            new = None if outcome.aborted else outcome.weights
             stepped = self.server_step.step(self.weights.start, new, step, scaler)
             if stepped is None:
-                outcome.lose(self._overflow(round_idx))
+                outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
             metrics: dict[str, float] = {}
             ends = [member.end(outcome, parts) for member, parts in shared]
             for values in reversed(ends):
                 metrics.update(values)
-            if outcome.lost:
+            if outcome.aborted:
                 undo.undo()
         return metrics
 
@@ -132,7 +132,7 @@ class Round:
         self.server.begin_round(outcome.round_idx, self.weights.start)
         asked = outcome.asked
         if len(asked) < self.faults.min_clients:
-            outcome.lose(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
+            outcome.abort(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
@@ -141,7 +141,7 @@ class Round:
                 self._exchange(exchange, mine, outcome)
                 if outcome.is_over:
                     break
-        return self._close(outcome) if outcome.lost or not outcome.repeats else []
+        return self._close(outcome) if outcome.aborted or not outcome.repeats else []
 
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
@@ -200,7 +200,7 @@ class Round:
             outcome.leave_out(failed)
             outcome.repeat(repeats)
         if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.lose(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
+            outcome.abort(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
 
     def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
@@ -263,12 +263,12 @@ class Round:
         shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
         # a round that nobody took part in ends for those, too, who took none
-        ending = [m for m in self.members.all if does(m, "end")] if outcome.lost else self.members.of("end")
+        ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
         shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
         if any(found for found, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
-        if outcome.problem and not (outcome.lost or outcome.repeats):
+        if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
         return shared
 
@@ -302,11 +302,11 @@ class Round:
             raise NonFiniteUpdateError(faults[0])
         outcome.leave_out(broken)
         if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.lose(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
+            outcome.abort(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
         elif broken and (counted or self._keeps_clients or outcome.problem):
             outcome.repeat()
             return
-        outcome.lose("".join(faults[:1]))
+        outcome.abort("".join(faults[:1]))
 
     @property
     def _keeps_clients(self) -> bool:

@@ -52,9 +52,9 @@ class Server:
         return self.global_weights.trainable
 
     @property
-    def travelling(self) -> State:
+    def transmitted_entries(self) -> State:
         """The shared entries that travel in this round."""
-        whole, names = self.weights, self.global_weights.travelling
+        whole, names = self.weights, self.global_weights.transmitted_entries
         return whole if len(names) == len(whole) else {name: whole[name] for name in names}
 
     @property

@@ -240,9 +240,9 @@ class FederationParts:
         checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(client, self.server_module, self.aggregator)
         start(weights)
-        first = {**weights.live(weights.entries), **weights.transient.state_dict()}
+        first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
         current_communicator().broadcast_(list(first.values()))
-        weights.transient.set_back({})
+        weights.non_persistent.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(weights.snapshot(weights.personal))
         server = Server(weights, data, self.store)

@@ -65,7 +65,7 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
     """
-    terms = [(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]
+    terms = [(to_float32(tensor) * to_float32(b[name])).sum() for name, tensor in a.items()]
     return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
@@ -81,7 +81,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
         tensor.add_(b[name], alpha=alpha)
 
 
-def raised(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """Raise half types to float32 and leave everything else: sums are never taken in half precision.
 
     >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
@@ -98,7 +98,7 @@ class FlatState(dict[str, Tensor]):
     Args:
         entries: tensors by name.
         vectors: result of `flatten`, where it is known.
-        room: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
+        scratch: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
         greatest: greatest magnitude of the floating entries of each type, 0-d float64, where they are known.
     """
 
@@ -106,11 +106,11 @@ class FlatState(dict[str, Tensor]):
         self,
         entries: StateLike | Iterable[tuple[str, Tensor]],
         vectors: dict[torch.dtype, Tensor] | None = None,
-        room: dict[torch.dtype, Tensor] | None = None,
+        scratch: dict[torch.dtype, Tensor] | None = None,
         greatest: list[Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors, self.room, self.greatest = vectors, room, greatest
+        self.vectors, self.scratch, self.greatest = vectors, scratch, greatest
         self.laid = [*self.values()]
 
     @property
@@ -121,8 +121,8 @@ class FlatState(dict[str, Tensor]):
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
         """Note what `flatten` gives for the entries as they are."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
-        if self.room is not None:
-            self.room |= vectors
+        if self.scratch is not None:
+            self.scratch |= vectors
 
 
 class StateSum:
@@ -153,7 +153,7 @@ class StateSum:
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
         self._seen = False
-        self._room: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
+        self._scratch: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
         """A copy that stays as it is when more is added."""
@@ -181,7 +181,7 @@ class StateSum:
             state = {name: state[name] for name in self.layout}
         for dtype, vector in flatten(state).items():
             if first := dtype not in self.flat:
-                total = self._room.get(dtype)
+                total = self._scratch.get(dtype)
                 if total is None or total.shape != vector.shape or total.device != vector.device:
                     total = torch.empty_like(vector, dtype=torch.float64)
                 self.flat[dtype] = total
@@ -242,9 +242,9 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     for tensor in state.values():
         one = tensor.detach() if tensor.requires_grad else tensor
         groups.setdefault(tensor.dtype, []).append(one.reshape(-1))
-    vectors, room = {}, state.room or {} if isinstance(state, FlatState) else {}
+    vectors, scratch = {}, state.scratch or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
-        out = room.get(dtype)
+        out = scratch.get(dtype)
         fits = out is not None and out.numel() == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
         vectors[dtype] = torch.cat(tensors, out=out if fits else None)
     if isinstance(state, FlatState):

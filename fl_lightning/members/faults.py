@@ -131,14 +131,14 @@ class SkippedClients(Member):
             FaultError: after `patience` rounds with every client skipped.
         """
         reasons = outcome.failed
-        if outcome.lost:
-            reasons = {client_id: reasons.get(client_id, outcome.lost) for client_id in outcome.cohort}
+        if outcome.aborted:
+            reasons = {client_id: reasons.get(client_id, outcome.aborted) for client_id in outcome.cohort}
         self.skipped = [Fault(outcome.round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
         everyone = len(self.skipped) >= len(outcome.cohort)
         self._in_a_row = self._in_a_row + 1 if everyone else 0
         if self._in_a_row >= self._settings.patience:
             rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
-            reason = self.skipped[-1].reason if self.skipped else outcome.lost
+            reason = self.skipped[-1].reason if self.skipped else outcome.aborted
             raise FaultError(
                 f"every client was skipped for {rounds} in a row (model.faults.patience), up to round "
                 f"{outcome.round_idx}: {reason}; mend that, or raise model.faults.patience"

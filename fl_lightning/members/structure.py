@@ -136,7 +136,7 @@ class HeldEntries:
     def __init__(self, weights: GlobalWeights) -> None:
         self._weights = weights
         self._extra = weights.extra.mark()
-        places = {**weights.entries, **weights.transient.places}
+        places = {**weights.entries, **weights.non_persistent.places}
         found = {name: (place, getattr(*place, None)) for name, place in places.items()}
         self._there, self._parameters = list(found.values()), self._found()
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fl_lightning.client import ClientModule
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Batch, State
 from fl_lightning.utils.settings import check_at_least, check_numbers
@@ -30,7 +30,7 @@ def transmission(before: Tensor, after: Tensor) -> Tensor:
     """T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2); f_{L-1} is pooled to h × w."""
     if before.shape[2:] != after.shape[2:]:
         before = F.adaptive_avg_pool2d(before, (after.shape[2], after.shape[3]))
-    f1, f2 = (raised(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
+    f1, f2 = (to_float32(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
     return f1 @ f2.transpose(1, 2) / f2.shape[2]
 
 
@@ -128,7 +128,7 @@ class FedAlign(ClientModule):
     """
 
     needs = frozenset({"logits"})
-    neutral = {"mu": 0}
+    fedavg_equivalent = {"mu": 0}
     stackable = True
 
     def __init__(self, mu: float = 0.45, width: float = 0.25, narrow_input: bool = True, **base: Any) -> None:

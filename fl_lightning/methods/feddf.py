@@ -17,7 +17,7 @@ from torch.func import functional_call
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import kl_divergence
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
@@ -150,7 +150,7 @@ class FedDFServer(ServerModule):
         """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
-            return raised(functional_call(self.client.built_net, entries, (x,)))
+            return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:

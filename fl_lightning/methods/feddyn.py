@@ -91,8 +91,8 @@ class FedDyn(ClientModule):
         self.log("train/dynamic", term)
         return loss + term
 
-    def exposure_slope(self, exposure: float) -> float:
-        return 1.0 - self.alpha * exposure
+    def accumulated_lr_slope(self, accumulated_lr: float) -> float:
+        return 1.0 - self.alpha * accumulated_lr
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         if self.num_steps:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.losses import calibrated_cross_entropy, true_class
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_above, check_choice
 
@@ -36,7 +36,7 @@ def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Ten
     Classes with s_c = −∞ are left out; a sample without another class left contributes 0.
     """
     absent = shift == -torch.inf
-    z = raised(logits) + shift.masked_fill(absent, 0.0)
+    z = to_float32(logits) + shift.masked_fill(absent, 0.0)
     true = true_class(target, logits.shape[1])
     others = ~(true | absent)
     few = ~others.any(-1)

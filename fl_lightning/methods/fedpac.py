@@ -16,7 +16,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import PersonalHeadClient
 from fl_lightning.functional.losses import cross_entropy, true_class
 from fl_lightning.functional.simplex import semidefinite, simplex_minimum
-from fl_lightning.functional.state import clone, raised, weighted_mean
+from fl_lightning.functional.state import clone, to_float32, weighted_mean
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least
 
@@ -144,7 +144,7 @@ class FedPAC(PersonalHeadClient):
     def statistics(self, local: ClientData) -> Statistics:
         """Compute the statistics of the client's samples under the body as it is, in eval mode."""
         d, device = self.head.in_features, self.head.weight.device
-        found = self.over(local, lambda batch: (raised(self.features(batch[0])), batch[1]))
+        found = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
         found.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
         features, labels = map(torch.cat, zip(*found, strict=True))
         return feature_statistics(features, labels, self.head.out_features)
@@ -173,7 +173,7 @@ class FedPAC(PersonalHeadClient):
         self.log("train/ce", loss)
         if "targets" not in self.round or "in_body" not in self.round:
             return loss
-        distance = F.mse_loss(raised(features), self.round["targets"][y])
+        distance = F.mse_loss(to_float32(features), self.round["targets"][y])
         self.log("train/alignment", distance)
         return loss + self.lam * distance
 

@@ -21,7 +21,7 @@ class FedProx(ClientModule):
         base: of `ClientModule`.
     """
 
-    neutral = {"mu": 0}
+    fedavg_equivalent = {"mu": 0}
     stackable = True
 
     def __init__(self, mu: float = 0.01, **base: Any) -> None:
@@ -35,5 +35,5 @@ class FedProx(ClientModule):
         self.log("train/proximal", pull)
         return loss + self.mu * pull
 
-    def exposure_slope(self, exposure: float) -> float:
-        return 1.0 - self.mu * exposure
+    def accumulated_lr_slope(self, accumulated_lr: float) -> float:
+        return 1.0 - self.mu * accumulated_lr

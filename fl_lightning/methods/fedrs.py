@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_choice, check_numbers
 
@@ -30,7 +30,7 @@ def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
 
 def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     """Cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> (); a class of scale 0 keeps e⁰ in the denominator."""
-    return cross_entropy(raised(logits) * scale, target)
+    return cross_entropy(to_float32(logits) * scale, target)
 
 
 class FedRS(ClientModule):
@@ -43,7 +43,7 @@ class FedRS(ClientModule):
     """
 
     needs = frozenset({"logits"})
-    neutral = {"alpha": 1}
+    fedavg_equivalent = {"alpha": 1}
     stackable = True
 
     def __init__(self, alpha: float = 0.5, form: Form = "hard", **base: Any) -> None:

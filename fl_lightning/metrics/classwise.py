@@ -15,7 +15,7 @@ from fl_lightning.functional.accuracy import (
     normalised_class_accuracy,
 )
 from fl_lightning.functional.classes import class_split, in_local, out_local
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.base import FederatedMetric
 from fl_lightning.utils.settings import check_at_least
 
@@ -204,7 +204,7 @@ class ClassifierScores(FederatedMetric):
         self.add_state("scores", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        logits = raised(logits)
+        logits = to_float32(logits)
         self.scores[:-1] += class_counts(logits, target, self.num_classes).view(-1)
         self.scores[-1] += F.cross_entropy(logits, target, reduction="sum")
 

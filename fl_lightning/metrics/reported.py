@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
@@ -58,7 +58,7 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
             f"model.metrics needs batches (x, y), got {type(batch).__name__}; log the metrics in the module's own steps"
         )
     x, y = batch
-    metrics.update(raised(predict(x)), y)
+    metrics.update(to_float32(predict(x)), y)
 
 
 def computed(metric: Metric | MetricCollection) -> Any:

@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 
-class BareStep:
+class UnwrappedStep:
     """Steps an optimizer by the function inside torch's `step`, where nobody listens to it.
 
     `step` is wrapped in a profiler's label and in calls of hooks, which take longer than the arithmetic of a small net.
@@ -33,7 +33,7 @@ class BareStep:
             handle.remove()
 
     @classmethod
-    def of(cls, optimizer: Optimizer, counted: RemovableHandle) -> "BareStep | None":
+    def of(cls, optimizer: Optimizer, counted: RemovableHandle) -> "UnwrappedStep | None":
         """The bare step of an optimizer, or None where its `step` is not torch's own or is differentiated."""
         function = unwrapped_step(type(optimizer).step)
         if function is None or optimizer.defaults.get("differentiable"):
