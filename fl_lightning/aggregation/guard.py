@@ -28,7 +28,9 @@ def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Viol
 
 
 class NonFiniteGuard(Member):
-    """Finds values that must not become the model; what it looks at stays on the device until the round ends.
+    """Finds values that must not become the model.
+
+    What it looks at stays on the device until the round ends.
 
     Args:
         skips: leave out an update that is not finite or too long (its weights become the round's, its extras 0); else
@@ -83,13 +85,16 @@ class NonFiniteGuard(Member):
         return checks
 
     def mark(self) -> None:
-        """Note nothing: a round that is undone has no checks."""
+        """Mark nothing: a round that is undone has no checks."""
 
     def undo(self, mark: None) -> None:
         self._checks = []
 
     def _extremes(self, state: State) -> list[Tensor]:
-        """Least and greatest number of each floating type, or what else tells that all are finite; no constants."""
+        """Least and greatest number of each floating type, or what else tells that all are finite.
+
+        No constants.
+        """
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
         elif isinstance(state, FlatState) and state.greatest and state.is_as_laid:
@@ -124,5 +129,5 @@ def extremes_in(value: Any) -> list[Tensor]:
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """True where all of some 0-d tensors are finite, 0-d on their device."""
+    """Return True where all of some 0-d tensors are finite, 0-d on their device."""
     return torch.stack([value.double() for value in values]).isfinite().all()

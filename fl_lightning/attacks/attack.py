@@ -10,7 +10,9 @@ from fl_lightning.types import Broadcast, ClientData
 
 
 class Attack(ClientModule):
-    """Part of a malicious client; derive it together with the class of the client, or call `attacked`.
+    """Part of a malicious client.
+
+    Derive it together with the class of the client, or call `attacked`.
 
     Attributes:
         attackers: ids of the malicious clients.

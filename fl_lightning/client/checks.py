@@ -203,7 +203,7 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
 
 
 def can_be_fedavg_equivalent(client: Any) -> bool:
-    """True for a class with such coefficients, unless a subclass or the object overrides what they switch off.
+    """Return True for a class with such coefficients, unless a subclass or the object overrides what they switch off.
 
     Args:
         client: a ClientModule.

@@ -48,7 +48,9 @@ ONE_PHASE = (Phase(),)
 
 
 class ClientModule(CheckedLoading):
-    """A client of the federation; as it stands, FedAvg's.
+    """A client of the federation.
+
+    As it stands, FedAvg's.
 
     Built around a net (a classifier trained with cross-entropy) or around any LightningModule, whose own
     `training_step` is then the local loss and whose `configure_optimizers` gives the local optimizer.
@@ -135,7 +137,10 @@ class ClientModule(CheckedLoading):
     # --- hooks of a method -------------------------------------------------------------------------------------
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
-        """True for an entry of the state dict that never travels; `owner` is the module that holds it."""
+        """Return True for an entry of the state dict that never travels.
+
+        `owner` is the module that holds it.
+        """
         return False
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
@@ -145,7 +150,9 @@ class ClientModule(CheckedLoading):
         """
 
     def phases(self, exchange: str) -> Iterable[Phase]:
-        """The segments of local training of an exchange, in order; none: nothing is trained.
+        """The segments of local training of an exchange, in order.
+
+        None: nothing is trained.
 
         May be a generator: code between two `yield`s runs between the two segments.
         """
@@ -172,11 +179,17 @@ class ClientModule(CheckedLoading):
         return 1.0
 
     def why_not_stacked(self) -> str | None:
-        """Say why these settings are not stacked although the class is stackable; None: they are."""
+        """Explain why these settings are not stacked although the class is stackable.
+
+        None: they are.
+        """
         return None
 
     def nonfinite_hint(self) -> str:
-        """Advice for an update that is not finite; ends the error's sentence."""
+        """Advice for an update that is not finite.
+
+        Ends the error's sentence.
+        """
         return "lower the learning rate, set model.clip_norm, or set model.faults.nonfinite to skip"
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
@@ -188,7 +201,10 @@ class ClientModule(CheckedLoading):
         return update
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predictor `x -> logits` that this client would use after training; its entries and memory are loaded."""
+        """Predictor `x -> logits` that this client would use after training.
+
+        Its entries and memory are loaded.
+        """
         return self
 
     # --- values and helpers for a method -----------------------------------------------------------------------
@@ -316,7 +332,9 @@ class ClientModule(CheckedLoading):
             return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
-        """Compute `local_loss` of a batch at other values of some parameters, by name; differentiable in them.
+        """Compute `local_loss` of a batch at other values of some parameters, by name.
+
+        Differentiable in them.
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
@@ -351,7 +369,7 @@ class ClientModule(CheckedLoading):
         return self._parameter_owners
 
     def has(self, client_id: int, name: str) -> bool:
-        """True where the entry (or module) `name` belongs to this client, not to another client's net."""
+        """Return True where the entry (or module) `name` belongs to this client, not to another client's net."""
         net = self.net
         return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
 
@@ -361,7 +379,10 @@ class ClientModule(CheckedLoading):
         return bool(self._teachers)
 
     def teaches_alike(self, token: object) -> bool:
-        """True where every teacher has the weights that `token` stands for; None: of no common ones."""
+        """Return True where every teacher has the weights that `token` stands for.
+
+        None: of no common ones.
+        """
         return all(token is not None and teacher.token is token for teacher in self._teachers.values())
 
     def lightning_modules(self) -> list[LightningModule]:

@@ -1,4 +1,7 @@
-"""The local optimizers of one client, read from what `configure_optimizers` returned; their steps are counted."""
+"""The local optimizers of one client, read from what `configure_optimizers` returned.
+
+Their steps are counted.
+"""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -154,7 +157,7 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
 
 
 def is_own_step(optimizer: Optimizer, value: Any) -> bool:
-    """True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
+    """Return True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
     own = unwrapped_step(value)
     return (
         own is not None
@@ -164,7 +167,7 @@ def is_own_step(optimizer: Optimizer, value: Any) -> bool:
 
 
 def is_usual(optimizer: Optimizer) -> bool:
-    """True where the state is what torch's constructor makes: empty, or Adagrad's."""
+    """Return True where the state is what torch's constructor makes: empty, or Adagrad's."""
     state: Any = optimizer.state
     if type(state) is not defaultdict or state.default_factory is not dict:
         return False
@@ -179,7 +182,7 @@ def is_usual(optimizer: Optimizer) -> bool:
 
 
 def is_settled(factory: Any) -> bool:
-    """True for a factory of which is known that it gives every client the same: torch's class and plain values.
+    """Return True for a factory of which is known that it gives every client the same: torch's class and plain values.
 
     >>> is_settled(partial(SGD, lr=0.1)), is_settled(SGD), is_settled(lambda params: SGD(params, lr=0.1))
     (True, True, False)
@@ -202,13 +205,13 @@ def shape_of(kind: Callable[..., Optimizer]) -> tuple[frozenset[str], frozenset[
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
+    """Return True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
     closure = signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty
 
 
 def takes_closure(optimizer: Optimizer) -> bool:
-    """True for optimizers that are stepped with a closure, as Lightning steps all: not where it would change nothing.
+    """Tell whether an optimizer is stepped with a closure, as Lightning steps all: not where it would change nothing.
 
     Those of others may need one although they declare `closure=None`, as torch's do; torch's own call it first.
     """

@@ -33,7 +33,7 @@ class LocalProgress:
         self.accumulated_lr, self.lr = accumulated_lr, lr or self.lr
 
     def was_idle(self, since: "LocalProgress") -> None:
-        """Note that nothing shared was trained since the progress was `since`."""
+        """Record that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps
         self.accumulated_lr, self.lr = since.accumulated_lr, since.lr
 
@@ -43,7 +43,9 @@ class LocalProgress:
 
 
 class AccumulatedLR:
-    """Counts K and E of a phase; E: how far the optimizer travels on a scalar whose gradient is 1.
+    """Counts K and E of a phase.
+
+    E: how far the optimizer travels on a scalar whose gradient is 1.
 
     b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise. The
     slope is 1, or less by a method's own terms and by batches that an accumulated gradient lacks.
@@ -69,7 +71,7 @@ class AccumulatedLR:
         progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
 
     def accumulates(self, share: float) -> None:
-        """Note for the step to come which share of the batches of a whole step its gradient is summed over."""
+        """Record for the step to come which share of the batches of a whole step its gradient is summed over."""
         self._progress.accumulated(share)
 
     def step(self, *_: Any) -> None:

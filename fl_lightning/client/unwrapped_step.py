@@ -41,7 +41,10 @@ class UnwrappedStep:
         return cls(optimizer, function, counted)
 
     def __call__(self) -> bool:
-        """Take a step; False, and no step, where there is another hook or where `step` was replaced."""
+        """Take a step.
+
+        False, and no step, where there is another hook or where `step` was replaced.
+        """
         listened = len(self._after() or ()) != 1 or self._before() or self._before_any() or self._after_any()
         if listened or "step" in vars(self.optimizer) or type(self.optimizer).step is not self._step:
             return False
@@ -55,7 +58,9 @@ def no_hook(*_: Any) -> None:
 
 
 def unwrapped_step(step: Any) -> Callable[[Optimizer], Any] | None:
-    """The function under torch's own decorators; None where a layer is somebody else's.
+    """The function under torch's own decorators.
+
+    None where a layer is somebody else's.
 
     >>> unwrapped_step(torch.optim.SGD.step).__qualname__
     'SGD.step'

@@ -51,7 +51,7 @@ class OptimizerBuilder:
         return optimizers
 
     def settles(self) -> bool:
-        """True where the client's optimizers cannot depend on the client that they are built for."""
+        """Return True where the client's optimizers cannot depend on the client that they are built for."""
         overrides = overridden(self.owner, "configure_optimizers", ClientModule)
         return not overrides and is_settled(self.client.optimizer_factory)
 

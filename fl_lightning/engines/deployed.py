@@ -16,7 +16,10 @@ IMAGES = 4
 
 
 def laid_out(x: Any, channels_last: bool) -> Any:
-    """Lay out a batch of images (B, C, H, W) channels last, if that is asked for; anything else stays as it is."""
+    """Lay out a batch of images (B, C, H, W) channels last, if that is asked for.
+
+    Anything else stays as it is.
+    """
     images = channels_last and isinstance(x, Tensor) and x.ndim == IMAGES
     return x.contiguous(memory_format=torch.channels_last) if images else x
 

@@ -86,7 +86,9 @@ class SequentialEngine:
         """One object for all clients that start from the same weights."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Train every job and yield its result before the next is drawn; the module keeps the last client's weights.
+        """Train every job and yield its result before the next is drawn.
+
+        The module keeps the last client's weights.
 
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
@@ -120,7 +122,10 @@ class SequentialEngine:
     def _results(
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
     ) -> Generator[ClientResult, None, None]:
-        """Train the jobs one after the other; `announces`: `on_client_start` is called."""
+        """Train the jobs one after the other.
+
+        `announces`: `on_client_start` is called.
+        """
         for job in jobs:
             try:
                 with self._undoing(self.tolerant):
@@ -154,7 +159,10 @@ class SequentialEngine:
     def _reply(
         self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator, checks: bool = True
     ) -> ClientResult:
-        """Make the result of the client in the module, which is trained; `checks`: its structure may have changed."""
+        """Make the result of the client in the module, which is trained.
+
+        `checks`: its structure may have changed.
+        """
         client, weights = self.client, self.weights
         extras = client.reply(exchange, job.data) if self._replies else {}
         if self._replies:
@@ -191,7 +199,10 @@ class SequentialEngine:
         metrics: MetricCollection | None = None,
         channels_last: bool = False,
     ) -> Generator[ClientScore, None, None]:
-        """Test what every client would deploy; at the end the module is as it was before."""
+        """Test what every client would deploy.
+
+        At the end the module is as it was before.
+        """
         before, local = HeldEntries(self.weights), self.local
         self.members.prepare()
         try:
@@ -242,5 +253,8 @@ def check_extras(client: ClientModule, extras: object) -> None:
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """Choose the context of a client's forward pass; `nullcontext` for 32-true."""
+    """Choose the context of a client's forward pass.
+
+    `nullcontext` for 32-true.
+    """
     return nullcontext if str(precision.precision) == "32-true" else precision.forward_context

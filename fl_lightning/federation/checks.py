@@ -281,7 +281,7 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
 
 
 def tell_server_rate(optimizer: Optimizer) -> None:
-    """Say how far a server's SGD moves the model where that is little: its step is a share of the way to the rule's."""
+    """Report how far a server's SGD moves the model where that is little: a share of the way to the rule's weights."""
     group = optimizer.param_groups[0]
     if type(optimizer) is SGD and float(group["lr"]) < FAR * (1 - group["momentum"]):
         rank_zero_info(
@@ -291,7 +291,7 @@ def tell_server_rate(optimizer: Optimizer) -> None:
 
 
 def tell_epochs(local_epochs: int | list[int]) -> None:
-    """Say that nothing is trained where all clients have no local epochs."""
+    """Report that nothing is trained where all clients have no local epochs."""
     if not any(as_list(local_epochs)):
         rank_zero_info(
             f"model.local_epochs={local_epochs}: no client trains, but in epochs that its method counts by itself; "
@@ -321,7 +321,10 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
 
 
 def keeps_state(server_module: ServerModule, rule: Aggregator, server_optimizer: object) -> str:
-    """Name what keeps a state of the trained entries at the server; empty: nothing."""
+    """Name what keeps a state of the trained entries at the server.
+
+    Empty: nothing.
+    """
     if type(server_module) is not ServerModule:
         return type(server_module).__name__
     if next(rule.buffers(), None) is not None:
@@ -361,7 +364,9 @@ def check_needs(
 
 
 def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
-    """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed; the net must exist.
+    """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed.
+
+    The net must exist.
 
     Raises:
         ValueError: naming who needs it, and the optimizer.
@@ -382,7 +387,10 @@ def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggr
 def needs_by_name(
     client: ClientModule, server_module: ServerModule, rule: Aggregator
 ) -> list[tuple[str, frozenset[str]]]:
-    """List the needs of client, server module and rule; those of a method's own server side under the client's name."""
+    """List the needs of client, server module and rule.
+
+    Those of a method's own server side under the client's name.
+    """
     own = type(server_module) is client.server_class  # part of the method, which is named
     sides = ((client, client.needs), (client if own else server_module, server_module.needs), (rule, rule.needs))
     return [(type(side).__name__, needs) for side, needs in sides]

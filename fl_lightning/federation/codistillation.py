@@ -25,7 +25,9 @@ ROWS_AT_ONCE = 1000
 
 
 class KnowledgeServer(ServerModule):
-    """Server side of co-distillation: fuses the participants' knowledge; there are no shared weights.
+    """Server side of co-distillation: fuses the participants' knowledge.
+
+    There are no shared weights.
 
     Attributes:
         fused: knowledge that each participant is sent, by client id.
@@ -175,7 +177,9 @@ def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def soft_label_divergence(
     logits: Tensor, target: Tensor, temperature: float = 1.0, direction: Literal["forward", "reverse"] = "forward"
 ) -> Tensor:
-    """Batch mean of KL(target ‖ softmax(logits / T)), or the other way round; no factor T².
+    """Batch mean of KL(target ‖ softmax(logits / T)), or the other way round.
+
+    No factor T².
 
     Args:
         logits: of the model in training, (B, C).

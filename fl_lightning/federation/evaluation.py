@@ -94,7 +94,10 @@ class Evaluation:
         self._load_evaluated()
 
     def _load_evaluated(self) -> None:
-        """Load the weights that are evaluated, if they are not the global ones; `restore` takes them back."""
+        """Load the weights that are evaluated, if they are not the global ones.
+
+        `restore` takes them back.
+        """
         weights = self.weights
         if not weights.shared:
             return  # there is no global model
@@ -105,7 +108,10 @@ class Evaluation:
 
     @contextmanager
     def evaluated_model(self) -> Iterator[None]:
-        """Context in which the module is the global model as it is evaluated; a pass may still want its last hook."""
+        """Context in which the module is the global model as it is evaluated.
+
+        A pass may still want its last hook.
+        """
         before, put_generators_back = HeldEntries(self.weights), keep_generators(self.communicator.device)
         try:
             self._load_evaluated()
@@ -115,7 +121,7 @@ class Evaluation:
             put_generators_back()
 
     def hold(self) -> None:
-        """Note what `finish` puts back: all entries, and the random generators."""
+        """Record what `finish` puts back: all entries, and the random generators."""
         self.restore()
         if not self.weights.shared and self.client.module is None:
             return  # nothing is evaluated
@@ -174,7 +180,10 @@ class Evaluation:
         self.before = self._left = None
 
     def finish(self) -> None:
-        """Put everything back that a pass has changed; its metric objects have been computed."""
+        """Put everything back that a pass has changed.
+
+        Its metric objects have been computed.
+        """
         self.restore()
         self._put_generators_back()
         self._put_generators_back = nothing
@@ -283,7 +292,9 @@ class Evaluation:
 
 
 def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Take the mean of each name's values; a value that is not defined for a client is left out.
+    """Take the mean of each name's values.
+
+    A value that is not defined for a client is left out.
 
     >>> mean_values([{"recall": 0.5}, {"recall": math.nan}, {"recall": 1.0}])
     {'recall': 0.75}
@@ -300,7 +311,9 @@ def nothing() -> None:
 
 
 def keep_generators(device: torch.device, all_of_them: bool = True) -> Callable[[], None]:
-    """Note the states of the global random generators; returns what puts them back.
+    """Record the states of the global random generators.
+
+    Returns what puts them back.
 
     Args:
         device: whose generator of torch is noted, besides the CPU's.

@@ -81,7 +81,10 @@ class ClientRecords(Member):
         return memory, self.initial(client_id) if personal is None else personal
 
     def initial(self, client_id: int) -> State | None:
-        """Look up the personal entries of a client before its first training; None: there are none."""
+        """Look up the personal entries of a client before its first training.
+
+        None: there are none.
+        """
         names = self._weights.personal_of(client_id)
         return {name: self._initial[name] for name in names} if names else None
 
@@ -106,7 +109,7 @@ class ClientRecords(Member):
         return {}
 
     def mark(self) -> bool:
-        """Note that a round is under way: no record is stored before it is over."""
+        """Record that a round is under way: no record is stored before it is over."""
         return True
 
     def undo(self, mark: bool) -> None:
@@ -186,7 +189,9 @@ class Transmitted(Member):
 
 
 class Arrivals(Member):
-    """Checks an update when it arrives; one that transforms of the server read is checked again behind them.
+    """Checks an update when it arrives.
+
+    One that transforms of the server read is checked again behind them.
 
     Args:
         server: knows the shared entries.
@@ -219,7 +224,9 @@ class Arrivals(Member):
 
 
 class ServerTransforms(Member):
-    """Transforms of an update at the server, behind the guard; what they make is checked.
+    """Transforms of an update at the server, behind the guard.
+
+    What they make is checked.
 
     Args:
         transforms: in order.
@@ -340,7 +347,7 @@ class PersonalEntries(Member):
         return {}
 
     def mark(self) -> None:
-        """Note nothing: the means are of one round."""
+        """Mark nothing: the means are of one round."""
 
     def undo(self, mark: None) -> None:
         self.end_exchange()

@@ -76,7 +76,9 @@ class Round:
     under_way: Undo | None = field(default=None, init=False)
 
     def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
-        """Run one round with one server step; returns its values by log key.
+        """Run one round with one server step.
+
+        Returns its values by log key.
 
         Args:
             round_idx: from 0.
@@ -128,7 +130,10 @@ class Round:
             self.server.end_round()
 
     def _exchanges(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
-        """Run all exchanges and judge what came of them; gives what all processes share, by member."""
+        """Run all exchanges and judge what came of them.
+
+        Gives what all processes share, by member.
+        """
         self.server.begin_round(outcome.round_idx, self.weights.start)
         asked = outcome.asked
         if len(asked) < self.faults.min_clients:
@@ -173,14 +178,19 @@ class Round:
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
     def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in; returns the error of the first that failed."""
+        """Train clients and take their results in.
+
+        Returns the error of the first that failed.
+        """
         if self.faults.on_error != "skip":
             return self._train_until(exchange, mine, set())
         self._train_others(exchange, mine, outcome)
         return None
 
     def _train_others(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
-        """Train clients and leave those out that fail; then all processes learn of them.
+        """Train clients and leave those out that fail.
+
+        Then all processes learn of them.
 
         Raises:
             Exception: that is no client's, of this or another process.
@@ -203,7 +213,10 @@ class Round:
             outcome.abort(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
 
     def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
-        """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
+        """Train clients up to the first that fails.
+
+        `taken` comes to be all whose results were taken in.
+        """
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
                 for result in results:
@@ -250,7 +263,9 @@ class Round:
     # --- judging -----------------------------------------------------------------------------------------------
 
     def _close(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
-        """Check that everything is finite, in the round's one transfer to the host; gives what all processes share.
+        """Check that everything is finite, in the round's one transfer to the host.
+
+        Gives what all processes share.
 
         Raises:
             NonFiniteUpdateError: naming client or rule, and round.
@@ -314,7 +329,7 @@ class Round:
         return len(self.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
 
     def _overflow(self, round_idx: int) -> str:
-        """Say that the server optimizer made values that cannot become the model.
+        """Report that the server optimizer made values that cannot become the model.
 
         Raises:
             NonFiniteUpdateError: unless such a round is skipped.
@@ -327,7 +342,9 @@ class Round:
 
 
 def start_from(sent: State | None, shared: State) -> State | None:
-    """Choose the shared entries that a client starts from, where not all were sent; None: all were.
+    """Choose the shared entries that a client starts from, where not all were sent.
+
+    None: all were.
 
     Args:
         sent: entries in the message, or None.

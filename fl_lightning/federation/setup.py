@@ -284,7 +284,10 @@ class FederationParts:
         return members_of(self, server, communicator, records, entries), records
 
     def make_engine(self, server: Server, members: Members, trainer: Trainer, probes: bool = False) -> SequentialEngine:
-        """Make the engine of a run; `probes`: one whose clients take one step, of which nobody is told."""
+        """Make the engine of a run.
+
+        `probes`: one whose clients take one step, of which nobody is told.
+        """
         settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
         timeout, decay = self.faults.client_timeout, decay_of(settings.lr_decay, trainer.max_epochs)
         settings = replace(settings, seed=self.seed, lr_decay=decay, client_timeout=timeout)
@@ -315,7 +318,9 @@ class FederationParts:
         records: ClientRecords,
         trainer: Trainer,
     ) -> Round:
-        """Make what runs the rounds of a fit; opens the store and limits the threads.
+        """Make what runs the rounds of a fit.
+
+        Opens the store and limits the threads.
 
         Args:
             server: of the federation.

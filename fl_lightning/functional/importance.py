@@ -117,7 +117,9 @@ def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike) -> Tensor:
-    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor); no factor ½.
+    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor).
+
+    No factor ½.
 
     Args:
         params: w, by name.

@@ -29,7 +29,9 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Cross-entropy of logits + shift; a class whose shift is −inf is left out of the softmax.
+    """Cross-entropy of logits + shift.
+
+    A class whose shift is −inf is left out of the softmax.
 
     With shift = log p, p the client's class prior, it is the balanced softmax. For training only: a target of a class
     that is left out gives +inf.
@@ -95,7 +97,9 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
 
 
 def true_class(target: Tensor, num_classes: int) -> Tensor:
-    """Mask of each sample's own class; unlike `one_hot` it runs under `torch.func.vmap`.
+    """Mask of each sample's own class.
+
+    Unlike `one_hot` it runs under `torch.func.vmap`.
 
     Args:
         target: classes, (B,) integers; one outside 0 ... C-1 is nowhere true.
@@ -112,7 +116,9 @@ def true_class(target: Tensor, num_classes: int) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`; its gradient is θ − x.
+    """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`.
+
+    Its gradient is θ − x.
 
     Args:
         params: trainable parameters θ, by name, any shapes; of none the result is 0.

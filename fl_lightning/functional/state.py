@@ -60,7 +60,9 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better; of none the result is 0.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
+
+    Of none the result is 0.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
@@ -71,7 +73,9 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """Add alpha · b to a in place, for the server's own buffers; types of `a` are kept.
+    """Add alpha · b to a in place, for the server's own buffers.
+
+    Types of `a` are kept.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -119,7 +123,7 @@ class FlatState(dict[str, Tensor]):
         return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Note what `flatten` gives for the entries as they are."""
+        """Record what `flatten` gives for the entries as they are."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.scratch is not None:
             self.scratch |= vectors
@@ -353,7 +357,9 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
 
 
 def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
-    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`; nothing is read.
+    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`.
+
+    Nothing is read.
 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
@@ -400,7 +406,9 @@ EXTRA = "_extra_state"
 
 
 def is_entry(name: str, value: Any) -> bool:
-    """True for an entry of a state dict that is a parameter or a buffer; an extra state may be a tensor, too.
+    """Return True for an entry of a state dict that is a parameter or a buffer.
+
+    An extra state may be a tensor, too.
 
     >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
     (True, False)

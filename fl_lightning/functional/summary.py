@@ -124,7 +124,9 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
 
 
 def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
-    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds; None if the target is never reached.
+    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds.
+
+    None if the target is never reached.
 
     Args:
         rounds: as `rounds_to_target` gives it.

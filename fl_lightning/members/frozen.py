@@ -62,7 +62,7 @@ class FrozenEntries(Member):
         self.already_sent = {name: self._sent[name] for name in known if name not in changed}
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Note what the clients of a round were sent: the entries as they were when it began."""
+        """Record what the clients of a round were sent: the entries as they were when it began."""
         if not outcome.aborted:
             self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
             for name, value in self._parameters.items():
@@ -81,7 +81,10 @@ class FrozenEntries(Member):
 
     @torch.no_grad()
     def changed(self, names: Iterable[str], wanted: Mapping[str, Tensor]) -> list[str]:
-        """Name the entries that are not as they are wanted; with one transfer from the device."""
+        """Name the entries that are not as they are wanted.
+
+        With one transfer from the device.
+        """
         names = list(names)
         if not names:
             return []
@@ -120,6 +123,9 @@ class FrozenEntries(Member):
         return {"since": since, "seen": dict(self._seen)} if since else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint; of none: a federation begins, whose clients have nothing."""
+        """Take the state of a checkpoint.
+
+        Of none: a federation begins, whose clients have nothing.
+        """
         self._since, self._seen = dict(state.get("since", {})), dict(state.get("seen", {}))
         self._sent, self.already_sent, self._loaded = {}, {}, bool(self._since)

@@ -157,7 +157,10 @@ class GlobalWeights(Member):
         return FlatState(entries, scratch=self._scratch)
 
     def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
-        """Copy the named entries; `idle` ones are as given and need no copy."""
+        """Copy the named entries.
+
+        `idle` ones are as given and need no copy.
+        """
         known, rest, copied = self._parameters, self.entries, State()
         for name in names:
             value = idle.get(name)
@@ -184,7 +187,7 @@ class GlobalWeights(Member):
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
+    """Return True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
 
     >>> matches("net.head.bias", ["*", "!net.head.*"]), matches("net.body.bias", ["*", "!net.head.*"])
     (False, True)

@@ -140,7 +140,10 @@ class FedCurv(ClientModule):
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """The client's pair (`u` or `v`) as far as it is in the server's sum; zeros where it is not."""
+        """The client's pair (`u` or `v`) as far as it is in the server's sum.
+
+        Zeros where it is not.
+        """
         like: State = broadcast.extras[name]
         counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)

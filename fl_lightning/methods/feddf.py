@@ -71,7 +71,10 @@ class FedDFServer(ServerModule):
 
     @property
     def client(self) -> ClientModule:
-        """Client whose net this is; its own weights are not touched."""
+        """Client whose net this is.
+
+        Its own weights are not touched.
+        """
         client: Any = self.server.module
         return client  # type: ignore[no-any-return]
 
@@ -160,7 +163,10 @@ class FedDFServer(ServerModule):
         return torch.cat([logits for logits, _ in found]), torch.cat([y for _, y in found])
 
     def accuracy(self, state: State) -> float:
-        """Accuracy on the validation split; NaN without one."""
+        """Accuracy on the validation split.
+
+        NaN without one.
+        """
         if self.validation is None:
             return math.nan
         logits, y = self.logits(state, self.validation)

@@ -28,12 +28,18 @@ RUNAWAY = -1000.0
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:
-    """L_cal (Eq. 2): cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> (); ε = 0 leaves empty classes out."""
+    """L_cal (Eq. 2): cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> ().
+
+    Ε = 0 leaves empty classes out.
+    """
     return calibrated_cross_entropy(logits, target, (prior + prior_eps).log())
 
 
 def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> Tensor:
-    """L_dis (Eq. 3): KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> (); 0 for fewer than two."""
+    """L_dis (Eq. 3): KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> ().
+
+    0 for fewer than two.
+    """
     return kl_divergence(local, teacher, exclude=prior > 0)
 
 

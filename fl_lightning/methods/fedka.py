@@ -43,7 +43,10 @@ def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: b
 
 
 def kept_columns(split: ClassSplit, columns: Columns = "dropped") -> Tensor:
-    """Choose which logits of an anchor are held: (C,) bool; the dominant classes' are `dropped`, or `all` are kept."""
+    """Choose which logits of an anchor are held: (C,) bool.
+
+    The dominant classes' are `dropped`, or `all` are kept.
+    """
     return torch.ones_like(split.dominant) if columns == "all" else ~split.dominant
 
 
@@ -120,7 +123,9 @@ class FedKA(ClientModule):
         self.use_missing, self.use_non_dominant, self.columns = use_missing, use_non_dominant, columns
 
     def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
-        """Draw this round's anchors of a client, at most `max_anchors`; a study may override it.
+        """Draw this round's anchors of a client, at most `max_anchors`.
+
+        A study may override it.
 
         Args:
             plan: `shared` or `local` by class, ascending.

@@ -22,7 +22,9 @@ Form = Literal["softmax", "paper", "prior"]
 
 
 def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
-    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`; −∞ for a class without samples.
+    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`.
+
+    −∞ for a class without samples.
 
     >>> margins(torch.tensor([16, 0, 1]), tau=1.0)
     tensor([-0.5000,    -inf, -1.0000], dtype=torch.float64)
@@ -45,7 +47,9 @@ def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Ten
 
 
 class FedLC(ClientModule):
-    """Local loss of calibrated logits z_c − τ n_c^(−1/4); evaluation uses the plain ones.
+    """Local loss of calibrated logits z_c − τ n_c^(−1/4).
+
+    Evaluation uses the plain ones.
 
     Args:
         tau: τ > 0; not read by `prior`.

@@ -36,7 +36,9 @@ def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
 
 
 class FedNovaAggregator(Aggregator):
-    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights; the rest takes the mean.
+    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights.
+
+    The rest takes the mean.
 
     Args:
         tau_eff: `accumulated_lr`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as

@@ -30,7 +30,10 @@ class Statistics(NamedTuple):
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64; 0 for an absent class."""
+    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
+
+    0 for an absent class.
+    """
     x, own = features.double(), true_class(labels, num_classes).T.double()
     n = max(len(x), 1)
     h = own @ x / n
@@ -45,7 +48,9 @@ def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11); weights below 0.001 become 0: (m, m) -> (m,).
+    """Minimise αᵀ P α over the simplex (Eq. 11).
+
+    Weights below 0.001 become 0: (m, m) -> (m,).
 
     None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
     """
@@ -107,7 +112,10 @@ class FedPACServer(ServerModule):
         return aggregate
 
     def _combine(self) -> None:
-        """Combine the heads of the participants with data for each of them; the others keep their own."""
+        """Combine the heads of the participants with data for each of them.
+
+        The others keep their own.
+        """
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
         found, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
         if found:

@@ -68,7 +68,10 @@ class FedRoD(ClientModule):
             self.memory["has_head"] = True
 
     def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits of the generic and of the personal head, (B, C) each; the body learns by the former."""
+        """Compute the logits of the generic and of the personal head, (B, C) each.
+
+        The body learns by the former.
+        """
         features = self.features(x)
         with self.forward_context():
             return self.built_net.head(features), self.personal_head(features.detach())
@@ -83,5 +86,8 @@ class FedRoD(ClientModule):
         return balanced + own
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the sum of both heads; with the generic one before the client has its own."""
+        """Predict with the sum of both heads.
+
+        With the generic one before the client has its own.
+        """
         return (lambda x: sum(self.both_heads(x))) if self.memory.get("has_head") else self  # type: ignore[return-value]

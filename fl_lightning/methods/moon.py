@@ -38,7 +38,9 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
 
 
 class MOON(OwnModelClient):
-    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model; 0 at a client's first participation.
+    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model.
+
+    0 at a client's first participation.
 
     Args:
         mu: μ, weight of the contrast, >= 0; 0 is FedAvg.

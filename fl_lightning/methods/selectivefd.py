@@ -83,7 +83,9 @@ class SelectiveFDServer(KnowledgeServer):
 
 
 class SelectiveFD(KnowledgeClient):
-    """Answers for transfer samples whose density ratio exceeds a quantile of its own; learns from the kept answers.
+    """Answers for transfer samples whose density ratio exceeds a quantile of its own.
+
+    Learns from the kept answers.
 
     Which samples it answers for is found once, at its first participation.
 

@@ -38,7 +38,10 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
-    """Copy a collection for samples that this process alone evaluates; nothing crosses processes."""
+    """Copy a collection for samples that this process alone evaluates.
+
+    Nothing crosses processes.
+    """
     copy = metrics.clone()
     for metric in copy.modules():
         if isinstance(metric, Metric):
@@ -69,7 +72,9 @@ def computed(metric: Metric | MetricCollection) -> Any:
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row; those of a vector by the classes, or by number.
+    """Name computed values for a round's row.
+
+    Those of a vector by the classes, or by number.
 
     Args:
         result: what a collection computed, by name.
