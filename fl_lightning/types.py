@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 Batch = Any
 """A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
 
-CONDITIONS = frozenset({"logits", "exposure", "start"})
+CONDITIONS = frozenset({"logits", "accumulated_lr", "start"})
 """Names that `needs` may hold besides splits."""
 
 NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
@@ -34,7 +34,10 @@ ForwardContext = Callable[[], AbstractContextManager[Any]]
 
 @runtime_checkable
 class TrainableModule(Protocol):
-    """A LightningModule of `pytorch_lightning` or of its twin package; an `nn.Module` besides."""
+    """A LightningModule of `pytorch_lightning` or of its twin package.
+
+    An `nn.Module` besides.
+    """
 
     def configure_optimizers(self) -> Any:
         """Make optimizers and lr schedulers, in any form that Lightning allows."""
@@ -66,7 +69,10 @@ class DataModule(Protocol):
         """Make the loader of the test samples."""
 
     def on_exception(self, exception: Any, /) -> Any:
-        """Clean up after an error; a LightningModule, which may have the loaders too, has no such hook."""
+        """Clean up after an error.
+
+        A LightningModule, which may have the loaders too, has no such hook.
+        """
 
 
 # --- messages
@@ -100,7 +106,7 @@ class ClientUpdate:
         num_samples: n_i, training samples of the client (0: no weight in any mean). A 0-d tensor where a transform
             may set it to 0 on the device.
         num_steps: K_i, optimizer steps taken in this exchange.
-        exposure: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
+        accumulated_lr: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
             (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
         weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
         extras: further contents of the method's (`ClientModule.reply`).
@@ -112,7 +118,7 @@ class ClientUpdate:
     client_id: int
     num_samples: int | Tensor
     num_steps: int
-    exposure: float
+    accumulated_lr: float
     weights: State | None
     extras: Mapping[str, Any] = field(default_factory=dict)
     included: bool | Tensor = True
@@ -172,16 +178,25 @@ class ClientData(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Weight n_i of the client: its training samples; of a stream, those trained on in this exchange."""
+        """Weight n_i of the client: its training samples.
+
+        Of a stream, those trained on in this exchange.
+        """
 
     def size(self, split: str = "train") -> int:
-        """Number of samples of a split; of a stream, those of its longest pass."""
+        """Number of samples of a split.
+
+        Of a stream, those of its longest pass.
+        """
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
+        """Samples per batch of a split: those given, else the data module's.
+
+        `full` is the whole split.
+        """
 
     def augments(self, split: str = "train") -> bool:
-        """True where a sample differs from one local epoch to the next."""
+        """Return True where a sample differs from one local epoch to the next."""
 
     def all(self, split: str = "train") -> Batch:
         """The whole split as one batch, without augmentation."""
@@ -201,7 +216,9 @@ class ClientData(Protocol):
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        """Batches of a split on the device; `epoch` None: in order and without augmentation, and the last one whole.
+        """Batches of a split on the device.
+
+        `epoch` None: in order and without augmentation, and the last one whole.
 
         With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
         """
@@ -216,11 +233,17 @@ class ClientData(Protocol):
         """
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
-        """A CPU generator keyed by (seed, purpose, round, client); without `per_round` the same in every round."""
+        """A CPU generator keyed by (seed, purpose, round, client).
+
+        Without `per_round` the same in every round.
+        """
 
 
 class ServerView(Protocol):
-    """The server as its parts (server module, rule, transforms) see it; set before their `setup`."""
+    """The server as its parts (server module, rule, transforms) see it.
+
+    Set before their `setup`.
+    """
 
     module: nn.Module
     round_idx: int
@@ -231,7 +254,7 @@ class ServerView(Protocol):
         """Names of the shared entries that are trained."""
 
     @property
-    def travelling(self) -> State:
+    def transmitted_entries(self) -> State:
         """The shared entries that travel in this round."""
 
     @property
@@ -300,7 +323,7 @@ class ClientResult(NamedTuple):
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What the client keeps in its memory."""
+        """The client's memory, to be kept."""
         return self.job.memory
 
 
@@ -327,7 +350,9 @@ class Engine(Protocol):
     """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Yield the result of every job; the generator is closed if the round ends early.
+        """Yield the result of every job.
+
+        The generator is closed if the round ends early.
 
         Jobs may all be drawn before the first result is given.
 
@@ -372,14 +397,14 @@ class Check(NamedTuple):
 
 @dataclass
 class RoundOutcome:
-    """What a round has brought so far, before anything of it is kept.
+    """Outcome of a round as it comes to be, before anything of it is kept.
 
     Args:
         round_idx: from 0.
         cohort: ids of the clients that were asked.
         before: all entries of the model as the round began.
         failed: why a client is left out, by client id; ascending.
-        lost: why the round leaves the federation as it was; empty where it does not.
+        aborted: why the round leaves the federation as it was; empty where it does not.
         repeats: whether it is to be undone and run again without the failed clients, which have left traces.
         problem: error of the rule or the server module, which ends the run unless a client is at fault.
         weights: the new shared entries; None: they stay.
@@ -390,7 +415,7 @@ class RoundOutcome:
     cohort: list[int]
     before: State
     failed: dict[int, str] = field(default_factory=dict)
-    lost: str = ""
+    aborted: str = ""
     repeats: bool = False
     problem: Exception | None = None
     weights: State | None = None
@@ -404,30 +429,39 @@ class RoundOutcome:
     @property
     def is_over(self) -> bool:
         """True where no further exchange is needed."""
-        return bool(self.lost or self.repeats or self.problem)
+        return bool(self.aborted or self.repeats or self.problem)
 
     def leave_out(self, failed: Mapping[int, str]) -> None:
-        """Note clients that are left out, and why: nothing of them is kept."""
+        """Record clients that are left out, and why: nothing of them is kept."""
         self.failed = dict(sorted({**self.failed, **failed}.items()))
 
     def repeat(self, needed: bool = True) -> None:
-        """Note where the round is to be run again; it stays so."""
+        """Record where the round is to be run again.
+
+        It stays so.
+        """
         self.repeats = self.repeats or needed
 
-    def lose(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """Leave the federation as it was, for the first such reason."""
-        self.lost = self.lost or reason
+        self.aborted = self.aborted or reason
 
     def take(self, weights: State | None) -> None:
-        """Take the shared entries after an exchange, or after all; None: those before the round."""
+        """Take the shared entries after an exchange, or after all.
+
+        None: those before the round.
+        """
         self.weights = weights
 
     def fail(self, problem: Exception) -> None:
-        """Note an error of what all clients share."""
+        """Record an error of what all clients share."""
         self.problem = problem
 
     def take_entries(self, entries: State) -> None:
-        """Take entries of the model as they are after the round; later ones hold."""
+        """Take entries of the model as they are after the round.
+
+        Later ones hold.
+        """
         self.entries = self.entries | entries
 
 
@@ -463,18 +497,27 @@ class Member:
     # --- at the server, in this order ---
 
     def prepare(self) -> bool:
-        """Find out what the round to come is about; returns whether others may take part than in the one before."""
+        """Find out what the round to come is about.
+
+        Returns whether others may take part than in the one before.
+        """
         return False
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
-        """Begin a round with these clients; once more where it is run again without some of them."""
+        """Begin a round with these clients.
+
+        Once more where it is run again without some of them.
+        """
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         """Change a message to a client, before its job is made."""
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Check, change or take in the result of a client; `result.job` is what it was sent."""
+        """Check, change or take in the result of a client.
+
+        `result.job` is what it was sent.
+        """
         return result
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
@@ -482,17 +525,25 @@ class Member:
         return []
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        """Make the new shared entries of those that the members before have made of all clients'; None: no change."""
+        """Make the new shared entries of those that the members before have made of all clients'.
+
+        None: no change.
+        """
         return state
 
     def end_exchange(self) -> None:
         """Forget what an exchange has collected."""
 
     def share(self) -> Any:
-        """Hand over what all processes are told at the end of a round, plain values; in all of them, or in none."""
+        """Hand over what all processes are told at the end of a round, plain values.
+
+        In all of them, or in none.
+        """
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Keep what a round has brought, and give values of its row; a lost round brings nothing, and is undone then.
+        """Keep what a round has brought and give values of its row.
+
+        An aborted one brings nothing and is then undone.
 
         Args:
             outcome: of the round.
@@ -518,7 +569,7 @@ class Member:
     # --- undoing, and checkpoints ---
 
     def mark(self) -> Any:
-        """Note the present state, in little time: when a round begins, and in an engine before what may be undone."""
+        """Record the present state, in little time: when a round begins, and in an engine before what may be undone."""
 
     def undo(self, mark: Any) -> None:
         """Go back to a state that `mark` noted, maybe not for the last time."""
@@ -528,7 +579,10 @@ class Member:
         return {}
 
     def state_dict(self, mark: Any = None) -> Any:
-        """Give the state kept between rounds; inside a round as it was at the round's `mark`."""
+        """Give the state kept between rounds.
+
+        Inside a round as it was at the round's `mark`.
+        """
         return {}
 
     def load_state_dict(self, state: Any) -> None:
@@ -577,7 +631,10 @@ class Members:
         return Undo(self.of("mark"))
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
-        """Give the states of all by name; inside a round, which `undo` would undo, those before it."""
+        """Give the states of all by name.
+
+        Inside a round, which `undo` would undo, those before it.
+        """
         keeping = [member for member in self.all if does(member, "state_dict")]
         return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in keeping}
 
@@ -594,7 +651,10 @@ class MembersAtClient(Members):
         self._whole, self._of_whole = members, members.used
 
     def prepare(self) -> None:
-        """Take over who takes part; where no round was prepared, ask."""
+        """Take over who takes part.
+
+        Where no round was prepared, ask.
+        """
         if not self._whole.used:
             super().prepare()
         elif self._whole.used is not self._of_whole:
@@ -603,7 +663,9 @@ class MembersAtClient(Members):
 
 
 class Undo:
-    """Context in which members are undone if it fails; marks them when it is made.
+    """Context in which members are undone if it fails.
+
+    Marks them when it is made.
 
     One serves a round that is aborted or run again, and a client that is skipped.
 
@@ -627,7 +689,10 @@ class Undo:
             member.undo(mark)
 
     def mark_of(self, member: Member) -> Any:
-        """Look up the mark of a member; None without one."""
+        """Look up the mark of a member.
+
+        None without one.
+        """
         return next((mark for marked, mark in self._marks if marked is member), None)
 
     def entries(self) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def coordinate_median(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    """Mean of every coordinate without its `trim` smallest and largest values: (m, P) -> (P,); needs m > 2 trim.
+    """Mean of every coordinate without its `trim` smallest and largest values: (m, P) -> (P,).
+
+    Needs m > 2 trim.
 
     >>> trimmed_mean(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), trim=1)
     tensor([2.])
@@ -37,7 +39,9 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
 
 def krum_scores(rows: Tensor, f: int) -> Tensor:
-    """Sum of each row's m − f − 2 smallest squared distances to others: (m, P) -> (m,); needs m ≥ f + 3.
+    """Sum of each row's m − f − 2 smallest squared distances to others: (m, P) -> (m,).
+
+    Needs m ≥ f + 3.
 
     >>> krum_scores(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), f=1)
     tensor([1.0000e+00, 1.0000e+00, 4.0000e+00, 9.2160e+03])
@@ -73,7 +77,10 @@ class RobustAggregator(GatheringAggregator):
         """Make the new weights of the clients' rows and their weights in a mean: (m, P), (m,) -> (P,), float64."""
 
     def too_few(self, m: int) -> str | None:
-        """Say how many rows the rule needs, where m are too few; None where they are not."""
+        """Report how many rows the rule needs, where m are too few.
+
+        None where they are not.
+        """
         return None
 
     def setup(self) -> None:
@@ -96,7 +103,9 @@ class RobustAggregator(GatheringAggregator):
 
 
 class MedianAggregator(RobustAggregator):
-    """Median of every coordinate; client weights do not count.
+    """Median of every coordinate.
+
+    Client weights do not count.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
@@ -107,7 +116,9 @@ class MedianAggregator(RobustAggregator):
 
 
 class TrimmedMeanAggregator(RobustAggregator):
-    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values; client weights do not count.
+    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values.
+
+    Client weights do not count.
 
     Args:
         beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.

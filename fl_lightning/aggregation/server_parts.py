@@ -49,7 +49,9 @@ class PartialAggregate:
 
 
 class NotSetUp:
-    """Placeholder of the server until a FederatedLoop sets it; every access is an error that says so.
+    """Placeholder of the server until a FederatedLoop sets it.
+
+    Every access is an error that says so.
 
     Args:
         name: of the class that asks for it.
@@ -68,8 +70,8 @@ class ServerPart(nn.Module):
     """A part of the server with float64 sums over the cohort, rows by client, and state in buffers.
 
     Attributes:
-        needs: splits that the server owns, `logits` (a classifier with `net=`), `exposure` (E_i is defined) or `start`
-            (clients train from the weights as received); checked before any client trains.
+        needs: splits that the server owns, `logits` (a classifier with `net=`), `accumulated_lr` (E_i is defined) or
+            `start` (clients train from the weights as received); checked before any client trains.
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
         weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.
@@ -91,28 +93,42 @@ class ServerPart(nn.Module):
         check_overrides(cls)
 
     def attach(self, server: ServerView) -> None:
-        """Set `server`; the loop calls it before `setup`."""
+        """Set `server`.
+
+        The loop calls it before `setup`.
+        """
         self.server = server
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
 
     def begin_round(self, cohort: list[int]) -> None:
-        """Prepare for a round with the clients in `cohort`; called once, before its first exchange.
+        """Prepare for a round with the clients in `cohort`.
+
+        Called once, before its first exchange.
 
         A round that is repeated without clients that failed begins anew, from the state before it.
         """
 
     def end_exchange(self) -> None:
-        """Forget the exchange's sums and rows; the round calls it. The memory of the sums is kept for the next ones."""
+        """Forget the exchange's sums and rows.
+
+        The round calls it. The memory of the sums is kept for the next ones.
+        """
         self._ended, self.partial = self.partial.sums, PartialAggregate()
 
     def snapshot(self) -> dict[str, Any]:
-        """Copy the state that is restored if a round fails; what is replaced and never edited need not be copied."""
+        """Copy the state that is restored if a round fails.
+
+        What is replaced and never edited need not be copied.
+        """
         return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
-        """The weights that are evaluated in place of the global ones; not fed back."""
+        """The weights that are evaluated in place of the global ones.
+
+        Not fed back.
+        """
         return weights
 
     # --- helpers ---
@@ -132,12 +148,18 @@ class ServerPart(nn.Module):
         return found
 
     def total_weight(self, name: str) -> float | Tensor:
-        """Σ of the weights in the sum `name`; 0 if no client added to it."""
+        """Σ of the weights in the sum `name`.
+
+        0 if no client added to it.
+        """
         total = self.partial.sums.get(name)
         return 0 if total is None else total.weight
 
     def summed(self, name: str) -> State:
-        """The sum `name` over the cohort, float64; empty if no client added to it."""
+        """The sum `name` over the cohort, float64.
+
+        Empty if no client added to it.
+        """
         total = self.partial.sums.get(name)
         return {} if total is None else total.state()
 
@@ -152,12 +174,18 @@ class ServerPart(nn.Module):
         return self.partial.rows
 
     def rows_with(self, name: Literal["num_samples", "included"]) -> dict[int, ClientUpdate]:
-        """The `rows` whose `name` is not 0; where these lie on a device, they are read at once."""
+        """The `rows` whose `name` is not 0.
+
+        Where these lie on a device, they are read at once.
+        """
         rows = dict(sorted(self.rows.items()))
         return dict(compress(rows.items(), to_host([torch.as_tensor(getattr(row, name)) for row in rows.values()])))
 
     def server_state(self, names: Iterable[str]) -> "StateBuffers":
-        """Float64 zeros shaped as the named entries of the global model, kept in buffers; call it in `setup`."""
+        """Float64 zeros shaped as the named entries of the global model, kept in buffers.
+
+        Call it in `setup`.
+        """
         weights = self.server.weights
         return StateBuffers({name: torch.zeros_like(weights[name], dtype=torch.float64) for name in names})
 
@@ -167,7 +195,9 @@ class ServerPart(nn.Module):
 
 
 class Aggregator(ServerPart):
-    """Streams the clients' weights into one new state; the base class is their mean.
+    """Streams the clients' weights into one new state.
+
+    The base class is their mean.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `add` for every client of the cohort and one `finish`.
@@ -185,19 +215,26 @@ class Aggregator(ServerPart):
         self.weighting = weighting
 
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
-        """Compute extras of a client for this rule, whatever its method (FedEXP's norm); `add` finds them.
+        """Compute extras of a client for this rule, whatever its method (FedEXP's norm).
+
+        `add` finds them.
 
         They are of the `update` as it will be added, weights live, after every transform: at the server, no traffic.
         """
         return {}
 
     def add(self, update: ClientUpdate) -> None:
-        """Take one client's update; `update.weights` are live, so what is kept must be cloned."""
+        """Take one client's update.
+
+        `update.weights` are live, so what is kept must be cloned.
+        """
         if update.weights is not None:
             self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
-        """Make the new shared weights; None: they stay as they are (no client had data).
+        """Make the new shared weights.
+
+        None: they stay as they are (no client had data).
 
         Under `nonfinite: skip`, and where a transform weighs a client by a tensor, the total weight is a tensor that is
         read after the round: where it is 0 what a rule makes of it is dropped, and the base class's mean is the weights
@@ -206,7 +243,10 @@ class Aggregator(ServerPart):
         return self.partial.mean("weights", lambda: self.server.weights)
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
-        """n_i, or 1 under uniform weighting; 0 for a client without samples. A rule may give any number >= 0."""
+        """n_i, or 1 under uniform weighting.
+
+        0 for a client without samples. A rule may give any number >= 0.
+        """
         n = update.num_samples
         if self.weighting == "samples":
             return n
@@ -214,21 +254,31 @@ class Aggregator(ServerPart):
 
 
 class ServerModule(ServerPart):
-    """The server side of a method: what it sends, takes in and keeps; as it stands, FedAvg's. Any rule goes with it.
+    """The server side of a method: what it sends, takes in and keeps.
+
+    As it stands, FedAvg's. Any rule goes with it.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
     """
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        """Make the message to one client; the default sends the global weights."""
+        """Make the message to one client.
+
+        The default sends the global weights.
+        """
         return self.sends(exchange)
 
     def add(self, update: ClientUpdate) -> None:
-        """Take in what the method itself needs of an update (`sum`, `gather`); the rule takes the weights."""
+        """Take in what the method itself needs of an update (`sum`, `gather`).
+
+        The rule takes the weights.
+        """
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        """Make the new shared weights, by default the rule's aggregate; None: they stay as they are.
+        """Make the new shared weights, by default the rule's aggregate.
+
+        None: they stay as they are.
 
         They stay, too, where all clients together turn out to weigh nothing (`Aggregator.finish`).
         A state returned before the last exchange is what the next exchange sends down.
@@ -236,7 +286,10 @@ class ServerModule(ServerPart):
         return aggregate
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a server optimizer that breaks the method's own server step; called at start where one is set."""
+        """Refuse a server optimizer that breaks the method's own server step.
+
+        Called at start where one is set.
+        """
 
     def client_of(self, kind: type[Client]) -> Client:
         """The client module, whose settings the server reads.
@@ -253,7 +306,9 @@ class ServerModule(ServerPart):
         )
 
     def check_shares(self) -> None:
-        """Refuse clients that share nothing that is trained; call it in `setup`.
+        """Refuse clients that share nothing that is trained.
+
+        Call it in `setup`.
 
         Raises:
             ValueError: naming the client.

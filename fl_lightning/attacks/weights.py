@@ -15,7 +15,9 @@ from fl_lightning.utils.settings import check_above
 
 
 class WeightAttack(Attack):
-    """An attack on the shared trainable weights that are sent; what else is sent and kept stays as it is.
+    """An attack on the shared trainable weights that are sent.
+
+    What else is sent and kept stays as it is.
 
     The transforms of an honest client have no say in it: the attack replaces what they have made.
     """

@@ -11,7 +11,9 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class Availability:
-    """Tells which clients are available; it depends on seed, round and client only.
+    """Tells which clients are available.
+
+    It depends on seed, round and client only.
 
     Args:
         given: a share of the rounds, in [0, 1], for all clients; a list of shares, one for each; or a text file with
@@ -90,7 +92,10 @@ class AvailableCohorts(Cohorts):
 
 
 def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any) -> Cohorts:
-    """Make the cohorts of all rounds; arguments are those of `AvailableCohorts`."""
+    """Make the cohorts of all rounds.
+
+    Arguments are those of `AvailableCohorts`.
+    """
     if availability is None and not over_selection:
         return Cohorts(*of)
     return AvailableCohorts(availability, over_selection, *of)

@@ -190,12 +190,15 @@ class ClientView:
         return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Samples per batch of a split: those given, else the data module's; `full` is the whole split."""
+        """Samples per batch of a split: those given, else the data module's.
+
+        `full` is the whole split.
+        """
         chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
     def augments(self, split: str = "train") -> bool:
-        """True where a sample differs from one local epoch to the next: only training samples do."""
+        """Return True where a sample differs from one local epoch to the next: only training samples do."""
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:

@@ -138,7 +138,10 @@ class DataModuleSource(Source):
         return self._only(name, self._loaders(name))
 
     def _only(self, name: str, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
-        """Take the only one of the DataLoaders that the method of this name returned; None: there is none."""
+        """Take the only one of the DataLoaders that the method of this name returned.
+
+        None: there is none.
+        """
         if len(loaders) > 1:
             raise TypeError(
                 f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "

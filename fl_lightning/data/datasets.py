@@ -126,7 +126,10 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 
 
 def plain(value: Any) -> Any:
-    """Convert a 0-d tensor or array to a Python number; all else stays as it is."""
+    """Convert a 0-d tensor or array to a Python number.
+
+    All else stays as it is.
+    """
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
 
 
@@ -160,7 +163,9 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
 
 
 def labels_of(dataset: Any) -> Array | None:
-    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items; None: no classes.
+    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items.
+
+    None: no classes.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
     array([2, 0, 1])
@@ -176,7 +181,10 @@ def labels_of(dataset: Any) -> Array | None:
 
 
 def as_classes(found: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64; None where they are no whole numbers."""
+    """Convert labels to (n,) int64.
+
+    None where they are no whole numbers.
+    """
     whole = found is not None and found.ndim == 1 and found.dtype.kind in "iu"
     return torch.from_numpy(found.astype(np.int64)) if whole and found is not None else None
 
@@ -279,7 +287,10 @@ def make_split(
 def count_known(
     splits: Mapping[str, KnownSplit], num_classes: int | None
 ) -> tuple[int | None, Callable[[], int | None] | None]:
-    """Count the classes at once where that takes no pass over the samples; else give what counts them when asked."""
+    """Count the classes at once where that takes no pass over the samples.
+
+    Else give what counts them when asked.
+    """
     known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
     if num_classes is not None or len(known) == len(splits):
         return count_classes(known, num_classes), None
@@ -287,7 +298,9 @@ def count_known(
 
 
 def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> int | None:
-    """Count the classes of these splits; labels that are no classes, since some are below 0, are dropped.
+    """Count the classes of these splits.
+
+    Labels that are no classes, since some are below 0, are dropped.
 
     Args:
         splits: by name, `train` among them.

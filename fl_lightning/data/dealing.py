@@ -83,7 +83,9 @@ def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
 
 
 def equal_sizes(num_samples: int, num_parts: int) -> Indices:
-    """Sizes (num_parts,) of equal parts; what does not divide goes one each to the first.
+    """Sizes (num_parts,) of equal parts.
+
+    What does not divide goes one each to the first.
 
     >>> equal_sizes(7, 3).tolist()
     [3, 2, 2]
@@ -177,7 +179,9 @@ def shard_classes(
 
 
 def checked_shards(classes: Indices, num_samples: int) -> Indices:
-    """Refuse more shards than samples, of which most would be empty; returns the shards' classes (N, s) as they are.
+    """Refuse more shards than samples, of which most would be empty.
+
+    Returns the shards' classes (N, s) as they are.
 
     Raises:
         ValueError: naming the numbers.
@@ -278,7 +282,9 @@ def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
 
 
 def client_proportions(num_clients: int, num_classes: int, alpha: float, generator: np.random.Generator) -> Shares:
-    """Each client's class proportions q_i ~ Dir(α · 1_C): (N, C); alpha inf: 1/C each.
+    """Each client's class proportions q_i ~ Dir(α · 1_C): (N, C).
+
+    Alpha inf: 1/C each.
 
     >>> client_proportions(2, 4, float("inf"), np.random.default_rng(0))
     array([[0.25, 0.25, 0.25, 0.25],

@@ -16,7 +16,9 @@ from fl_lightning.utils.keyed import keyed_numpy
 
 
 class Division:
-    """Divides the samples of a source; the same seed gives the same division.
+    """Divides the samples of a source.
+
+    The same seed gives the same division.
 
     Args:
         splits: by name; not changed.
@@ -57,7 +59,9 @@ class Division:
         return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), size, left)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
-        """Deal each client's own test set by the partition; without test samples they have none.
+        """Deal each client's own test set by the partition.
+
+        Without test samples they have none.
 
         Args:
             dealt: training samples of each client.

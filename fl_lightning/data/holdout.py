@@ -104,7 +104,9 @@ def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool
 
 
 def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, seed: int) -> Array:
-    """Draw the same number of samples of every class; they stay with their owners.
+    """Draw the same number of samples of every class.
+
+    They stay with their owners.
 
     Args:
         labels: class of each training sample, (n,).

@@ -61,7 +61,9 @@ EMPTY_BATCH = EmptyBatch()
 
 
 class EvaluationBatches:
-    """Batches of a split in order, for Lightning's evaluation loops; each process has its own, nothing is padded.
+    """Batches of a split in order, for Lightning's evaluation loops.
+
+    Each process has its own, nothing is padded.
 
     Args:
         split: the samples.

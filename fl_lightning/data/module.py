@@ -221,7 +221,10 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes; counting them may take a pass over the samples."""
+        """C, or None where the samples have no classes.
+
+        Counting them may take a pass over the samples.
+        """
         return None if self.source.classes is None else self.source.classes()
 
     @property
@@ -233,7 +236,10 @@ class FederatedDataModule(LightningDataModule):
         return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device, early: bool = True) -> None:
-        """Move the samples in memory to `device`; batches of others are copied there when they are read, if `early`."""
+        """Move the samples in memory to `device`.
+
+        Batches of others are copied there when they are read, if `early`.
+        """
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
@@ -247,7 +253,10 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`; None where there is neither."""
+        """Name of the split evaluated every round: the server's `val`, else `test`.
+
+        None where there is neither.
+        """
         validates = self.source.validation is not None if self._splits else self.source.validates
         if self.holdout_sizes["val"] or validates:
             return "val"
@@ -276,7 +285,9 @@ class FederatedDataModule(LightningDataModule):
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """The client's samples, as int64 indices into the split; of a set that everyone holds, all of them.
+        """The client's samples, as int64 indices into the split.
+
+        Of a set that everyone holds, all of them.
 
         Raises:
             ValueError: for a split that no client sees.
@@ -303,7 +314,10 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64; errors are those of `count_labels`."""
+        """Training samples of each client and class, (N, C) int64.
+
+        Errors are those of `count_labels`.
+        """
         self.client_indices("train", 0)
         return self.count_labels(self._clients["train"])
 
@@ -333,7 +347,10 @@ class FederatedDataModule(LightningDataModule):
         return partial(ClientView, self, self._splits["train"], self.samples.current)
 
     def size(self, client_id: int) -> int:
-        """Training samples of a client; of one that has a stream, those of its longest pass."""
+        """Training samples of a client.
+
+        Of one that has a stream, those of its longest pass.
+        """
         self.client_indices("train", 0)
         return self.samples.size(client_id)
 
@@ -350,7 +367,9 @@ class FederatedDataModule(LightningDataModule):
             self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have only `count` of its training samples of a class from now on; None: all it was dealt.
+        """Let a client have only `count` of its training samples of a class from now on.
+
+        None: all it was dealt.
 
         To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
         only; the client's test samples stay. The counts are part of every checkpoint.

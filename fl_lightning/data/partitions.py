@@ -50,7 +50,10 @@ class Dealt(NamedTuple):
 
 
 class Partition(ABC):
-    """Deals the samples of a split to the clients; the same generator state gives the same parts."""
+    """Deals the samples of a split to the clients.
+
+    The same generator state gives the same parts.
+    """
 
     column: str | None = None
     """The column whose values are handed over as labels; None: the samples' classes."""
@@ -114,7 +117,9 @@ class Partition(ABC):
 
 
 class IIDPartition(Partition):
-    """Shuffled and cut into equal parts; what does not divide goes one each to the first clients. Needs no labels.
+    """Shuffled and cut into equal parts.
+
+    What does not divide goes one each to the first clients. Needs no labels.
 
     >>> parts = IIDPartition()(PartitionInput(7), 3, np.random.default_rng(0))
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
@@ -358,14 +363,19 @@ class ColumnPartition(Partition):
 
     @staticmethod
     def _deal(values: Array, found: Array, num_clients: int) -> list[Array]:
-        """Samples of each client, where the sorted `values` are dealt in turn; those of another value go to nobody."""
+        """Samples of each client, where the sorted `values` are dealt in turn.
+
+        Those of another value go to nobody.
+        """
         owner = np.searchsorted(values, found) % num_clients
         known = np.isin(found, values)
         return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 
 class FixedPartition(Partition):
-    """Explicit index lists, one per client; they may overlap, be empty or leave samples out.
+    """Explicit index lists, one per client.
+
+    They may overlap, be empty or leave samples out.
 
     Args:
         indices: for each client the indices of its samples, each from 0 to n-1.

@@ -49,7 +49,10 @@ class Labelled(Protocol):
 
     @property
     def num_classes(self) -> int | None:
-        """C; None: the samples have no classes."""
+        """C.
+
+        None: the samples have no classes.
+        """
 
     def split(self, name: str) -> Split:
         """The samples of a split."""
@@ -77,7 +80,9 @@ class ClientSamples:
         return len(self.current[client_id])
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have `count` samples of a class; None: all.
+        """Let a client have `count` samples of a class.
+
+        None: all.
 
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].

@@ -45,17 +45,25 @@ class Source(ABC):
         check_overrides(cls)
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
-        """Take the Trainer, or None; called before `load`."""
+        """Take the Trainer, or None.
+
+        Called before `load`.
+        """
 
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
         """Clean up when the Trainer is done."""
 
     def predicted(self) -> Split | None:
-        """Give the samples to be predicted; None: the test samples."""
+        """Give the samples to be predicted.
+
+        None: the test samples.
+        """
         return None
 
     def tested(self, counted: bool = False) -> Split | None:
-        """Give test samples that `load` has left out; None: there are none.
+        """Give test samples that `load` has left out.
+
+        None: there are none.
 
         Args:
             counted: whether their classes are counted with the others', as long as nobody has asked for `num_classes`.
@@ -71,7 +79,9 @@ class Source(ABC):
 
 
 class Splits(dict[str, Split]):
-    """Splits by name; for test samples that `load` has left out the source is asked once somebody looks for them.
+    """Splits by name.
+
+    For test samples that `load` has left out the source is asked once somebody looks for them.
 
     Args:
         found: those that are known.
@@ -124,7 +134,9 @@ def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
 
 
 class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1]; nothing is downloaded.
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1].
+
+    Nothing is downloaded.
 
     The first 1,437 in file order are the training split, the last 360 the test split.
     """

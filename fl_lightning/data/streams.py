@@ -24,7 +24,9 @@ class Stream(NamedTuple):
 
 
 class StreamSplit(LoadedSplit):
-    """Training samples that come as one stream for each client; none of them has an index, so that their number is 0.
+    """Training samples that come as one stream for each client.
+
+    None of them has an index, so that their number is 0.
 
     Args:
         streams: by client id.
@@ -67,7 +69,9 @@ class StreamedData(FederatedData, Protocol):
 
 
 class ClientStreams:
-    """The clients' training samples where they are streams; its attributes are those of `ClientSamples`.
+    """The clients' training samples where they are streams.
+
+    Its attributes are those of `ClientSamples`.
 
     Args:
         split: the streams.
@@ -191,7 +195,10 @@ class StreamView(ClientView):
         return self._pass(epoch, self.samples_per_batch("train", batch_size), with_index)
 
     def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
-        """Read the stream once; `epoch` None: not to train."""
+        """Read the stream once.
+
+        `epoch` None: not to train.
+        """
         dataset, spec = self._stream
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
@@ -240,7 +247,7 @@ class counted:  # noqa: N801 - a function that worker processes can be sent
 
 
 def are_streams(found: Any) -> TypeGuard[Mapping[int, Any]]:
-    """True for a mapping of clients to streams, as datasets or as DataLoaders of them."""
+    """Return True for a mapping of clients to streams, as datasets or as DataLoaders of them."""
     if not isinstance(found, Mapping):
         return False
     datasets = [getattr(value, "dataset", value) for value in found.values()]

@@ -19,7 +19,9 @@ from fl_lightning.utils.devices import to_device
 
 @dataclass(frozen=True)
 class Scale:
-    """x / divisor; integers become float32, floats keep their type.
+    """x / divisor.
+
+    Integers become float32, floats keep their type.
 
     Args:
         divisor: the stored value that becomes 1, > 0.
@@ -143,7 +145,9 @@ class ResizedCropFlip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around a random pixel of each image to 0; at the border the square is cut off.
+    """Set a square around a random pixel of each image to 0.
+
+    At the border the square is cut off.
 
     Put after `Normalize`, 0 is the mean colour.
 

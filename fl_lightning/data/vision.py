@@ -166,7 +166,10 @@ class CIFAR10(_VisionSource):
 
 
 class CIFAR100(CIFAR10):
-    """Tiny photographs of 100 classes; arguments as of `CIFAR10`, the folder is `cifar-100-python`."""
+    """Tiny photographs of 100 classes.
+
+    Arguments as of `CIFAR10`, the folder is `cifar-100-python`.
+    """
 
     num_classes = 100
     dataset = "CIFAR100"
@@ -174,7 +177,9 @@ class CIFAR100(CIFAR10):
 
 
 def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Choose how images are normalised; `mean` and `std` are the data set's own.
+    """Choose how images are normalised.
+
+    `mean` and `std` are the data set's own.
 
     Raises:
         ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.

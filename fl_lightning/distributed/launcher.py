@@ -129,7 +129,10 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(mail: Path, ended: Exception) -> BaseException:
-    """Choose the error that the others follow from; where no process has left one, say how one ended."""
+    """Choose the error that the others follow from.
+
+    Where no process has left one, say how one ended.
+    """
     found: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
@@ -156,5 +159,5 @@ def end_all(processes: Sequence[Any]) -> None:
 
 
 def alive(process: Any) -> bool:
-    """True for a process (of subprocess or multiprocessing) that runs."""
+    """Return True for a process (of subprocess or multiprocessing) that runs."""
     return bool(process.is_alive() if hasattr(process, "is_alive") else process.poll() is None)

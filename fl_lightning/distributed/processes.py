@@ -57,7 +57,10 @@ class ProcessCommunicator(Communicator):
             )
 
     def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums; `parts` are all ranks' layouts and weights, so one without clients joins too."""
+        """Add up every rank's sums.
+
+        `parts` are all ranks' layouts and weights, so one without clients joins too.
+        """
         union: dict[str, Any] = {}
         weights: dict[str, float | Tensor] = {}
         for found in parts:

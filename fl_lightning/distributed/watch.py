@@ -29,7 +29,10 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 class RemoteError(RuntimeError):
-    """Error for a failure in another process; names its rank and the cause."""
+    """Error for a failure in another process.
+
+    Names its rank and the cause.
+    """
 
 
 class Verdict(NamedTuple):
@@ -64,13 +67,13 @@ class Peer:
         self.changed = self.heard = monotonic()
 
     def note(self, sign: Sign) -> None:
-        """Note what it is at."""
+        """Record what it is at."""
         self.heard = monotonic()
         if sign != self.sign:
             self.sign, self.changed = sign, self.heard
 
     def leave(self) -> None:
-        """Note that it takes part no more."""
+        """Record that it takes part no more."""
         self.left = True
 
     def silent(self) -> float:
@@ -85,7 +88,9 @@ class Peer:
 
 
 class Watch:
-    """Exchanges signs of life with the other processes, in a thread; rank 0 judges, the others judge rank 0.
+    """Exchanges signs of life with the other processes, in a thread.
+
+    Rank 0 judges, the others judge rank 0.
 
     A process that must end raises in its main thread, at once where that runs Python, else when its collective fails
     for want of a process; one that does not end in `GRACE` seconds is ended.
@@ -132,7 +137,10 @@ class Watch:
     # --- called by the main thread -----------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> BaseException:
-        """Tell the others of an error that ends this process; returns what it should raise: the run's first error."""
+        """Tell the others of an error that ends this process.
+
+        Returns what it should raise: the run's first error.
+        """
         self._told = True
         if self.verdict is None and of_a_collective(error):
             self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
@@ -186,7 +194,10 @@ class Watch:
                 self._judge()
 
     def _receive(self, peer: Peer) -> None:
-        """Take a message; its end without a word is that of the process."""
+        """Take a message.
+
+        Its end without a word is that of the process.
+        """
         try:
             message = peer.connection.recv() if peer.connection is not None else BYE
         except (EOFError, OSError):
@@ -250,7 +261,10 @@ class Watch:
             threading.Thread(target=self._insist, daemon=True).start()
 
     def _insist(self) -> None:
-        """Raise in the main thread; end the process where that is stuck."""
+        """Raise in the main thread.
+
+        End the process where that is stuck.
+        """
         if SIGNAL is not None and not self._closed.is_set():
             with suppress(OSError):
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
@@ -274,6 +288,6 @@ class Watch:
 
 
 def of_a_collective(error: BaseException) -> bool:
-    """True for an error of torch's process group: another process is gone."""
+    """Return True for an error of torch's process group: another process is gone."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
     return isinstance(error, RuntimeError) and bool(modules) and modules[-1].startswith("torch.distributed")

@@ -8,7 +8,10 @@ _MODULES = sorted(module.name for module in iter_modules(__path__))
 
 
 def __getattr__(name: str) -> Any:
-    """Find a function in the modules, which are imported when one is asked for; a module goes before its namesake."""
+    """Find a function in the modules, which are imported when one is asked for.
+
+    A module goes before its namesake.
+    """
     for home in () if name[0] == "_" or name in _MODULES else _MODULES:
         module = import_module(f"{__name__}.{home}")
         if getattr(found := vars(module).get(name), "__module__", None) == module.__name__:

@@ -11,7 +11,10 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class ClassSplit(NamedTuple):
-    """Three masks (..., C) bool; each class is True in exactly one of them."""
+    """Three masks (..., C) bool.
+
+    Each class is True in exactly one of them.
+    """
 
     missing: Tensor
     non_dominant: Tensor
@@ -114,7 +117,9 @@ def out_local(counts: Tensor) -> Tensor:
 
 
 def complement(distribution: Tensor) -> Tensor:
-    """Out-local distribution of an in-local one: (1 − p_c) / (C − 1), (..., C); uniform only where p is.
+    """Out-local distribution of an in-local one: (1 − p_c) / (C − 1), (..., C).
+
+    Uniform only where p is.
 
     >>> complement(torch.tensor([1.0, 0.0, 0.0]))
     tensor([0.0000, 0.5000, 0.5000])

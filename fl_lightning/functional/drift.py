@@ -8,7 +8,9 @@ from fl_lightning.functional.state import StateLike
 
 
 def drift_diversity(squares: Tensor, total: Tensor) -> Tensor:
-    """Drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖², of sums over K clients; K times it is the gradient diversity Λ.
+    """Drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖², of sums over K clients.
+
+    K times it is the gradient diversity Λ.
 
     Args:
         squares: Σ_k ‖m_k‖², ().
@@ -55,7 +57,9 @@ def weight_divergence(weights: StateLike, other: StateLike, order: float = 1) ->
 
 
 def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sum activations over the samples of each class, for `preferred_by_sums`; sums of several batches add up.
+    """Sum activations over the samples of each class, for `preferred_by_sums`.
+
+    Sums of several batches add up.
 
     Args:
         activations: (..., B, n).

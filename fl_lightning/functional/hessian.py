@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.state import State, StateLike, raised
+from fl_lightning.functional.state import State, StateLike, to_float32
 
 
 def hessian_product(
@@ -33,7 +33,7 @@ def hessian_product(
     with torch.enable_grad():
         for batch, size in batches:
             gradients = torch.autograd.grad(
-                raised(loss(point, batch)), list(point.values()), create_graph=True, materialize_grads=True
+                to_float32(loss(point, batch)), list(point.values()), create_graph=True, materialize_grads=True
             )
             slope = torch.stack([(g * vector[name]).sum() for name, g in zip(point, gradients, strict=True)]).sum()
             products = torch.autograd.grad(slope, list(point.values()), materialize_grads=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fl_lightning.functional.state import State, StateLike, raised
+from fl_lightning.functional.state import State, StateLike, to_float32
 
 Importance = Literal["abs", "square", "tensor"]
 
@@ -50,7 +50,7 @@ def importance(
     }
 
     def of_one(state: State, sample: Any) -> Tensor:
-        return raised(loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0))))
+        return to_float32(loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0))))
 
     gradients_of = grad(loss) if kind == "tensor" else vmap(grad(of_one), in_dims=(None, 0))
     n = 0
@@ -117,7 +117,9 @@ def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike) -> Tensor:
-    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor); no factor ½.
+    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor).
+
+    No factor ½.
 
     Args:
         params: w, by name.
@@ -135,7 +137,7 @@ def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike
     """
     terms = []
     for name, each in omega.items():
-        w, there, weight = raised(params[name]), raised(reference[name].detach()), raised(each.detach())
+        w, there, weight = to_float32(params[name]), to_float32(reference[name].detach()), to_float32(each.detach())
         if weight.ndim:  # half the passes over the parameters that (weight * (w - there).square()).sum() takes
             squares = F.mse_loss(w, there, reduction="none")
             terms.append(torch.dot(weight.to(w.dtype).flatten(), squares.flatten()))

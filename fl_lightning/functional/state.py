@@ -60,18 +60,22 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better; of none the result is 0.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
+
+    Of none the result is 0.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
     """
-    terms = [(raised(tensor) * raised(b[name])).sum() for name, tensor in a.items()]
+    terms = [(to_float32(tensor) * to_float32(b[name])).sum() for name, tensor in a.items()]
     return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """Add alpha · b to a in place, for the server's own buffers; types of `a` are kept.
+    """Add alpha · b to a in place, for the server's own buffers.
+
+    Types of `a` are kept.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -81,7 +85,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
         tensor.add_(b[name], alpha=alpha)
 
 
-def raised(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """Raise half types to float32 and leave everything else: sums are never taken in half precision.
 
     >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
@@ -98,7 +102,7 @@ class FlatState(dict[str, Tensor]):
     Args:
         entries: tensors by name.
         vectors: result of `flatten`, where it is known.
-        room: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
+        scratch: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
         greatest: greatest magnitude of the floating entries of each type, 0-d float64, where they are known.
     """
 
@@ -106,11 +110,11 @@ class FlatState(dict[str, Tensor]):
         self,
         entries: StateLike | Iterable[tuple[str, Tensor]],
         vectors: dict[torch.dtype, Tensor] | None = None,
-        room: dict[torch.dtype, Tensor] | None = None,
+        scratch: dict[torch.dtype, Tensor] | None = None,
         greatest: list[Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors, self.room, self.greatest = vectors, room, greatest
+        self.vectors, self.scratch, self.greatest = vectors, scratch, greatest
         self.laid = [*self.values()]
 
     @property
@@ -119,10 +123,10 @@ class FlatState(dict[str, Tensor]):
         return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Note what `flatten` gives for the entries as they are."""
+        """Record what `flatten` gives for the entries as they are."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
-        if self.room is not None:
-            self.room |= vectors
+        if self.scratch is not None:
+            self.scratch |= vectors
 
 
 class StateSum:
@@ -153,7 +157,7 @@ class StateSum:
         self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
         self.weight: float | Tensor = 0
         self._seen = False
-        self._room: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
+        self._scratch: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
         """A copy that stays as it is when more is added."""
@@ -181,7 +185,7 @@ class StateSum:
             state = {name: state[name] for name in self.layout}
         for dtype, vector in flatten(state).items():
             if first := dtype not in self.flat:
-                total = self._room.get(dtype)
+                total = self._scratch.get(dtype)
                 if total is None or total.shape != vector.shape or total.device != vector.device:
                     total = torch.empty_like(vector, dtype=torch.float64)
                 self.flat[dtype] = total
@@ -242,9 +246,9 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     for tensor in state.values():
         one = tensor.detach() if tensor.requires_grad else tensor
         groups.setdefault(tensor.dtype, []).append(one.reshape(-1))
-    vectors, room = {}, state.room or {} if isinstance(state, FlatState) else {}
+    vectors, scratch = {}, state.scratch or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
-        out = room.get(dtype)
+        out = scratch.get(dtype)
         fits = out is not None and out.numel() == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
         vectors[dtype] = torch.cat(tensors, out=out if fits else None)
     if isinstance(state, FlatState):
@@ -353,7 +357,9 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
 
 
 def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
-    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`; nothing is read.
+    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`.
+
+    Nothing is read.
 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
@@ -400,7 +406,9 @@ EXTRA = "_extra_state"
 
 
 def is_entry(name: str, value: Any) -> bool:
-    """True for an entry of a state dict that is a parameter or a buffer; an extra state may be a tensor, too.
+    """Return True for an entry of a state dict that is a parameter or a buffer.
+
+    An extra state may be a tensor, too.
 
     >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
     (True, False)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 
 
 class MeanStd(NamedTuple):
@@ -30,7 +30,7 @@ def mean_std(values: Tensor) -> MeanStd:
     >>> mean_std(torch.tensor([0.5, 0.7, 0.9]))
     MeanStd(mean=tensor(0.7000), std=tensor(0.2000))
     """
-    values = raised(values)
+    values = to_float32(values)
     mean = values.mean(0)
     squares = (values - mean).square().sum(0)
     return MeanStd(mean, (squares / squares.new_tensor(max(len(values) - 1, 0))).sqrt())
@@ -124,7 +124,9 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
 
 
 def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
-    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds; None if the target is never reached.
+    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds.
+
+    None if the target is never reached.
 
     Args:
         rounds: as `rounds_to_target` gives it.

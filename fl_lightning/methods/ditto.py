@@ -28,7 +28,7 @@ class Ditto(InitialModelClient):
         base: of `ClientModule`.
     """
 
-    neutral = {"personal_epochs": 0}
+    fedavg_equivalent = {"personal_epochs": 0}
     stackable = False  # the module changes its model between two phases
 
     def __init__(self, lam: float = 0.1, personal_epochs: int = 1, **base: Any) -> None:

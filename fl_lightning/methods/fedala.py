@@ -32,7 +32,7 @@ def stepped(mixing: State, gradients: State, own: State, received: State, eta: f
 
 
 def settled(losses: Sequence[float], threshold: float) -> bool:
-    """True where more than ten passes were made, and the last ten losses have a std (of all ten) below the threshold.
+    """Return True after more than ten passes whose last ten losses have a std (of all ten) below the threshold.
 
     >>> settled([5.0] * 10, 0.1), settled([5.0] * 11, 0.1)
     (False, True)
@@ -80,7 +80,10 @@ class FedALA(OwnModelClient):
         self.first_epochs, self.epochs, self.max_epochs = first_epochs, epochs, max_epochs
 
     def drawn(self, local: ClientData) -> Tensor:
-        """Draw this round's samples for the mixing, positions (k,) int64; a study may override it."""
+        """Draw this round's samples for the mixing, positions (k,) int64.
+
+        A study may override it.
+        """
         order = torch.randperm(local.size(), generator=local.generator("mixing"))
         return order[: max(1, int(self.share * len(order) + 1e-9))]
 
@@ -110,7 +113,10 @@ class FedALA(OwnModelClient):
         return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
     def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, Tensor]:
-        """Step the mixing weights once a batch; returns them, and the mean loss, each batch's before its step."""
+        """Step the mixing weights once a batch.
+
+        Returns them, and the mean loss, each batch's before its step.
+        """
 
         def step(batch: Batch) -> Tensor:
             nonlocal mixing

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fl_lightning.client import ClientModule
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Batch, State
 from fl_lightning.utils.settings import check_at_least, check_numbers
@@ -27,15 +27,21 @@ ITERATIONS = 10
 
 
 def transmission(before: Tensor, after: Tensor) -> Tensor:
-    """T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2); f_{L-1} is pooled to h × w."""
+    """T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2).
+
+    F_{L-1} is pooled to h × w.
+    """
     if before.shape[2:] != after.shape[2:]:
         before = F.adaptive_avg_pool2d(before, (after.shape[2], after.shape[3]))
-    f1, f2 = (raised(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
+    f1, f2 = (to_float32(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
     return f1 @ f2.transpose(1, 2) / f2.shape[2]
 
 
 def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """√λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,); 0 with zero gradient for T = 0."""
+    """√λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,).
+
+    0 with zero gradient for T = 0.
+    """
     square, tiny = matrix @ matrix.transpose(1, 2), torch.finfo(matrix.dtype).tiny
     v = torch.ones_like(square[..., :1])
     for _ in range(iterations):
@@ -58,7 +64,9 @@ def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
 
 
 def kept(channels: int, width: float) -> int:
-    """Round width · c to the nearest multiple of 8, at least 8 and at most c; fewer than 16 channels to a whole number.
+    """Round width · c to the nearest multiple of 8, at least 8 and at most c.
+
+    Fewer than 16 channels to a whole number.
 
     >>> [kept(channels, 0.25) for channels in (256, 80, 24, 16, 12, 1)]
     [64, 24, 8, 8, 3, 1]
@@ -117,7 +125,9 @@ def check_block(block: nn.Module) -> None:
 
 
 class FedAlign(ClientModule):
-    """Local loss CE + μ (CE/ℓ) ℓ; ℓ compares the Lipschitz bounds of the last block and its narrow copy.
+    """Local loss CE + μ (CE/ℓ) ℓ.
+
+    ℓ compares the Lipschitz bounds of the last block and its narrow copy.
 
     Args:
         mu: μ >= 0; 0 is FedAvg.
@@ -128,7 +138,7 @@ class FedAlign(ClientModule):
     """
 
     needs = frozenset({"logits"})
-    neutral = {"mu": 0}
+    fedavg_equivalent = {"mu": 0}
     stackable = True
 
     def __init__(self, mu: float = 0.45, width: float = 0.25, narrow_input: bool = True, **base: Any) -> None:

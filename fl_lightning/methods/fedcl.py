@@ -40,7 +40,7 @@ class FedCLServer(ServerModule):
         self.importance: State = {}
 
     def setup(self) -> None:
-        if not self.client.is_neutral and not len(self.server.data("proxy")):
+        if not self.client.is_fedavg_equivalent and not len(self.server.data("proxy")):
             raise ValueError("FedCL needs a proxy set with samples, got an empty one; raise data.proxy_size")
 
     @property
@@ -52,7 +52,7 @@ class FedCLServer(ServerModule):
         client, proxy = self.client, self.server.data("proxy")
         self.importance = {}
         weights = {name: self.server.weights[name] for name in self.server.trainable}
-        if weights and not client.is_neutral and self.server.round_idx % client.interval == 0:
+        if weights and not client.is_fedavg_equivalent and self.server.round_idx % client.interval == 0:
             indices = torch.split(torch.arange(len(proxy)), client.samples_at_once(weights))
             self.importance = client.importance_of(weights, proxy.batches(indices, None))
 
@@ -75,7 +75,7 @@ class FedCL(ClientModule):
     """
 
     server_class = FedCLServer
-    neutral = {"strength": 0}
+    fedavg_equivalent = {"strength": 0}
     stackable = True
 
     def __init__(

@@ -51,7 +51,7 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
     """
-    squares = {name: S.raised(value).square() for name, value in params.items()}
+    squares = {name: S.to_float32(value).square() for name, value in params.items()}
     return S.inner(curvature, squares) - 2 * S.inner(pull, params)
 
 
@@ -75,13 +75,13 @@ class FedCurvServer(ServerModule):
         return self.client_of(FedCurv)
 
     def setup(self) -> None:
-        names = () if self.client.is_neutral else self.server.trainable
+        names = () if self.client.is_fedavg_equivalent else self.server.trainable
         self.u, self.v = self.server_state(names), self.server_state(names)
         if names and self.client.scope == "last_round":
             self.made = torch.tensor(-1, device=self.server.weights[names[0]].device)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        if not self.client.is_neutral and not is_plain_sgd(optimizer):
+        if not self.client.is_fedavg_equivalent and not is_plain_sgd(optimizer):
             raise ValueError(
                 f"FedCurv's Fisher information is of the weights that the clients sent, and the global weights must "
                 f"stay among these: model.server_optimizer must be torch.optim.SGD without momentum and weight decay, "
@@ -89,7 +89,7 @@ class FedCurvServer(ServerModule):
             )
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        if self.client.is_neutral:
+        if self.client.is_fedavg_equivalent:
             return self.sends(exchange)
         made = {} if self.made is None else {"made": int(self.made)}
         return self.sends(exchange, u=self.u, v=self.v, **made)
@@ -121,7 +121,7 @@ class FedCurv(ClientModule):
     """
 
     server_class = FedCurvServer
-    neutral = {"lam": 0}
+    fedavg_equivalent = {"lam": 0}
     stackable = True
 
     def __init__(
@@ -140,7 +140,10 @@ class FedCurv(ClientModule):
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """The client's pair (`u` or `v`) as far as it is in the server's sum; zeros where it is not."""
+        """The client's pair (`u` or `v`) as far as it is in the server's sum.
+
+        Zeros where it is not.
+        """
         like: State = broadcast.extras[name]
         counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)
@@ -172,7 +175,7 @@ class FedCurv(ClientModule):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         params = S.clone(self.params())
-        if self.is_neutral or not params:
+        if self.is_fedavg_equivalent or not params:
             return {}
         own = {name: self.round[f"own_{name}"] for name in ("u", "v")}
         if not self.num_steps:  # no data: the pair stays

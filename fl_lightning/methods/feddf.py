@@ -17,7 +17,7 @@ from torch.func import functional_call
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import kl_divergence
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
@@ -71,7 +71,10 @@ class FedDFServer(ServerModule):
 
     @property
     def client(self) -> ClientModule:
-        """Client whose net this is; its own weights are not touched."""
+        """Client whose net this is.
+
+        Its own weights are not touched.
+        """
         client: Any = self.server.module
         return client  # type: ignore[no-any-return]
 
@@ -150,7 +153,7 @@ class FedDFServer(ServerModule):
         """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
-            return raised(functional_call(self.client.built_net, entries, (x,)))
+            return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
@@ -160,7 +163,10 @@ class FedDFServer(ServerModule):
         return torch.cat([logits for logits, _ in found]), torch.cat([y for _, y in found])
 
     def accuracy(self, state: State) -> float:
-        """Accuracy on the validation split; NaN without one."""
+        """Accuracy on the validation split.
+
+        NaN without one.
+        """
         if self.validation is None:
             return math.nan
         logits, y = self.logits(state, self.validation)

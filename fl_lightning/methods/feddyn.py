@@ -25,7 +25,10 @@ def dynamic_regularizer(params: State, received: State, gradient: State, alpha: 
 
 
 class FedDynServer(ServerModule):
-    """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α; buffers are the mean's."""
+    """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α.
+
+    Buffers are the mean's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +68,9 @@ class FedDynServer(ServerModule):
 
 
 class FedDyn(ClientModule):
-    """Local loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖² over the shared trainable parameters; then g_i ← g_i − α (y_i − x).
+    """Local loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖² over the shared trainable parameters.
+
+    Then g_i ← g_i − α (y_i − x).
 
     Args:
         alpha: α > 0.
@@ -91,8 +96,8 @@ class FedDyn(ClientModule):
         self.log("train/dynamic", term)
         return loss + term
 
-    def exposure_slope(self, exposure: float) -> float:
-        return 1.0 - self.alpha * exposure
+    def accumulated_lr_slope(self, accumulated_lr: float) -> float:
+        return 1.0 - self.alpha * accumulated_lr
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         if self.num_steps:

@@ -20,7 +20,9 @@ def step_size(mean_square: Tensor, square_of_mean: Tensor, eps: float | Tensor) 
 
 
 class FedEXPAggregator(Aggregator):
-    """w ← w + η_g Σ p_i Δ_i over the trainable weights; the rest takes the mean.
+    """w ← w + η_g Σ p_i Δ_i over the trainable weights.
+
+    The rest takes the mean.
 
     Args:
         eps: ε of the step size, > 0; it should shrink with the square of the local lr.

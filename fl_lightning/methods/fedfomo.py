@@ -39,7 +39,9 @@ def moved_towards(own: StateLike, candidates: Sequence[StateLike], weights: Tens
 
 
 class FedFOMOServer(ServerModule):
-    """Keeps every client's latest model and the affinity of each pair; sends a client the most promising models.
+    """Keeps every client's latest model and the affinity of each pair.
+
+    Sends a client the most promising models.
 
     Its state grows with the number of clients, whatever the cohort: N models of the net's size on the Trainer's
     device and in every checkpoint, since any of them may be sent next round (1,000 clients of a 10 MB net: 10 GB).
@@ -87,7 +89,10 @@ class FedFOMOServer(ServerModule):
         return sorted((best_first if order is None else order)[: client.num_candidates])
 
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
-        """Draw an order of the candidates, with probability epsilon, else None; a study may override it."""
+        """Draw an order of the candidates, with probability epsilon, else None.
+
+        A study may override it.
+        """
         generator = self.server.generator(f"candidates/{client_id}")
         explores = torch.rand((), generator=generator, dtype=torch.float64).item() < epsilon
         return [others[k] for k in torch.randperm(len(others), generator=generator)] if explores else None
@@ -168,7 +173,9 @@ class FedFOMO(InitialModelClient):
 
     @torch.no_grad()
     def move(self, candidates: Sequence[Mapping[str, Tensor]], held: ClientData) -> Tensor:
-        """Move the module towards the candidates by their loss on `held`; returns their helpfulness, (M,) float64.
+        """Move the module towards the candidates by their loss on `held`.
+
+        Returns their helpfulness, (M,) float64.
 
         That of a candidate whose loss is not finite is 0.
         """

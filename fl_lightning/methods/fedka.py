@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fl_lightning.client import ClientModule
 from fl_lightning.client.modes import evaluating, mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_at_least, check_choice
 
@@ -43,7 +43,10 @@ def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: b
 
 
 def kept_columns(split: ClassSplit, columns: Columns = "dropped") -> Tensor:
-    """Choose which logits of an anchor are held: (C,) bool; the dominant classes' are `dropped`, or `all` are kept."""
+    """Choose which logits of an anchor are held: (C,) bool.
+
+    The dominant classes' are `dropped`, or `all` are kept.
+    """
     return torch.ones_like(split.dominant) if columns == "all" else ~split.dominant
 
 
@@ -59,7 +62,7 @@ def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) ->
     Returns:
         (), >= 0; 0 without a valid row or a kept class.
     """
-    squares = (raised(local) - raised(received.detach())).square()
+    squares = (to_float32(local) - to_float32(received.detach())).square()
     return (squares * (valid.unsqueeze(-1) & kept)).sum() / valid.sum().clamp(min=1)
 
 
@@ -98,7 +101,7 @@ class FedKA(ClientModule):
     """
 
     needs = frozenset({"logits", "shared"})
-    neutral = {"beta": 0}
+    fedavg_equivalent = {"beta": 0}
     stackable = False  # some clients have no anchors
 
     def __init__(
@@ -120,7 +123,9 @@ class FedKA(ClientModule):
         self.use_missing, self.use_non_dominant, self.columns = use_missing, use_non_dominant, columns
 
     def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
-        """Draw this round's anchors of a client, at most `max_anchors`; a study may override it.
+        """Draw this round's anchors of a client, at most `max_anchors`.
+
+        A study may override it.
 
         Args:
             plan: `shared` or `local` by class, ascending.
@@ -145,7 +150,7 @@ class FedKA(ClientModule):
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of each sample under the net with its present weights: (n, ...), (n,) -> (n,)."""
         with self.evaluation_mode():
-            logits = torch.cat([raised(self(part)) for part in torch.split(x, 1000)])
+            logits = torch.cat([to_float32(self(part)) for part in torch.split(x, 1000)])
         return F.cross_entropy(logits, y, reduction="none")
 
     def anchor_logits(self, x: Tensor) -> Tensor:

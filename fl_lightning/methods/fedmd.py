@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.utils.settings import check_choice
 
 
@@ -20,7 +20,7 @@ def consensus(knowledge: Tensor) -> Tensor:
 
 def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
     """Mean of |logits − target| over samples and classes: (B, C), (B, C) -> (), float32 or better."""
-    logits = raised(logits)
+    logits = to_float32(logits)
     return (logits - target.to(logits.dtype)).abs().mean()
 
 
@@ -49,7 +49,7 @@ class FedMD(KnowledgeClient):
         self.targets = targets
 
     def predictions(self, logits: Tensor) -> Tensor:
-        return soft_labels(logits, self.temperature) if self.targets == "soft" else raised(logits)
+        return soft_labels(logits, self.temperature) if self.targets == "soft" else to_float32(logits)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         if self.targets == "logits":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy, kl_divergence, true_class
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_above, check_choice, check_numbers
 
@@ -23,9 +23,12 @@ def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temper
 
 
 def not_true_mse(local: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
-    """Mean squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> (); 0 for C = 1."""
+    """Mean squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> ().
+
+    0 for C = 1.
+    """
     others = ~true_class(target, local.shape[1])
-    squares = (raised(local) - raised(teacher)).square() * others
+    squares = (to_float32(local) - to_float32(teacher)).square() * others
     return squares.sum() / (len(local) * max(1, local.shape[1] - 1))
 
 
@@ -37,7 +40,10 @@ def distillation(
     ntd_weight: float = 1.0,
     distance: Literal["kl", "mse"] = "kl",
 ) -> Tensor:
-    """(1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes; "mse" is App. L's NTD."""
+    """(1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes.
+
+    "mse" is App. L's NTD.
+    """
     if distance == "mse":
         return not_true_mse(local, teacher, target)
     if ntd_weight == 1:
@@ -49,8 +55,11 @@ def distillation(
 
 
 def kl_terms(local: Tensor, teacher: Tensor) -> Tensor:
-    """u(c) = q_g(c) log(q_g(c) / q_l(c)); its sum over c is KL(teacher || local): (B, C), (B, C) -> (B, C)."""
-    log_local, log_teacher = (F.log_softmax(raised(logits), 1) for logits in (local, teacher))
+    """u(c) = q_g(c) log(q_g(c) / q_l(c)).
+
+    Its sum over c is KL(teacher || local): (B, C), (B, C) -> (B, C).
+    """
+    log_local, log_teacher = (F.log_softmax(to_float32(logits), 1) for logits in (local, teacher))
     return F.kl_div(log_local, log_teacher, reduction="none", log_target=True)
 
 
@@ -95,7 +104,7 @@ class FedNTD(ClientModule):
     """
 
     needs = frozenset({"logits"})
-    neutral = {"beta": 0}
+    fedavg_equivalent = {"beta": 0}
     stackable = True
 
     def __init__(

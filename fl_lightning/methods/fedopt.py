@@ -54,7 +54,10 @@ class FedOpt(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; a parameter without a gradient and its m, v and t stay as they are."""
+        """Take one step.
+
+        A parameter without a gradient and its m, v and t stay as they are.
+        """
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             beta1, beta2 = group["beta1"], group["beta2"]

@@ -16,7 +16,7 @@ from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import PersonalHeadClient
 from fl_lightning.functional.losses import cross_entropy, true_class
 from fl_lightning.functional.simplex import semidefinite, simplex_minimum
-from fl_lightning.functional.state import clone, raised, weighted_mean
+from fl_lightning.functional.state import clone, to_float32, weighted_mean
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least
 
@@ -30,7 +30,10 @@ class Statistics(NamedTuple):
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64; 0 for an absent class."""
+    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
+
+    0 for an absent class.
+    """
     x, own = features.double(), true_class(labels, num_classes).T.double()
     n = max(len(x), 1)
     h = own @ x / n
@@ -45,7 +48,9 @@ def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11); weights below 0.001 become 0: (m, m) -> (m,).
+    """Minimise αᵀ P α over the simplex (Eq. 11).
+
+    Weights below 0.001 become 0: (m, m) -> (m,).
 
     None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
     """
@@ -107,7 +112,10 @@ class FedPACServer(ServerModule):
         return aggregate
 
     def _combine(self) -> None:
-        """Combine the heads of the participants with data for each of them; the others keep their own."""
+        """Combine the heads of the participants with data for each of them.
+
+        The others keep their own.
+        """
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
         found, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
         if found:
@@ -144,7 +152,7 @@ class FedPAC(PersonalHeadClient):
     def statistics(self, local: ClientData) -> Statistics:
         """Compute the statistics of the client's samples under the body as it is, in eval mode."""
         d, device = self.head.in_features, self.head.weight.device
-        found = self.over(local, lambda batch: (raised(self.features(batch[0])), batch[1]))
+        found = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
         found.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
         features, labels = map(torch.cat, zip(*found, strict=True))
         return feature_statistics(features, labels, self.head.out_features)
@@ -173,7 +181,7 @@ class FedPAC(PersonalHeadClient):
         self.log("train/ce", loss)
         if "targets" not in self.round or "in_body" not in self.round:
             return loss
-        distance = F.mse_loss(raised(features), self.round["targets"][y])
+        distance = F.mse_loss(to_float32(features), self.round["targets"][y])
         self.log("train/alignment", distance)
         return loss + self.lam * distance
 

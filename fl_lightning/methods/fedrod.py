@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule, check_head
 from fl_lightning.functional.losses import calibrated_cross_entropy, cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_at_least
 
@@ -24,7 +24,7 @@ def log_counts(counts: Tensor, gamma: float) -> Tensor:
 
 def balanced_softmax(logits: Tensor, target: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
     """Cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
-    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(raised(logits).dtype))
+    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(to_float32(logits).dtype))
 
 
 def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:
@@ -68,7 +68,10 @@ class FedRoD(ClientModule):
             self.memory["has_head"] = True
 
     def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits of the generic and of the personal head, (B, C) each; the body learns by the former."""
+        """Compute the logits of the generic and of the personal head, (B, C) each.
+
+        The body learns by the former.
+        """
         features = self.features(x)
         with self.forward_context():
             return self.built_net.head(features), self.personal_head(features.detach())
@@ -83,5 +86,8 @@ class FedRoD(ClientModule):
         return balanced + own
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the sum of both heads; with the generic one before the client has its own."""
+        """Predict with the sum of both heads.
+
+        With the generic one before the client has its own.
+        """
         return (lambda x: sum(self.both_heads(x))) if self.memory.get("has_head") else self  # type: ignore[return-value]

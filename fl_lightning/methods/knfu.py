@@ -16,7 +16,10 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Fusion(NamedTuple):
-    """Figures of one round's fusion, float64; rows in the order of `client_ids`."""
+    """Figures of one round's fusion, float64.
+
+    Rows in the order of `client_ids`.
+    """
 
     client_ids: list[int]
     epd: Tensor

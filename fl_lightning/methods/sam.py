@@ -59,7 +59,10 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """One step; `closure` zeroes the gradients, runs forward and backward, and returns the loss."""
+        """One step.
+
+        `closure` zeroes the gradients, runs forward and backward, and returns the loss.
+        """
         again = torch.enable_grad()(closure)
         loss = again()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -77,7 +80,10 @@ class SAM(Optimizer):
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """Leave BatchNorm's running statistics unchanged within the block; it still normalises with the batch."""
+        """Leave BatchNorm's running statistics unchanged within the block.
+
+        It still normalises with the batch.
+        """
         modules = [] if self.module is None or self.bn_second_pass else self.module.modules()
         norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.track_running_stats]
         for norm in norms:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fl_lightning.federation.checkpoint import client_state
 from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_labels
 from fl_lightning.functional.density import DensityRatio
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_below, check_choice
 
@@ -83,7 +83,9 @@ class SelectiveFDServer(KnowledgeServer):
 
 
 class SelectiveFD(KnowledgeClient):
-    """Answers for transfer samples whose density ratio exceeds a quantile of its own; learns from the kept answers.
+    """Answers for transfer samples whose density ratio exceeds a quantile of its own.
+
+    Learns from the kept answers.
 
     Which samples it answers for is found once, at its first participation.
 
@@ -133,7 +135,7 @@ class SelectiveFD(KnowledgeClient):
         return soft_labels(logits, self.temperature)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
-        log_q = (raised(logits) / self.temperature).log_softmax(-1)
+        log_q = (to_float32(logits) / self.temperature).log_softmax(-1)
         return -(knowledge.to(log_q.dtype) * log_q).sum(-1).mean()
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:

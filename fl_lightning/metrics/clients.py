@@ -13,7 +13,9 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_at_mo
 
 
 class ClientAccuracy(FederatedMetric):
-    """Accuracy of every client's model on its own test samples; NaN for a client without.
+    """Accuracy of every client's model on its own test samples.
+
+    NaN for a client without.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), `target` (B, ...) and `client_id`, one number for
     the batch; `compute` gives (N,) float64. The metrics over clients share their states in a `MetricCollection`, where

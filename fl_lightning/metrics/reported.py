@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
@@ -38,7 +38,10 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
-    """Copy a collection for samples that this process alone evaluates; nothing crosses processes."""
+    """Copy a collection for samples that this process alone evaluates.
+
+    Nothing crosses processes.
+    """
     copy = metrics.clone()
     for metric in copy.modules():
         if isinstance(metric, Metric):
@@ -58,7 +61,7 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
             f"model.metrics needs batches (x, y), got {type(batch).__name__}; log the metrics in the module's own steps"
         )
     x, y = batch
-    metrics.update(raised(predict(x)), y)
+    metrics.update(to_float32(predict(x)), y)
 
 
 def computed(metric: Metric | MetricCollection) -> Any:
@@ -69,7 +72,9 @@ def computed(metric: Metric | MetricCollection) -> Any:
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row; those of a vector by the classes, or by number.
+    """Name computed values for a round's row.
+
+    Those of a vector by the classes, or by number.
 
     Args:
         result: what a collection computed, by name.

@@ -13,7 +13,7 @@ from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function
-from fl_lightning.functional.state import State, StateLike, add, raised
+from fl_lightning.functional.state import State, StateLike, add, to_float32
 from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, write_arrays
 from fl_lightning.monitors.probe_figures import plot_landscape
 from fl_lightning.reports.figures import save
@@ -130,7 +130,7 @@ class Surroundings:
 
     def loss(self, params: StateLike, batch: Any) -> Tensor:
         """Mean cross-entropy of a batch."""
-        return F.cross_entropy(raised(self._predict(params, batch[0])), batch[1])
+        return F.cross_entropy(to_float32(self._predict(params, batch[0])), batch[1])
 
     def noise(self, generator: torch.Generator) -> Tensor:
         """A draw ε ~ N(0, I), (D,) float64."""
@@ -141,7 +141,7 @@ class Surroundings:
         params = add(self._params, self._named(scale * direction))
         total, hits, count = 0.0, 0.0, 0
         for x, y in self._batches:
-            logits = raised(self._predict(params, x))
+            logits = to_float32(self._predict(params, x))
             total += float(F.cross_entropy(logits, y, reduction="sum"))
             hits += float((logits.argmax(1) == y).sum())
             count += len(y)

@@ -7,7 +7,7 @@ from pytorch_lightning import Trainer
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.monitors.monitor import Found, Monitor, check_classes
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
@@ -39,7 +39,7 @@ class PredictedDistribution(Monitor):
         if found is not None and not self.exchange:
             inspection = loop.evaluation.inspection
             batches = inspection.batches("transfer")
-            parts = inspection.over(batches, lambda batch: raised(loop.client(batch[0])).softmax(1).cpu())
+            parts = inspection.over(batches, lambda batch: to_float32(loop.client(batch[0])).softmax(1).cpu())
             found["predictions"] = torch.cat(parts)
         super().on_client_end(trainer, loop, update)
 

@@ -16,7 +16,10 @@ def conv_bn(before: int, after: int, kernel: int = 1, stride: int = 1, groups: i
 
 
 class InvertedResidual(nn.Module):
-    """1×1 expansion, 3×3 per channel, 1×1 projection; at stride 1 a shortcut, by a 1×1 convolution to a new width."""
+    """1×1 expansion, 3×3 per channel, 1×1 projection.
+
+    At stride 1 a shortcut, by a 1×1 convolution to a new width.
+    """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -100,7 +100,9 @@ def remove_parts(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process; the operating system unlocks it when the process ends, however it ends.
+    """Lock a folder for this process.
+
+    The operating system unlocks it when the process ends, however it ends.
 
     Args:
         folder: to be locked.
@@ -199,7 +201,10 @@ def check_digest(path: str | Path) -> bool:
 
 
 def loaded(path: str | Path, mmap: bool) -> Any:
-    """Load tensors and plain values; what cannot be mapped, a compressed file or one of an old form, is read whole."""
+    """Load tensors and plain values.
+
+    What cannot be mapped, a compressed file or one of an old form, is read whole.
+    """
     with suppress(Exception):
         if mmap:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -7,7 +7,9 @@ import torch
 
 
 def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> int:
-    """A 63-bit seed for one purpose; equal keys give equal seeds on every machine.
+    """A 63-bit seed for one purpose.
+
+    Equal keys give equal seeds on every machine.
 
     >>> keyed_seed(0, "batches", 3, 1) == keyed_seed(0, "batches", 3, 1) != keyed_seed(0, "batches", 3, 2)
     True

@@ -43,7 +43,7 @@ class Life:
         self.count += 1
 
     def begin_client(self, client_id: int, round_idx: int) -> None:
-        """Note the client that is at work from now on."""
+        """Record the client that is at work from now on."""
         self.client_id, self.round_idx = client_id, round_idx
         self.count += 1
 
@@ -68,7 +68,9 @@ LIFE = Life()
 
 
 def heartbeat() -> None:
-    """Give a sign of life of this process; long work of one's own without clients or batches calls it now and then.
+    """Give a sign of life of this process.
+
+    Long work of one's own without clients or batches calls it now and then.
 
     A process that gives none for `process_timeout` seconds (600) while another one waits for it is ended. The call
     costs no more than an addition, and does nothing else where there is one process only.

@@ -1,4 +1,7 @@
-"""Checks of settings: an error names setting, rule, value and what to do; an unset setting (None) passes."""
+"""Checks of settings: an error names setting, rule, value and what to do.
+
+An unset setting (None) passes.
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -45,7 +48,9 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
 
 
 def check_whole(hint: str = "", /, **settings: object) -> None:
-    """Refuse a setting that is no whole number; `hint` ends the sentence.
+    """Refuse a setting that is no whole number.
+
+    `hint` ends the sentence.
 
     Raises:
         TypeError: naming the setting.
@@ -60,7 +65,9 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
 
 
 def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
-    """Refuse a setting that is no whole number of at least `low`; `hint` ends the sentence.
+    """Refuse a setting that is no whole number of at least `low`.
+
+    `hint` ends the sentence.
 
     Raises:
         TypeError: naming the setting that is no whole number.
@@ -142,7 +149,9 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
 
 
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting below `low`, or NaN; `hint` ends the sentence.
+    """Refuse a setting below `low`, or NaN.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -159,7 +168,9 @@ def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not above `low`; `hint` ends the sentence.
+    """Refuse a setting that is not above `low`.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -176,7 +187,9 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
 
 
 def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting above `high`, or NaN; `hint` ends the sentence.
+    """Refuse a setting above `high`, or NaN.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -193,7 +206,9 @@ def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not below `high`; `hint` ends the sentence.
+    """Refuse a setting that is not below `high`.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -219,7 +234,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
+    """Return True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
 
     >>> import torch
     >>> weights = [torch.nn.Parameter(torch.zeros(1))]
@@ -232,7 +247,9 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
 
 
 def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """Choose the value of a setting that the user gave or the source knows; where both do, it must be the same.
+    """Choose the value of a setting that the user gave or the source knows.
+
+    Where both do, it must be the same.
 
     >>> agreed("num_classes", None, 10)
     10

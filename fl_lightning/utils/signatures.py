@@ -59,7 +59,7 @@ def named_arguments(kind: type) -> list[str]:
 
 
 def unknown_argument(kind: type, name: str) -> str:
-    """Say that a class has no such argument, and where it belongs, or what there is."""
+    """Report that a class has no such argument, and where it belongs, or what there is."""
     known = named_arguments(kind)
     where = next((place for place, names in WHERE.items() if name in names), "")
     near = "".join(f"the nearest is {found!r}; " for found in get_close_matches(name, known, 1))
@@ -105,7 +105,10 @@ def check_overrides(kind: type) -> None:
 
 
 def positional(function: Any, required: bool = False) -> list[str] | None:
-    """List the arguments of a method, or the `required` ones, without self; None: any number, or it is no function."""
+    """List the arguments of a method, or the `required` ones, without self.
+
+    None: any number, or it is no function.
+    """
     if not inspect.isfunction(function):
         return None
     parameters = list(inspect.signature(function).parameters.values())

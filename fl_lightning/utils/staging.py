@@ -15,7 +15,9 @@ LARGEST_SHARE = 0.5
 
 
 class Staging:
-    """Copies batches to a device; the host waits for none of the copies.
+    """Copies batches to a device.
+
+    The host waits for none of the copies.
 
     Args:
         device: where batches belong.
@@ -26,7 +28,10 @@ class Staging:
         self.device, self._begin = device, begin or begin_copy
 
     def begin(self, batch: Any) -> Begun:
-        """Begin the copy of a batch; batches of other types than those of `is_plain` stay where they are."""
+        """Begin the copy of a batch.
+
+        Batches of other types than those of `is_plain` stay where they are.
+        """
         return self._begin(batch, self.device) if is_plain(batch) else lambda: batch
 
     def __call__(self, batch: Any) -> Any:
@@ -59,17 +64,20 @@ class Staging:
 
 
 def staging_for(device: torch.device) -> Staging | None:
-    """Choose what copies batches to a device; None: they need no copy, or gain nothing by this one."""
+    """Choose what copies batches to a device.
+
+    None: they need no copy, or gain nothing by this one.
+    """
     return Staging(device) if device.type == "cuda" else None
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """True where samples of this size may lie on the device."""
+    """Return True where samples of this size may lie on the device."""
     return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def is_plain(nest: Any) -> bool:
-    """True for dense tensors of the host in nests of list, tuple and dict, beside numbers and texts.
+    """Return True for dense tensors of the host in nests of list, tuple and dict, beside numbers and texts.
 
     Other types know best how they are moved: they may hold tensors that nobody else finds.
 
@@ -99,7 +107,10 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def begin_copy(batch: Any, device: torch.device) -> Begun:
-    """Begin the copy of a batch to a GPU; what is returned lets the present stream wait for it."""
+    """Begin the copy of a batch to a GPU.
+
+    What is returned lets the present stream wait for it.
+    """
     side = side_stream(device)
     with torch.cuda.stream(side):
         there = mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))

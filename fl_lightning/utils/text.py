@@ -36,7 +36,9 @@ def drawable(text: str) -> str:
 
 
 def as_cell(text: str) -> str:
-    """Mark a name that a spreadsheet would run as a formula by a `'` before it; numbers and other names stay.
+    """Mark a name that a spreadsheet would run as a formula by a `'` before it.
+
+    Numbers and other names stay.
 
     >>> [as_cell(text) for text in ("=1+1", "'=1", "-1.5", "loss")]
     ["'=1+1", "''=1", '-1.5', 'loss']
@@ -45,7 +47,10 @@ def as_cell(text: str) -> str:
 
 
 def as_row(cells: Iterable[Any]) -> list[Any]:
-    """Mark the names in a row of a table; what is no text stays."""
+    """Mark the names in a row of a table.
+
+    What is no text stays.
+    """
     return [as_cell(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
@@ -67,7 +72,7 @@ def of_cell(cell: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """True for a text that is a number."""
+    """Return True for a text that is a number."""
     try:
         float(text)
     except ValueError:

@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 
-class BareStep:
+class UnwrappedStep:
     """Steps an optimizer by the function inside torch's `step`, where nobody listens to it.
 
     `step` is wrapped in a profiler's label and in calls of hooks, which take longer than the arithmetic of a small net.
@@ -33,7 +33,7 @@ class BareStep:
             handle.remove()
 
     @classmethod
-    def of(cls, optimizer: Optimizer, counted: RemovableHandle) -> "BareStep | None":
+    def of(cls, optimizer: Optimizer, counted: RemovableHandle) -> "UnwrappedStep | None":
         """The bare step of an optimizer, or None where its `step` is not torch's own or is differentiated."""
         function = unwrapped_step(type(optimizer).step)
         if function is None or optimizer.defaults.get("differentiable"):
@@ -41,7 +41,10 @@ class BareStep:
         return cls(optimizer, function, counted)
 
     def __call__(self) -> bool:
-        """Take a step; False, and no step, where there is another hook or where `step` was replaced."""
+        """Take a step.
+
+        False, and no step, where there is another hook or where `step` was replaced.
+        """
         listened = len(self._after() or ()) != 1 or self._before() or self._before_any() or self._after_any()
         if listened or "step" in vars(self.optimizer) or type(self.optimizer).step is not self._step:
             return False
@@ -55,7 +58,9 @@ def no_hook(*_: Any) -> None:
 
 
 def unwrapped_step(step: Any) -> Callable[[Optimizer], Any] | None:
-    """The function under torch's own decorators; None where a layer is somebody else's.
+    """The function under torch's own decorators.
+
+    None where a layer is somebody else's.
 
     >>> unwrapped_step(torch.optim.SGD.step).__qualname__
     'SGD.step'

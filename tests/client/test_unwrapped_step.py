@@ -8,8 +8,8 @@ import torch
 from torch import optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fl_lightning.client.bare_step import unwrapped_step
 from fl_lightning.client.optimizers import LocalOptimizer
+from fl_lightning.client.unwrapped_step import unwrapped_step
 
 OTHERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
 SHAPES = [(10,), (4, 3), (40, 24, 5, 5), (600, 77)]

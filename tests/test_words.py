@@ -1,0 +1,45 @@
+"""The language of the package: first lines of docstrings, and names that say nothing."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "fl_lightning"
+FIRST_LINES = (
+    *("aggregation", "attacks", "client", "data", "distributed", "engines", "federation", "functional", "members"),
+    *("methods", "metrics", "nets", "utils"),
+)
+"""Rooms whose docstrings begin with one plain sentence."""
+
+NAMES = ("attacks", "nets")
+"""Rooms whose locals are named for the thing they hold."""
+
+HEADLESS = ("Say", "Note", "What", "Where", "How", "Why")
+EMPTY = {"found", "own", "one", "said", "told"}
+
+
+def documented(room):
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                yield f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}", text.splitlines()[0]
+
+
+@pytest.mark.parametrize("room", FIRST_LINES)
+def test_a_docstring_begins_with_one_plain_sentence(room):
+    lines = dict(documented(room))
+    assert lines
+    assert {place: line for place, line in lines.items() if ";" in line.replace(r"\;", "").split("$")[0]} == {}
+    assert {place: line for place, line in lines.items() if line.split()[0].rstrip(",") in HEADLESS} == {}
+
+
+@pytest.mark.parametrize("room", NAMES)
+def test_a_local_is_named_for_what_it_holds(room):
+    nameless = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.id}"
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY
+    ]
+    assert nameless == []
