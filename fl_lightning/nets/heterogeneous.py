@@ -9,7 +9,9 @@ from fl_lightning.nets.backbone import Backbone
 
 
 class HeterogeneousNets(Backbone):
-    """Several nets, of which client i uses net i mod len(nets); as many nets as clients give each its own.
+    """Several nets, of which client i uses net i mod len(nets).
+
+    As many nets as clients give each its own.
 
     All clients of one net start from one initialisation; a net that is listed twice is initialised twice.
 
@@ -44,7 +46,7 @@ class HeterogeneousNets(Backbone):
         self.client_id = client_id
 
     def has(self, client_id: int, name: str) -> bool:
-        """True where the entry (or module) `name` of this net's state dict is the client's."""
+        """Tell whether the entry (or module) `name` of this net's state dict is the client's."""
         place = name.split(".")
         return place[0] != "nets" or len(place) == 1 or place[1] == str(client_id % len(self.nets))
 

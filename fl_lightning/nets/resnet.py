@@ -66,7 +66,10 @@ class ResNet(BodyAndHead):
 
 
 class ThinBlock(nn.Module):
-    """Two 3×3 convolutions; where the width grows, the shortcut drops every second pixel and adds zero channels."""
+    """Two 3×3 convolutions and a shortcut.
+
+    Where the width grows, the shortcut drops every second pixel and adds zero channels.
+    """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
