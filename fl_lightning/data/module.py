@@ -236,10 +236,7 @@ class FederatedDataModule(LightningDataModule):
         return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device, early: bool = True) -> None:
-        """Move the samples in memory to `device`.
-
-        Batches of others are copied there when they are read, if `early`.
-        """
+        """Move the samples in memory to `device`, and copy batches of others there when they are read, if `early`."""
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
@@ -253,10 +250,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`.
-
-        None where there is neither.
-        """
+        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either."""
         validates = self.source.validation is not None if self._splits else self.source.validates
         if self.holdout_sizes["val"] or validates:
             return "val"
@@ -285,9 +279,9 @@ class FederatedDataModule(LightningDataModule):
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """The client's samples, as int64 indices into the split.
+        """Get the client's samples, as int64 indices into the split.
 
-        Of a set that everyone holds, all of them.
+        Of a set that everyone holds, these are all.
 
         Raises:
             ValueError: for a split that no client sees.
@@ -314,15 +308,12 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64.
-
-        Errors are those of `count_labels`.
-        """
+        """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
         self.client_indices("train", 0)
         return self.count_labels(self._clients["train"])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
-        """Training samples of each part and class, (len(parts), C) int64.
+        """Count the training samples of each part and class, (len(parts), C) int64.
 
         Args:
             parts: int64 indices (n,) into the training split.
@@ -336,27 +327,24 @@ class FederatedDataModule(LightningDataModule):
         return label_counts(labels, parts, num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
-        """One client's data in one round."""
+        """Make the view of one client's data in one round."""
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
-        """Every client's data, as `(client_id, round_idx) -> ClientView`."""
+        """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
         self.client_indices("train", 0)
         if isinstance(self.samples, ClientStreams):
             return self.samples.view
         return partial(ClientView, self, self._splits["train"], self.samples.current)
 
     def size(self, client_id: int) -> int:
-        """Training samples of a client.
-
-        Of one that has a stream, those of its longest pass.
-        """
+        """Count the training samples of a client, for a stream those of its longest pass."""
         self.client_indices("train", 0)
         return self.samples.size(client_id)
 
     @property
     def has_streams(self) -> bool:
-        """True where the training samples are a stream for each client."""
+        """Tell whether the training samples are a stream for each client."""
         return isinstance(self._splits.get("train"), StreamSplit)
 
     def limit_streams(self, batches: int) -> None:
@@ -367,9 +355,7 @@ class FederatedDataModule(LightningDataModule):
             self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have only `count` of its training samples of a class from now on.
-
-        None: all it was dealt.
+        """Let a client have only `count` of its training samples of a class from now on, or with None all.
 
         To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
         only; the client's test samples stay. The counts are part of every checkpoint.
@@ -415,6 +401,6 @@ class FederatedDataModule(LightningDataModule):
         return self._batches_of("test" if own is None else "predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
-        """This process's evaluation batches of a split."""
+        """Make this process's evaluation batches of a split."""
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)

@@ -1,4 +1,4 @@
-"""Launcher around Lightning's: the run's first error, of whichever process, is the one that is raised."""
+"""Launcher around Lightning's, which raises the run's first error, of whichever process."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ class RemoteTracebackError(Exception):
 
 
 class WatchedLauncher:
-    """Passes everything on to a launcher of Lightning's, but the errors and the ends of its processes.
+    """Passes all calls on to a launcher of Lightning's, and handles errors and ends of its processes.
 
     Args:
         inner: the launcher.
@@ -129,10 +129,7 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(mail: Path, ended: Exception) -> BaseException:
-    """Choose the error that the others follow from.
-
-    Where no process has left one, say how one ended.
-    """
+    """Choose the error that the others follow from, or tell how a process ended where none has left one."""
     found: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
@@ -159,5 +156,5 @@ def end_all(processes: Sequence[Any]) -> None:
 
 
 def alive(process: Any) -> bool:
-    """Return True for a process (of subprocess or multiprocessing) that runs."""
+    """Tell whether a process (of subprocess or multiprocessing) runs."""
     return bool(process.is_alive() if hasattr(process, "is_alive") else process.poll() is None)

@@ -1,7 +1,4 @@
-"""Strategy that spreads the clients of a round over processes.
-
-No gradient is ever synchronised.
-"""
+"""Strategy that spreads the clients of a round over processes, without synchronised gradients."""
 
 import os
 import sys
@@ -22,9 +19,7 @@ WHOLE_ROUND = timedelta(days=1)
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Each process trains its share of the cohort.
-
-    Sums of weights cross once per exchange.
+    """Trains a share of the cohort in each process, and sends sums of weights across once per exchange.
 
     Registered as `client_parallel` (one script per process), `client_parallel_spawn`, `client_parallel_fork` and
     `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
@@ -51,7 +46,7 @@ class ClientParallelStrategy(DDPStrategy):
 
     @property
     def launcher(self) -> Any:
-        """Lightning's launcher, under watch: what one process raises is said once."""
+        """Lightning's launcher, under watch, so that an error of one process is reported once."""
         found = super().launcher
         return found if found is None else WatchedLauncher(found, self)
 
@@ -65,7 +60,7 @@ class ClientParallelStrategy(DDPStrategy):
                 self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
 
     def _last_word(self, error: BaseException) -> None:
-        """Explain why the run ends, in place of the main thread, which is stuck."""
+        """Print why the run ends, in place of the main thread, which is stuck."""
         if self.watch is None:
             return
         if self._mail is not None:

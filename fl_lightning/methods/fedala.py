@@ -21,18 +21,18 @@ WINDOW = 10
 
 
 def mixed(own: State, received: State, mixing: State) -> State:
-    """θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
+    """Mix θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
     return {name: value + (received[name] - value) * mixing[name] for name, value in own.items()}
 
 
 def stepped(mixing: State, gradients: State, own: State, received: State, eta: float) -> State:
-    """A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
+    """Step A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
     moved = S.sub(received, own)
     return {name: (value - eta * gradients[name] * moved[name]).clamp(0, 1) for name, value in mixing.items()}
 
 
 def settled(losses: Sequence[float], threshold: float) -> bool:
-    """Return True after more than ten passes whose last ten losses have a std (of all ten) below the threshold.
+    """Tell whether, after more than ten passes, the last ten losses have a std (of all ten) below the threshold.
 
     >>> settled([5.0] * 10, 0.1), settled([5.0] * 11, 0.1)
     (False, True)
@@ -105,7 +105,7 @@ class FedALA(OwnModelClient):
         self.memory["mixing"] = mixing
 
     def finished(self, losses: Sequence[Tensor], first: bool) -> bool:
-        """True after the last pass of a mixing, by the losses of its passes."""
+        """Tell, by the losses of its passes, whether a mixing has had its last pass."""
         if not first:
             return len(losses) >= self.epochs
         if self.first_epochs is not None:
@@ -113,10 +113,7 @@ class FedALA(OwnModelClient):
         return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
     def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, Tensor]:
-        """Step the mixing weights once a batch.
-
-        Returns them, and the mean loss, each batch's before its step.
-        """
+        """Step the mixing weights once a batch, and return them with the mean loss, each batch's before its step."""
 
         def step(batch: Batch) -> Tensor:
             nonlocal mixing

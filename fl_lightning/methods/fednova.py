@@ -27,7 +27,7 @@ LARGEST_WEIGHT = 5.0
 
 
 def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
+    """Compute τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
 
     >>> effective_length([1.0, 4.0], sizes=[2, 1])
     2.0
@@ -36,9 +36,7 @@ def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
 
 
 class FedNovaAggregator(Aggregator):
-    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights.
-
-    The rest takes the mean.
+    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights, and the mean for the rest.
 
     Args:
         tau_eff: `accumulated_lr`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as

@@ -23,13 +23,13 @@ from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
 from fl_lightning.utils.settings import check_choice, is_plain_sgd
 
 
-def control_change(received: State, trained: State, control: State, accumulated_lr: float | Tensor) -> State:
-    """c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
-    return {name: (value - trained[name]) / accumulated_lr - control[name] for name, value in received.items()}
+def control_change(received: State, trained: State, control: State, exposure: float | Tensor) -> State:
+    """Compute c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
+    return {name: (value - trained[name]) / exposure - control[name] for name, value in received.items()}
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
-    """c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+    """Compute c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -131,7 +131,7 @@ class SCAFFOLD(ClientModule):
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """θ ← θ − lr (c − c_i), after a step."""
+        """Correct θ ← θ − lr (c − c_i), after a step."""
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr

@@ -100,9 +100,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process.
-
-    The operating system unlocks it when the process ends, however it ends.
+    """Lock a folder for this process, until it unlocks it or ends, however it ends.
 
     Args:
         folder: to be locked.
@@ -129,7 +127,7 @@ def lock_folder(folder: Path, wait: bool = False) -> int | None:
 
 
 class _Hashed:
-    """Passes bytes on to a file, and hashes them."""
+    """A file that hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -201,10 +199,7 @@ def check_digest(path: str | Path) -> bool:
 
 
 def loaded(path: str | Path, mmap: bool) -> Any:
-    """Load tensors and plain values.
-
-    What cannot be mapped, a compressed file or one of an old form, is read whole.
-    """
+    """Load tensors and plain values, mapped where `mmap` is set and the file's form allows it, else whole."""
     with suppress(Exception):
         if mmap:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,4 +1,4 @@
-"""Signatures: arguments that a constructor does not have, and hooks that cannot be called as the package calls them."""
+"""Checks of signatures: unknown arguments of a constructor, and hooks that the package could not call."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ def named_arguments(kind: type) -> list[str]:
 
 
 def unknown_argument(kind: type, name: str) -> str:
-    """Report that a class has no such argument, and where it belongs, or what there is."""
+    """Word the error for an unknown argument of a class: where it belongs, or what there is."""
     known = named_arguments(kind)
     where = next((place for place, names in WHERE.items() if name in names), "")
     near = "".join(f"the nearest is {found!r}; " for found in get_close_matches(name, known, 1))
@@ -68,7 +68,7 @@ def unknown_argument(kind: type, name: str) -> str:
 
 
 def checks_arguments(init: Init) -> Init:
-    """Let a constructor without `**base` refuse arguments that it does not have, or has no more."""
+    """Make a constructor without `**base` refuse unknown and removed arguments."""
     known = inspect.signature(init).parameters
 
     @wraps(init)
@@ -84,7 +84,7 @@ def checks_arguments(init: Init) -> Init:
 
 
 def check_overrides(kind: type) -> None:
-    """Refuse a class of the user's whose method cannot be called as the package calls the one that it overrides.
+    """Refuse a user's class with a method that cannot be called as the overridden one is.
 
     Further arguments with defaults, `*args` and `**kwargs` are free; what is no plain function is not looked at, nor
     what a class of another library has with arguments of its own.

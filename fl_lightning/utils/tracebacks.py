@@ -8,7 +8,7 @@ CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim
 
 
 def raised_by_check(error: BaseException) -> bool:
-    """Return True for an error of a `raise` statement in one of the packages `CHECKED`, in this process or another."""
+    """Tell whether an error is of a `raise` statement in one of the packages `CHECKED`, in any process."""
     if (known := getattr(error, "raised_by_check", None)) is not None:
         return bool(known)
     found = list(walk_tb(error.__traceback__))
