@@ -404,7 +404,7 @@ class RoundOutcome:
     @property
     def is_over(self) -> bool:
         """Tell whether no further exchange is needed."""
-        return bool(self.lost or self.repeats or self.problem)
+        return bool(self.aborted or self.repeats or self.problem)
 
     def leave_out(self, failed: Mapping[int, str]) -> None:
         """Leave out clients, with the reasons, and keep nothing of them."""

@@ -20,7 +20,7 @@ def consensus(knowledge: Tensor) -> Tensor:
 
 def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
     """Average |logits − target| over samples and classes: (B, C), (B, C) -> (), float32 or better."""
-    logits = raised(logits)
+    logits = to_float32(logits)
     return (logits - target.to(logits.dtype)).abs().mean()
 
 

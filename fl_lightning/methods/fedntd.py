@@ -50,7 +50,7 @@ def distillation(
 
 def kl_terms(local: Tensor, teacher: Tensor) -> Tensor:
     """Compute u(c) = q_g(c) log(q_g(c) / q_l(c)), whose sum is KL(teacher || local): (B, C), (B, C) -> (B, C)."""
-    log_local, log_teacher = (F.log_softmax(raised(logits), 1) for logits in (local, teacher))
+    log_local, log_teacher = (F.log_softmax(to_float32(logits), 1) for logits in (local, teacher))
     return F.kl_div(log_local, log_teacher, reduction="none", log_target=True)
 
 

@@ -24,7 +24,7 @@ def log_counts(counts: Tensor, gamma: float) -> Tensor:
 
 def balanced_softmax(logits: Tensor, target: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
     """Compute the cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
-    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(raised(logits).dtype))
+    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(to_float32(logits).dtype))
 
 
 def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:

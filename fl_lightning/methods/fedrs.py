@@ -33,7 +33,7 @@ def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> T
 
     A class of scale 0 keeps e⁰ in the denominator.
     """
-    return cross_entropy(raised(logits) * scale, target)
+    return cross_entropy(to_float32(logits) * scale, target)
 
 
 class FedRS(ClientModule):

@@ -23,9 +23,9 @@ from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
 from fl_lightning.utils.settings import check_choice, is_plain_sgd
 
 
-def control_change(received: State, trained: State, control: State, exposure: float | Tensor) -> State:
+def control_change(received: State, trained: State, control: State, accumulated_lr: float | Tensor) -> State:
     """Compute c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
-    return {name: (value - trained[name]) / exposure - control[name] for name, value in received.items()}
+    return {name: (value - trained[name]) / accumulated_lr - control[name] for name, value in received.items()}
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
