@@ -19,9 +19,9 @@ from fl_lightning.cli.classes import (
     same_name,
 )
 from fl_lightning.cli.meaning import meant, nearest
-from fl_lightning.members.faults import place_of
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
+from fl_lightning.utils.tracebacks import place_of
 
 PROG = "fl-lightning"
 COMMANDS = ("methods", "configs", "check", "compare", "figure", "report")

@@ -33,7 +33,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs import folder as runs
 from fl_lightning.runs.best import BestCheckpoint, Mode
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import as_list
 
 DEFAULTS = {
@@ -78,13 +78,13 @@ class SaveConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder, text = Path(trainer.default_root_dir), self._dumped()
-            write_atomically(folder / self.config_filename, lambda part: part.write_text(text, encoding="utf-8"))
+            write_file(folder / self.config_filename, text)
             changed = pl_module.identity.changed if isinstance(pl_module, FederatedLoop) else []
             if changed:
                 lines = [f"round {trainer.current_epoch}: {change}\n" for change in changed]
                 before = (folder / CHANGES).read_text(encoding="utf-8") if (folder / CHANGES).is_file() else ""
                 after = before + "".join(lines)
-                write_atomically(folder / CHANGES, lambda part: part.write_text(after, encoding="utf-8"))
+                write_file(folder / CHANGES, after)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Refuse to write a round to a folder that was deleted: it would hold a part of a run.

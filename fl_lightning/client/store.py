@@ -15,7 +15,7 @@ from fl_lightning.client.checkpoint_io import FederatedCheckpointIO, delete
 from fl_lightning.client.records import FileRecord, decode, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
 from fl_lightning.utils.devices import to_device
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_atomically, write_file
 from fl_lightning.utils.settings import check_at_least
 
 CHECKED_AT_START = 2**30
@@ -151,7 +151,7 @@ class ClientStore:
         if not path.exists():  # else an earlier run wrote the same, and a checkpoint may need it
             self._fresh.add(file.name)
         try:
-            write_atomically(path, lambda part: part.write_bytes(content))
+            write_file(path, content)
         except OSError as error:
             raise OSError(
                 f"the client store cannot write {path} ({error.strerror or error}); set model.store.folder to one "

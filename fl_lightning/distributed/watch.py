@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from time import monotonic
-from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from fl_lightning.utils.life import LIFE, Sign
+from fl_lightning.utils.tracebacks import module_of
 
 TICK = 0.5
 """Seconds between two messages."""
@@ -275,5 +275,4 @@ class Watch:
 
 def of_a_collective(error: BaseException) -> bool:
     """Tell whether an error is of torch's process group: another process is gone."""
-    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
-    return isinstance(error, RuntimeError) and bool(modules) and modules[-1].startswith("torch.distributed")
+    return isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")

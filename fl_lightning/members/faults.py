@@ -1,13 +1,8 @@
 """Faults of clients, rules and servers: their settings, their errors, and which clients a run has left out."""
 
-import os
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from linecache import getline
 from numbers import Integral
-from pathlib import Path
-from traceback import walk_tb
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,10 +13,7 @@ from fl_lightning.aggregation.guard import Violation
 from fl_lightning.client.hooks import overridden
 from fl_lightning.types import ClientUpdate, Member, RoundOutcome, State
 from fl_lightning.utils.settings import check_above, check_choice, check_count
-
-PACKAGE = str(Path(__file__).parents[1])
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Folders whose files are not the user's own."""
+from fl_lightning.utils.tracebacks import place_of, users_lines
 
 
 class FaultError(RuntimeError):
@@ -163,7 +155,7 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
         return ClientError(sentence, client_id, text, taken_in)
     said = f": {text}" if text else ""
-    remedies = ["mend that line"] if frames_of(error)[1] else []
+    remedies = ["mend that line"] if users_lines(error) else []
     if isinstance(error, StopIteration):
         remedies = ["end your own generators by return"]
     remedy = ", or ".join([*remedies, "set model.faults.on_error to skip"])
@@ -184,28 +176,6 @@ def as_raised(error: Exception) -> Exception:
         found.__cause__ = cause
         return found
     return error
-
-
-def frames_of(error: Exception) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """List the files and lines that an error came through, and those of them that are the user's own."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    return frames, [(name, line) for name, line in frames if not name.startswith((PACKAGE + os.sep, *LIBRARIES, "<"))]
-
-
-def place_of(error: Exception) -> tuple[str, bool]:
-    """Find the user's own line that an error came through last, and whether a check of the package raised it.
-
-    Returns:
-        "file, line n", empty where no file of the user's is involved; and True for an error of the package's own.
-    """
-    frames, users = frames_of(error)
-    checks = isinstance(error, ValueError | TypeError | TimeoutError) and bool(frames)
-    own = checks and frames[-1][0].startswith(PACKAGE + os.sep) and getline(*frames[-1]).lstrip().startswith("raise ")
-    if not users:
-        return ("" if own or not frames else "{}, line {}".format(*frames[-1])), own
-    name, line = users[-1]
-    relative = os.path.relpath(name)
-    return f"{name if relative.startswith('..') else relative}, line {line}", own
 
 
 def has_layout(weights: State | None, shared: State) -> bool:

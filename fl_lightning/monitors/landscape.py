@@ -9,12 +9,12 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
 
-from fl_lightning.engines.inspection import Inspection, Moment
+from fl_lightning.engines.inspection import Inspection
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.state import State, StateLike, add, to_float32
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, write_arrays
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, write_arrays
 from fl_lightning.monitors.probe_figures import plot_landscape
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
@@ -69,7 +69,7 @@ class LossLandscape(Monitor):
         check_classes(loop, self)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._measure(loop, ended(loop, update.client_id), update.client_id)
+        found |= self._measure(loop, update.client_id)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         for client_id, values in found.items():
@@ -78,7 +78,7 @@ class LossLandscape(Monitor):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the new global model."""
         if isinstance(pl_module, FederatedLoop) and self.measures(trainer) and pl_module.weights.shared:
-            found = self._measure(pl_module, ("aggregate", trainer.current_epoch), -1)
+            found = self._measure(pl_module, -1)
             first, second = found["eigenvalues"].tolist()
             add_to_row(pl_module, {"global/hessian/1": first, "global/hessian/2": second})
             self._write(trainer, found, "global")
@@ -92,7 +92,7 @@ class LossLandscape(Monitor):
 
     # --- of one model --------------------------------------------------------------------------------------------
 
-    def _measure(self, loop: FederatedLoop, moment: Moment, client_id: int) -> dict[str, Tensor]:
+    def _measure(self, loop: FederatedLoop, client_id: int) -> dict[str, Tensor]:
         inspection = loop.evaluation.inspection
         batches = inspection.over(inspection.batches(self.split, self.samples), lambda batch: batch)
         params = {name: value.detach() for name, value in inspection.client.trained().items()}

@@ -29,7 +29,7 @@ from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
 from fl_lightning.reports.saved import Group, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
 
@@ -190,14 +190,9 @@ def write_figure(
             encoded = {f"{stem}.{form}": drawn(content, form) for form in forms}
             parts.append(Picture(stem.replace("/", "-"), content, said, wide=bool(content.get_figwidth() > WIDE)))
         for file, data in encoded.items():
-            write_bytes(output / file, data)
+            write_file(output / file, data)
             files.append(output / file)
     page = output / f"{name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_page(page, heading, [Section(name, parts)])
     return [*files, page]
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, in one move."""
-    write_atomically(path, lambda part: part.write_bytes(data))

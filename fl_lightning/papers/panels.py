@@ -13,6 +13,7 @@ from fl_lightning.reports.figures import (
     COLOURS,
     GREY,
     STYLES,
+    Numbers,
     in_legend,
     label_places,
     label_rounds,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Numbers = NDArray[np.float64]
 LEGEND_SIZE = 9
 """Points of the letters in a legend."""
 LEGEND_SPACE = 5.5 * LEGEND_SIZE

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
-from fl_lightning.papers.panels import Numbers, draw_line, finish, panels
+from fl_lightning.papers.panels import draw_line, finish, panels
+from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import LAST
 from fl_lightning.utils.text import drawable

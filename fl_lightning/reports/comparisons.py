@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_lightning.reports.figures import (
     COLOURS,
     GREY,
     STYLES,
+    Numbers,
     finite,
     in_legend,
     label_places,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Numbers = NDArray[np.float64]
 WIDTH = 4.7
 """Inches; a phone shows letters of such a figure in a readable size."""
 

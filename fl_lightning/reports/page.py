@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.reports.result_tables import Table, as_html, shown
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
         f"<title>{shown(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<h1>{shown(title)}</h1>\n{body}\n</body>\n</html>\n"
     )
-    write_atomically(path, lambda part: part.write_text(page, encoding="utf-8"))
+    write_file(path, page)
 
 
 def section_html(section: Section) -> str:

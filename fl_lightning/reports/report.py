@@ -16,7 +16,7 @@ from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_pa
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import SCOPES, compare, in_percent, known_metrics, table_of
 from fl_lightning.reports.saved import Counts, Group, Numbers, data_differences, differing
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,8 +80,7 @@ def title_of(groups: Sequence[Group]) -> str:
 
 def save(figure: "Figure", path: Path, form: str) -> None:
     """Write a figure to a file of its own."""
-    content = drawn(figure, form)
-    write_atomically(path, lambda part: part.write_bytes(content))
+    write_file(path, drawn(figure, form))
 
 
 def sections_of(groups: Sequence[Group], tables: Sequence[Table | str]) -> list[Section]:

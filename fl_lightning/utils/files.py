@@ -64,6 +64,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         flush_to_disk(path.parent)
 
 
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file in one move, text as UTF-8."""
+    encoded = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda part: part.write_bytes(encoded))
+
+
 def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write a csv file in one move, with its names marked."""
 

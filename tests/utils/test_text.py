@@ -7,13 +7,13 @@ from itertools import product
 
 import pytest
 
-from fl_lightning.cli.compare.results import write_rows
 from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
 from fl_lightning.reports.results import as_csv, compare
 from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import write_partition
 from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import as_cell, drawable, of_cell, printable
 from tests.reports.saved_runs import settings, write_run
 
@@ -67,7 +67,7 @@ def test_tables_of_a_run_hold_no_formulas_and_are_read_back(tmp_path):
     assert (tmp_path / "clients.csv").read_text("utf-8") == before
     assert read_columns(tmp_path / "clients.csv").keys() == {"round", *NAMES}
 
-    write_rows(tmp_path / "cells.csv", NAMES, [NAMES, [-1.5, "=1", None]])
+    write_table(tmp_path / "cells.csv", [NAMES, NAMES, [-1.5, "=1", None]])
     for file in tmp_path.glob("*.csv"):
         cells = cells_of(file)
         assert len(cells) > len(NAMES)

@@ -22,7 +22,7 @@ from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.saved import TEST
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint, runs
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 
 DONE = "done.json"
 """Name of the file that a cell's run has when it is complete."""
@@ -136,7 +136,7 @@ def prepare(cell: Cell, folder: Path) -> bool:
             f"{cell.name} in {folder} has {done.rounds} rounds already, and trainer.{name} is {cell.max_rounds}; ask "
             f"for at least as many, or give another --output"
         )
-    write_atomically(files.config, lambda part: part.write_text(cell.text(), encoding="utf-8"))
+    write_file(files.config, cell.text())
     return done is None or done.limits != cell.limits
 
 
@@ -252,4 +252,4 @@ def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
 def write_json(path: Path, content: Any) -> None:
     """Write plain values, in one move."""
     text = json.dumps(content, indent=1) + "\n"
-    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_file(path, text)

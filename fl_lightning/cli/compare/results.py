@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.grid import Case, Cell, described
@@ -10,7 +9,7 @@ from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import as_latex, as_markdown
 from fl_lightning.reports.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
 from fl_lightning.reports.saved import Group, SavedRun, read_run
-from fl_lightning.utils.files import write_atomically, write_table
+from fl_lightning.utils.files import write_file, write_table
 from fl_lightning.utils.text import printable
 
 
@@ -46,9 +45,9 @@ def write_results(
         if groups
     ]
     tables = [table_of(one) for one in found]
-    write_text(folder / "results.csv", as_csv(found))
-    write_text(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, tables)]))
-    write_text(folder / "results.tex", "\n".join(map(as_latex, tables)))
+    write_file(folder / "results.csv", as_csv(found))
+    write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, tables)]))
+    write_file(folder / "results.tex", "\n".join(map(as_latex, tables)))
     every = {cell.name: cell for group in cells.values() for cell in group}
     rows = []
     for name, run in runs.items():
@@ -56,7 +55,7 @@ def write_results(
         for key in keys:
             values = statistics_of(run, key)
             rows += [[*start, key, *(values.get(statistic, "") for statistic in STATISTICS)]] if values else []
-    write_rows(folder / "cells.csv", ["cell", "method", "settings", "seed", "metric", *STATISTICS], rows)
+    write_table(folder / "cells.csv", [["cell", "method", "settings", "seed", "metric", *STATISTICS], *rows])
     groups = grouped(every.values(), runs, with_settings=len(cells) > 1)
     if groups:
         page = write_report(groups, folder, tables=tables, notes=notes)
@@ -72,13 +71,3 @@ def grouped(cells: Iterable[Cell], runs: Mapping[str, SavedRun], with_settings: 
             label = ", ".join(filter(None, [cell.method, described(cell.settings) if with_settings else ""]))
             found.setdefault(label, []).append(runs[cell.name])
     return [Group(label, members) for label, members in found.items()]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, in one move."""
-    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table as csv."""
-    write_table(path, [header, *rows])

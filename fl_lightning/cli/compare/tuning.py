@@ -5,11 +5,11 @@ from pathlib import Path
 
 from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.grid import Case, Cell, cells_of, check_names, described, option_names
-from fl_lightning.cli.compare.results import write_rows
 from fl_lightning.cli.compare.running import Grid, run_cells
 from fl_lightning.reports.results import statistics_of
 from fl_lightning.reports.saved import read_run
 from fl_lightning.runs.value_names import is_lower_better
+from fl_lightning.utils.files import write_table
 
 
 def tune(
@@ -57,7 +57,7 @@ def tune(
             f"({metric} {scored[best]:.4g}, the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)})."
         )
         rows += [[method, described(case), described(c), scores[c], c == best] for c in choices]
-    write_rows(grid.output / "tuning.csv", ["method", "case", "settings", metric, "chosen"], rows)
+    write_table(grid.output / "tuning.csv", [["method", "case", "settings", metric, "chosen"], *rows])
     return said
 
 
