@@ -85,9 +85,9 @@ def samples_at_once(params: StateLike) -> int:
 
 def first_length(batch: Any) -> int:
     """Count the samples in a batch, by the length of its first tensor."""
-    found: list[int] = []
-    apply_to_collection(batch, Tensor, lambda t: found.append(len(t)))
-    return found[0]
+    lengths: list[int] = []
+    apply_to_collection(batch, Tensor, lambda t: lengths.append(len(t)))
+    return lengths[0]
 
 
 class _Method(nn.Module):
