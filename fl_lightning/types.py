@@ -19,9 +19,6 @@ Batch = Any
 CONDITIONS = frozenset({"logits", "exposure", "start"})
 """Names that `needs` may hold besides splits."""
 
-NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
-"""`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""
-
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """`params -> optimizer`."""
 
