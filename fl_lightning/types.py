@@ -281,7 +281,7 @@ class ClientResult(NamedTuple):
     """Result of a job: the client's update, and what stays with the client.
 
     Args:
-        job: what was asked; its `memory` is to be kept.
+        job: that was run; its `memory` is to be kept.
         update: what is sent up; its weights are valid until the next result is drawn.
         personal: to be kept, or None.
         logged: the values that the client logged (a `MetricAccumulator`).
@@ -320,7 +320,7 @@ class ClientScore(NamedTuple):
 class Engine(Protocol):
     """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
 
-    An engine may draw all jobs before it yields its first result. A generator is closed where nobody wants the rest.
+    An engine may draw all jobs before it yields its first result. Its generator is closed if the rest is not needed.
     """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:

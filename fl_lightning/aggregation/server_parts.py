@@ -73,7 +73,7 @@ class ServerPart(nn.Module):
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
         weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.
-        unchecked: such weights since `take_unchecked` that are wrong, or lie on the device and may be.
+        unchecked: such weights since the last `take_unchecked` that are invalid, or may be, on the device.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -113,7 +113,7 @@ class ServerPart(nn.Module):
     def snapshot(self) -> dict[str, Any]:
         """Copy the state that is restored if a round fails.
 
-        What is replaced and never edited need not be copied.
+        Values that are replaced and never edited in place need not be copied.
         """
         return copy.deepcopy(dict(self.state_dict()))
 
@@ -209,8 +209,8 @@ class Aggregator(ServerPart):
         """Make the new shared weights, or None where they stay as they are (no client had data).
 
         Under `nonfinite: skip`, and where a transform weighs a client by a tensor, the total weight is a tensor that is
-        read after the round: where it is 0 what a rule makes of it is dropped, and the base class's mean is the weights
-        as they are.
+        read after the round: where it is 0 the rule's result is dropped, and the base class's mean is the weights as
+        they are.
         """
         return self.partial.mean("weights", lambda: self.server.weights)
 
@@ -242,7 +242,7 @@ class ServerModule(ServerPart):
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         """Make the new shared weights, by default the rule's aggregate, or None where they stay as they are.
 
-        They stay, too, where all clients together turn out to weigh nothing (`Aggregator.finish`).
+        They stay, too, where the total weight of all clients is 0 (`Aggregator.finish`).
         A state returned before the last exchange is what the next exchange sends down.
         """
         return aggregate

@@ -11,7 +11,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.types import Batch, Broadcast, ClientData
 
 EVALUATED = ("test", "val")
-"""Splits that nobody trains on: what is read of them says how well a model does, and stays as it is."""
+"""Splits for evaluation only, which keep their labels."""
 
 
 def flipped(batch: Batch, num_classes: int) -> Batch:

@@ -17,7 +17,7 @@ from fl_lightning.utils.settings import check_above
 class WeightAttack(Attack):
     """An attack on the shared trainable weights that are sent, which leaves all else that is sent and kept.
 
-    The transforms of an honest client have no say in it: the attack replaces what they have made.
+    The attack replaces the output of an honest client's transforms.
     """
 
     @abstractmethod

@@ -258,12 +258,12 @@ class ClientView:
         Raises:
             ValueError: positions of another type, or outside [0, n).
         """
-        dealt, positions = self._look_up(split), positions.cpu()
-        n, whole = dealt.shape[0], positions.dtype == torch.int64
+        held, positions = self._look_up(split), positions.cpu()
+        n, whole = held.shape[0], positions.dtype == torch.int64
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {**self._indices, split: dealt[positions]}
+        indices = {**self._indices, split: held[positions]}
         return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:

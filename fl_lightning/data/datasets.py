@@ -39,7 +39,7 @@ class DatasetSplit(LoadedSplit):
         dataset: with `__len__` and `__getitem__`.
         loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
-        whole: the split that this one is a part of, and where it lies there, int64 (n,); None: it is none.
+        whole: the split that this one is a part of, and its samples' indices there, int64 (n,); None: it is no part.
 
     Raises:
         TypeError: the dataset has no length or no index.

@@ -16,8 +16,8 @@ MAX_SHARES = 5 * 10**8
 `FIRST_DRAWS` are made all the same."""
 
 FIRST_DRAWS, HOPELESS = 10, 25
-"""Attempts after which a mean of more than so many clients that got too little ends them: that none does has a
-probability of about e^-25 a draw."""
+"""Attempts after which drawing ends if on average more than so many clients got too little: a draw that fits has a
+probability of about e^-25."""
 
 
 def check_clients(num_samples: int, num_clients: int) -> None:
@@ -297,7 +297,7 @@ def draw_by_proportions(
     """Draw for every client at most `size` samples with its class proportions: test sets.
 
     Clients may hold the same sample. Of a class with too few samples all are taken and nothing makes up for the rest,
-    so nobody is tested on a class that is not its own.
+    so no client is tested on a class that it does not have.
 
     Args:
         labels: (n,) integers in 0 ... C-1.

@@ -33,7 +33,7 @@ class FederatedDataModule(LightningDataModule):
     """A source of samples divided among `num_clients` clients.
 
     Args:
-        source: of the samples: one of `fl_lightning.data`, or a LightningDataModule of the user's own.
+        source: of the samples: one of `fl_lightning.data`, or a user's LightningDataModule.
         num_clients: N.
         partition: divides the training samples among the clients; None: IID.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
@@ -58,8 +58,8 @@ class FederatedDataModule(LightningDataModule):
             share. No client has them among its own.
         shared_per_class: training samples of each class that everyone holds (FedKA); drawn only where a method needs
             the `shared` set, and their owners keep them.
-        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or a name
-            of one's own) in place of samples taken from the training split.
+        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or any
+            other) in place of samples taken from the training split.
         client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
             same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
         eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
@@ -208,7 +208,7 @@ class FederatedDataModule(LightningDataModule):
         if source.classes is None:
             self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
         else:
-            vars(self).pop("num_classes")  # counted when somebody asks
+            vars(self).pop("num_classes")  # counted on demand
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         spec = source.loader_spec
         self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last

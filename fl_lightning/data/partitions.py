@@ -81,8 +81,8 @@ class Partition(ABC):
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split: each client's own test set.
 
-        As it stands: drawn by the client's class proportions in `dealt` (without labels uniformly), the same sample
-        for several clients too.
+        By default drawn by the client's class proportions in `dealt` (without labels uniformly), so that several
+        clients may have the same sample.
 
         Args:
             dealt: the training split.

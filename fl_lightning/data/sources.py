@@ -58,7 +58,7 @@ class Source(ABC):
         """Give test samples that `load` has left out, or None without any.
 
         Args:
-            counted: whether their classes are counted with the others', as long as nobody has asked for `num_classes`.
+            counted: whether their classes are counted with the others', as long as `num_classes` was not read.
         """
         return None
 
@@ -78,7 +78,7 @@ class Splits(dict[str, Split]):
 
     Args:
         splits: those that are known.
-        source: that is asked; None: nobody.
+        source: of the test samples that `load` has left out, or None.
     """
 
     def __init__(self, splits: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:

@@ -1,7 +1,7 @@
 """Transforms of stored samples into the net's input: scaling, normalisation, random crop and flip, Cutout.
 
-Each transform takes a whole batch on the device it lies on. What is random is drawn from the CPU generator
-that is handed in, so a GPU sees the draws of a CPU; without a generator the random transforms do nothing.
+Each transform takes a whole batch on its device. Random numbers are drawn from the CPU generator that is passed, so
+they are the same on a GPU; without a generator the random transforms do nothing.
 """
 
 import math

@@ -32,7 +32,7 @@ class Watched(Protocol):
     watch: Watch | None
 
     def report_to(self, mail: Path | None) -> None:
-        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
+        """Set the folder in which an error that ends the run is left for the process that has started this one."""
 
 
 class RemoteTracebackError(Exception):
@@ -92,13 +92,13 @@ def run_rank(
 
     Raises:
         BaseException: the run's first error.
-        SystemExit: instead of it, in a process that was started for the fit.
+        SystemExit: in place of that error, in a process that was started for the fit.
     """
     strategy.report_to(mail)
     try:
         return function(*args, **kwargs)
     except BaseException as error:
-        if mail is not None:  # who started this process sends that signal once one has ended, and the handler may block
+        if mail is not None:  # the starting process sends that signal once one has ended, and the handler may block
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         first = error if strategy.watch is None else strategy.watch.explain(error)
         if mail is not None:
@@ -119,7 +119,7 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
     try:
         content = pickle.dumps((error, raised_by_check(error), text))
         pickle.loads(content)
-    except Exception:  # some errors cannot be pickled, or not be read
+    except Exception:  # some errors cannot be pickled or unpickled
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         content = pickle.dumps((plain, raised_by_check(error), text))
     with suppress(OSError):

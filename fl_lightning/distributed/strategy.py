@@ -15,7 +15,7 @@ from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
 
 WHOLE_ROUND = timedelta(days=1)
-"""Longest time that a process waits for the others: the watch ends a run much earlier where one is silent."""
+"""Longest time that a process waits for the others; the watch ends a run with a silent process much earlier."""
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -41,7 +41,7 @@ class ClientParallelStrategy(DDPStrategy):
         self._children: list[Any] = []  # that this process has started
 
     def report_to(self, mail: Path | None) -> None:
-        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
+        """Set the folder in which an error that ends the run is left for the process that has started this one."""
         self._mail = mail
 
     @property
@@ -57,7 +57,7 @@ class ClientParallelStrategy(DDPStrategy):
             self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
             if self._mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
-                self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
+                self.launcher.procs.clear()  # else Lightning's observer kills this process before it can report
 
     def _last_word(self, error: BaseException) -> None:
         """Print why the run ends, in place of the main thread, which is stuck."""

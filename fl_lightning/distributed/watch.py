@@ -88,13 +88,13 @@ class Watch:
     """Exchanges signs of life with the other processes, in a thread, where rank 0 judges, and the others judge rank 0.
 
     A process that must end raises in its main thread, at once where that runs Python, else when its collective fails
-    for want of a process; one that does not end in `GRACE` seconds is ended.
+    since a process is gone; one that does not end in `GRACE` seconds is killed.
 
     Args:
         rank: of this process.
         world: number of processes, > 1.
         timeout: seconds between two signs of life of a process for which others wait.
-        last_word: called with the error, where the main thread does not get to raise it.
+        last_word: called with the error where the main thread cannot raise it.
         starter: id of the process that has started this one and waits for it; None: there is none.
     """
 
@@ -135,7 +135,7 @@ class Watch:
         """Tell the others of an error that ends this process, and return the run's first error to be raised."""
         self._told = True
         if self.verdict is None and of_a_collective(error):
-            self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
+            self._decided.wait(GRACE / 2)  # another process has ended, and the watch will learn which and why
         if self.verdict is not None:
             return self.verdict.error()
         if isinstance(error, KeyboardInterrupt):

@@ -129,7 +129,7 @@ class StateSum:
     """A streamed float64 sum Σ weight · state over states of one layout (same names, shapes and types).
 
     Integer weights keep the sum exact, hence independent of the order of summation. Entries are laid end to end,
-    one vector for each type, so that adding a client costs a handful of operations whatever the net.
+    one vector for each type, so that adding a client takes a few operations for any net.
 
     >>> total = StateSum()
     >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
@@ -139,8 +139,8 @@ class StateSum:
     Args:
         layout: of a sum that was added up before; None: nothing was.
         flat: its vectors.
-        after: a sum that is done with, whose memory is overwritten, unless somebody may still look at its entries: new
-            memory is slow at first.
+        after: a finished sum whose memory is reused, unless its entries may still be read: new memory is slow at
+            first.
     """
 
     def __init__(

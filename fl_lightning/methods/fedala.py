@@ -1,8 +1,8 @@
 """FedALA: a client starts from its own model and the received one, mixed entry by entry with weights that it learns.
 
 Source: Zhang et al., AAAI 2023, arXiv:2212.01197, Algorithm 1 and Eqs. 3-6, and its code. Server: FedAvg.
-Note: the buffers are the client's own; the authors' code copies parameters only. What lies below the mixed layers is
-taken as received, and so is what is not trained.
+Note: the buffers are the client's own; the authors' code copies parameters only. Layers below the
+mixed ones, and entries that are not trained, are taken as received.
 """
 
 from collections.abc import Sequence

@@ -170,13 +170,13 @@ class FedKA(ClientModule):
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        held = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
+        held = set(local.labels("shared").tolist())  # a class without samples is not in the shared set
         plan = {k: source for k, source in plan.items() if source == "local" or k in held}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return
         rows = torch.stack([samples[anchor.source][0][anchor.index] for anchor in anchors])
-        if mixes_samples(self):  # padding would change what the net says of the anchors; one row has no statistics
+        if mixes_samples(self):  # padding would change the anchors' logits; one row has no statistics
             x = rows if len(rows) > 1 else torch.cat([rows, rows])
         else:  # of one shape for all clients
             x = rows.new_zeros(max(len(rows), min(self.max_anchors, len(counts))), *rows.shape[1:])

@@ -114,7 +114,7 @@ class FedPACServer(ServerModule):
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
         extras_of, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
         if extras_of:
-            # the small programs are solved on the host, which reads what is stacked at once
+            # the small programs are solved on the host, which reads the stacked values at once
             h, v = (torch.stack([extras[name].double() for extras in extras_of.values()]).cpu() for name in ("h", "v"))
             self.combined = dict(zip(extras_of, combinations(h, v), strict=True))
             heads = [extras["head"] for extras in extras_of.values()]

@@ -1,7 +1,7 @@
 """SAM: a local optimizer that steps with the gradient at the worst point nearby (with federated clients: FedSAM).
 
 Source: Foret et al., ICLR 2021, arXiv:2010.01412, Algorithm 1; Qu et al., ICML 2022, arXiv:2206.02618 (FedSAM).
-Server: FedAvg. It is a local optimizer, hence goes with any client and any aggregator.
+Server: FedAvg. As a local optimizer it works with any client and any aggregator.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -35,7 +35,7 @@ class Backbone(nn.Module, ABC):
         """Cut the net around its last block, into parts that share its parameters.
 
         Raises:
-            ValueError: if the net does not say where its last block begins.
+            ValueError: if the net does not define its last block.
         """
         raise ValueError(
             f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet, "

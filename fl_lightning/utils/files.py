@@ -209,7 +209,7 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     try:
         content = loaded(path, mmap and checked)
         problem = type(content).__name__
-    except Exception as error:  # whatever pickle and zip say of a damaged file
+    except Exception as error:  # pickle and zip raise many kinds for a damaged file
         content, problem = None, type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(

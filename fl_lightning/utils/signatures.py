@@ -86,8 +86,8 @@ def checks_arguments(init: Init) -> Init:
 def check_overrides(kind: type) -> None:
     """Refuse a user's class with a method that cannot be called as the overridden one is.
 
-    Further arguments with defaults, `*args` and `**kwargs` are free; what is no plain function is not looked at, nor
-    what a class of another library has with arguments of its own.
+    Further arguments with defaults, `*args` and `**kwargs` are allowed. Only plain functions are checked, and none that
+    another library's class defines with its own arguments.
 
     Raises:
         TypeError: naming the method and its right arguments.

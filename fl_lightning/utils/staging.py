@@ -36,8 +36,8 @@ class Staging:
     def one_ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches on the device, each once the copy of the next one has begun.
 
-        Reads one batch more than it has given, so that `batches` must draw nothing that others draw from. An error in
-        reading a batch is raised when this batch is asked for.
+        Reads one batch ahead, so `batches` must not draw from a generator that others share. An error in reading a
+        batch is raised when this batch is requested.
         """
         source, error = iter(batches), None
         current: Begun | None = None
@@ -71,7 +71,7 @@ def fits(num_bytes: int, device: torch.device) -> bool:
 def is_plain(nest: Any) -> bool:
     """Tell whether a batch holds dense tensors of the host, beside numbers and texts, in lists, tuples and dicts.
 
-    Other types know best how they are moved: they may hold tensors that nobody else finds.
+    Other types are moved by their own code, since they may hold tensors that cannot be found from outside.
 
     >>> is_plain([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}]), is_plain(torch.eye(2).to_sparse())
     (True, False)
