@@ -17,8 +17,8 @@ from torch.optim import SGD
 
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
-from fl_lightning.cli.methods import Entry, entries
-from fl_lightning.cli.trials import LOCAL_SGD, silent
+from docs.measure_methods import Entry, entries
+from docs.measurement_runs import LOCAL_SGD, silent
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
 

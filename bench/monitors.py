@@ -19,8 +19,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS
-from fl_lightning.callbacks import (
-    ClasswiseReport,
+from docs.measurement_runs import silent
+from fl_lightning.callbacks import ClasswiseReport
+from fl_lightning.metrics import ClassifierScores
+from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
     FeatureProbe,
@@ -29,8 +31,6 @@ from fl_lightning.callbacks import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
-from fl_lightning.cli.trials import silent
-from fl_lightning.metrics import ClassifierScores
 
 COHORT = 3
 ROUNDS, UNMEASURED = 3, 1

@@ -11,8 +11,9 @@ from typing import Any
 
 import fl_lightning.aggregation
 import fl_lightning.methods
+from docs.measure_methods import name_of
 from fl_lightning.cli.configs import HOME
-from fl_lightning.cli.methods import Record, name_of, number, records, sent
+from fl_lightning.cli.methods import Record, number, records, sent
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {
@@ -33,9 +34,10 @@ ROOMS = {
     "fl_lightning.aggregation": "Rules, server modules and transforms",
     "fl_lightning.nets": "Nets",
     "fl_lightning.callbacks": "Callbacks and pictures",
+    "fl_lightning.monitors": "Monitors of clients",
     "fl_lightning.attacks": "Attacks, for studies of robust rules",
     "fl_lightning.metrics": "Metrics",
-    "fl_lightning.figures": "Drawings of the papers' figures",
+    "fl_lightning.papers": "Drawings of the papers' figures",
     "fl_lightning.distributed": "Several processes",
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",

@@ -27,9 +27,7 @@ _NAMES = {
     "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
         ServerModule TrimmedMeanAggregator UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
-    "callbacks": """ClasswiseReport ClientCheckpoint ClientTable DriftMonitor FeatureProbe ForgettingMonitor
-        GroupMetrics LossLandscape Monitor NeuronActivations PredictedDistribution RoundProgressBar RunPlots
-        SampleReduction SavePredictions SkippedClients""",
+    "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
     "data": """CIFAR10 CIFAR100 ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource Digits
         DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
@@ -40,6 +38,8 @@ _NAMES = {
     "methods": """Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer FedDyn FedED
         FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi
         KnFu Local MOON SAM SCAFFOLD SelectiveFD""",
+    "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
+        NeuronActivations PredictedDistribution SampleReduction""",
     "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere
         HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",

@@ -7,7 +7,7 @@ import sys
 import threading
 from importlib import import_module
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PROG = "fl-lightning"
 HELP = """\
@@ -53,15 +53,18 @@ A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pict
 FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
 """
 COMMANDS = {
-    "methods": "methods",
-    "configs": "configs",
-    "check": "check",
-    "compare": "compare",
-    "figure": "figure",
-    "report": "report",
-    "--print_shtab": "completion",
+    "methods": "cli.methods",
+    "configs": "cli.configs",
+    "check": "cli.check",
+    "compare": "cli.compare",
+    "figure": "papers.command",
+    "report": "cli.report",
+    "--print_shtab": "cli.completion",
 }
-"""Modules of `cli`, slow to import, that run the commands besides LightningCLI's."""
+"""Modules, slow to import, that run the commands besides LightningCLI's."""
+
+COMPLETED = ("compare", "figure", "report")
+"""Commands whose own parsers tell `--print_shtab` their options."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -112,7 +115,8 @@ def command(args: list[str] | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
     try:
         if argv[0] in COMMANDS:
-            import_module(f"fl_lightning.cli.{COMMANDS[argv[0]]}").run(argv[1:])
+            parsers = [module_of(name).command_parser() for name in COMPLETED if argv[0] == "--print_shtab"]
+            module_of(argv[0]).run(argv[1:], *parsers)
             return
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
         from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
@@ -137,6 +141,11 @@ def command(args: list[str] | None) -> None:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
+
+
+def module_of(name: str) -> Any:
+    """Import the module that runs a command."""
+    return import_module(f"fl_lightning.{COMMANDS[name]}")
 
 
 def fail(sentence: str, code: int) -> NoReturn:

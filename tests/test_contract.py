@@ -25,6 +25,8 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning.cli.main
+from docs.measure_methods import Entry, entries
+from docs.measurement_runs import Federation
 from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop, methods
 from fl_lightning.__main__ import main
 from fl_lightning.aggregation import (
@@ -34,8 +36,6 @@ from fl_lightning.aggregation import (
     ServerModule,
     TrimmedMeanAggregator,
 )
-from fl_lightning.cli.methods import Entry, entries
-from fl_lightning.cli.trials import Federation
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.state import clone
 from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of

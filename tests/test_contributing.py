@@ -45,7 +45,7 @@ def run(*arguments: str, cwd: Path, ok: bool = True) -> str:
 def checkout(tmp_path_factory):
     """A copy of the sources with the walk-through's files written into it."""
     there = tmp_path_factory.mktemp("checkout")
-    for folder in ("fl_lightning", "configs", "tests"):
+    for folder in ("fl_lightning", "configs", "docs", "tests"):
         shutil.copytree(ROOT / folder, there / folder, ignore=shutil.ignore_patterns("__pycache__", "golden"))
     for file in ("setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, there)

@@ -63,7 +63,7 @@ def test_wheel_and_sdist_hold_every_configuration_file_once(built):
     wanted = sorted(f"fl_lightning/configs/{path.relative_to(CONFIGS).as_posix()}" for path in CONFIGS.rglob("*.yaml"))
     with zipfile.ZipFile(wheel) as file:
         assert sorted(name for name in file.namelist() if name.endswith(".yaml")) == wanted
-        assert "fl_lightning/py.typed" in file.namelist()
+        assert {"fl_lightning/py.typed", "fl_lightning/cli/methods.json"} <= {*file.namelist()}
     with tarfile.open(sdist) as file:
         assert sorted(m.name.partition("/")[2] for m in file.getmembers() if m.name.endswith(".yaml")) == wanted
 
@@ -87,5 +87,6 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
         "classwise.png",
     }
     run(programs / "fl-lightning", "test", "-c", "experiment/digits_fedntd", "--ckpt_path", "best", cwd=tmp_path)
+    assert "| FedNTD |" in run(programs / "fl-lightning", "methods", cwd=tmp_path)
     listed = run(programs / "fl-lightning", "configs", cwd=tmp_path)
     assert len(listed.splitlines()) == len(list(CONFIGS.rglob("*.yaml")))

@@ -170,9 +170,9 @@ def test_nothing_lent_is_left_behind():
 @pytest.mark.parametrize(("module", "datamodule"), [(Classifier, Pairs), (DictNet, Dicts), (Regression, Curve)])
 def test_a_method_around_any_module(module, datamodule):
     plain, *_ = federate(module, datamodule)
-    neutral, *_ = federate(FedProx(module=seeded(module), mu=0.0), datamodule)
+    fedavg_equivalent, *_ = federate(FedProx(module=seeded(module), mu=0.0), datamodule)
     pulled, *_ = federate(FedProx(module=seeded(module), mu=1.0), datamodule)
-    assert equal(weights_of(neutral), weights_of(plain))
+    assert equal(weights_of(fedavg_equivalent), weights_of(plain))
     assert not equal(weights_of(pulled), weights_of(plain))
     assert pulled.round_metrics["train/proximal"] > 0
 

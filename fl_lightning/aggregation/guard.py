@@ -28,7 +28,9 @@ def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Viol
 
 
 class NonFiniteGuard(Member):
-    """Finds values that must not become the model; what it looks at stays on the device until the round ends.
+    """Finds values that must not become the model.
+
+    What it looks at stays on the device until the round ends.
 
     Args:
         skips: leave out an update that is not finite or too long (its weights become the round's, its extras 0); else
@@ -75,21 +77,24 @@ class NonFiniteGuard(Member):
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
-        if outcome is not None and outcome.weights and not outcome.lost:
-            new, travelling = outcome.weights, self.server.travelling
-            if len(travelling) < len(new):
-                new = {name: value for name, value in new.items() if name in travelling}
+        if outcome is not None and outcome.weights and not outcome.aborted:
+            new, transmitted_entries = outcome.weights, self.server.transmitted_entries
+            if len(transmitted_entries) < len(new):
+                new = {name: value for name, value in new.items() if name in transmitted_entries}
             checks += [Check(-1, "values", value) for value in self._extremes(new)]
         return checks
 
     def mark(self) -> None:
-        """Note nothing: a round that is undone has no checks."""
+        """Mark nothing: a round that is undone has no checks."""
 
     def undo(self, mark: None) -> None:
         self._checks = []
 
     def _extremes(self, state: State) -> list[Tensor]:
-        """Least and greatest number of each floating type, or what else tells that all are finite; no constants."""
+        """Least and greatest number of each floating type, or what else tells that all are finite.
+
+        No constants.
+        """
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
         elif isinstance(state, FlatState) and state.greatest and state.is_as_laid:
@@ -124,5 +129,5 @@ def extremes_in(value: Any) -> list[Tensor]:
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """True where all of some 0-d tensors are finite, 0-d on their device."""
+    """Return True where all of some 0-d tensors are finite, 0-d on their device."""
     return torch.stack([value.double() for value in values]).isfinite().all()

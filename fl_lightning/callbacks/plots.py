@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.tables import is_value
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.runs.figures import (
-    is_accuracy,
-    is_loss,
-    plot_accuracy,
-    plot_classwise,
-    plot_partition,
-    plot_sizes,
-    plot_values,
-)
+from fl_lightning.reports.figures import plot_accuracy, plot_classwise, plot_partition, plot_sizes, plot_values, save
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
-from fl_lightning.runs.saved import PARTITION, write_partition
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.runs.partition import PARTITION, write_partition
+from fl_lightning.runs.value_names import is_accuracy, is_loss, is_value
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:
@@ -143,13 +134,3 @@ def plot_data(loop: FederatedLoop, counts: tuple[Tensor, list[str]] | None) -> F
     if counts is not None:
         return plot_partition(*counts)
     return plot_sizes([loop.data.size(client_id) for client_id in range(loop.data.num_clients)])
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix: a viewer finds the old picture or the new one.
-
-    Its parts are placed once, here: a logger that draws it anew need not place them again, which takes half the time.
-    """
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))

@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.callbacks.tables import print_classes, print_metrics, print_rounds
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
+from fl_lightning.reports.terminal import print_classes, print_metrics, print_rounds
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.settings import check_at_least

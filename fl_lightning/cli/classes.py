@@ -12,9 +12,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 from torch import optim
 
-from fl_lightning import aggregation, callbacks, data, methods, nets
+from fl_lightning import aggregation, callbacks, data, methods, monitors, nets
 
-HOMES = (methods, nets, data, aggregation, callbacks, pl.callbacks, pl.loggers, optim)
+HOMES = (methods, nets, data, aggregation, callbacks, monitors, pl.callbacks, pl.loggers, optim)
 CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
 """Classes that can be given by their short names."""
 

@@ -1,15 +1,16 @@
 """`fl-lightning --print_shtab SHELL`: a script with which bash, zsh or tcsh complete the command line."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from fl_lightning.cli import compare, configs, figure, report
+from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
 from fl_lightning.cli.errors import PROG
-from fl_lightning.cli.figure.spec import names as figure_names
 from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.cli.parser import CommandParser
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -45,10 +46,13 @@ def options_of(parser: LightningArgumentParser) -> list[str]:
     return list(dict.fromkeys([*given, *nested]))
 
 
-def command_line() -> argparse.ArgumentParser:
+def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
     """Build a parser of argparse's that has all commands and options.
 
     jsonargparse's own scripts follow the arguments of classes, and a client may hold a client: they would not end.
+
+    Args:
+        parsers_of_commands: of commands that do not run a federation by themselves.
     """
     import shtab  # noqa: PLC0415 - an extra
 
@@ -78,11 +82,12 @@ def command_line() -> argparse.ArgumentParser:
     shown.add_argument("name", nargs="?", choices=configs.names())
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     file(commands.add_parser("check", help="look for damage in checkpoints"), "paths", nargs="+")
-    for made in (compare.command_parser(), figure.command_parser(), report.command_parser()):
+    figures = [name.removeprefix("figure/") for name in configs.names() if name.count("/") == 2]
+    for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
         for option in vars(made.get_defaults()):
             if option == "names":
-                command.add_argument(option, nargs="*", choices=figure_names())
+                command.add_argument(option, nargs="*", choices=figures)
             elif option in ("runs", "output"):
                 word = option if option == "runs" else f"--{option}"
                 command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
@@ -92,11 +97,12 @@ def command_line() -> argparse.ArgumentParser:
     return top
 
 
-def run(argv: list[str]) -> None:
+def run(argv: list[str], *parsers: CommandParser) -> None:
     """Print the script.
 
     Args:
         argv: the shell.
+        parsers: of further commands.
 
     Raises:
         ValueError: it is none of `SHELLS`.
@@ -108,4 +114,4 @@ def run(argv: list[str]) -> None:
         import shtab  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
-    print(shtab.complete(command_line(), argv[0]))
+    print(shtab.complete(command_line(parsers), argv[0]))

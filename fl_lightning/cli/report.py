@@ -6,9 +6,9 @@ from typing import Literal
 
 from fl_lightning.cli.errors import PROG, one_line
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.runs.page import WARNING
-from fl_lightning.runs.report import write_report
-from fl_lightning.runs.saved import SavedRun, find_runs, grouped, read_run
+from fl_lightning.reports.page import WARNING
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import SavedRun, find_runs, grouped, read_run
 from fl_lightning.utils.text import printable
 
 DESCRIPTION = (

@@ -1,4 +1,7 @@
-"""Checkpoint IO: files whole on disk, checked when read; files of the client store that none needs are deleted."""
+"""Checkpoint IO: files whole on disk, checked when read.
+
+Files of the client store that none needs are deleted.
+"""
 
 import json
 import os
@@ -104,7 +107,10 @@ class FederatedCheckpointIO(CheckpointIO):
         return type(self.inner) is TorchCheckpointIO and not is_url(str(path))
 
     def _note(self, path: Any, files: Names) -> None:
-        """Note the files that the checkpoint at `path` needs; delete those that only its predecessor needed."""
+        """Record the files that the checkpoint at `path` needs.
+
+        Delete those that only its predecessor needed.
+        """
         folder, before, path = Path(self._folder or "."), self._needed, full_path(path)
         self._needed = {p: names for p, names in before.items() if p != path and (is_url(p) or os.path.exists(p))}
         if files:
@@ -175,7 +181,7 @@ class CheckedLoading(LightningModule):
 
 
 def say_if_unchecked(path: Any, found: Mapping[str, Any]) -> None:
-    """Say that a file of another program cannot be checked."""
+    """Report that a file of another program cannot be checked."""
     if DIGEST not in found:
         rank_zero_info(f"{path} has no digest: it is read, but whether it is as it was written cannot be told")
 
@@ -186,7 +192,10 @@ def registry_of(names: list[str]) -> str:
 
 
 def read_registry(path: Path) -> list[str] | None:
-    """Names in a registry of checkpoints; none where there is no registry, None where it is damaged."""
+    """Names in a registry of checkpoints.
+
+    None where there is no registry, None where it is damaged.
+    """
     if not path.exists():
         return []
     if not path.is_file():
@@ -226,21 +235,30 @@ def delete(folder: Path, names: Iterable[str]) -> None:
 
 
 def place_of(path: Any) -> tuple[str, str]:
-    """Folder and ending of a file; links are followed."""
+    """Folder and ending of a file.
+
+    Links are followed.
+    """
     folder, name = os.path.split(full_path(path))
     return folder, os.path.splitext(name)[1]
 
 
 def is_url(path: str) -> bool:
-    """True for a path that is an address, such as `s3://bucket/last.ckpt`."""
+    """Return True for a path that is an address, such as `s3://bucket/last.ckpt`."""
     return "://" in path
 
 
 def is_below(path: Any, folder: Path) -> bool:
-    """True for a file that lies in a folder or below it; links are followed."""
+    """Return True for a file that lies in a folder or below it.
+
+    Links are followed.
+    """
     return not is_url(str(path)) and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def full_path(path: Any) -> str:
-    """A path as checkpoints are compared by: absolute, without links; an address as it is."""
+    """A path as checkpoints are compared by: absolute, without links.
+
+    An address as it is.
+    """
     return str(path) if is_url(str(path)) else os.path.realpath(path)

@@ -202,16 +202,16 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
     return cast(Tensor, loss), outputs
 
 
-def can_be_neutral(client: Any) -> bool:
-    """True for a class with `neutral` coefficients, unless a subclass or the object overrides what they switch off.
+def can_be_fedavg_equivalent(client: Any) -> bool:
+    """Return True for a class with such coefficients, unless a subclass or the object overrides what they switch off.
 
     Args:
         client: a ClientModule.
     """
     kind = type(client)
-    owner = next(parent for parent in kind.__mro__ if "neutral" in vars(parent))
-    hooks = ("training_step", "receive", "phases", "reply", "exposure_slope")
-    return bool(client.neutral) and all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
+    owner = next(parent for parent in kind.__mro__ if "fedavg_equivalent" in vars(parent))
+    hooks = ("training_step", "receive", "phases", "reply", "accumulated_lr_slope")
+    return bool(client.fedavg_equivalent) and all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
 
 
 def runs_foreign_code(client: nn.Module) -> bool:

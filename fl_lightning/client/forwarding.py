@@ -52,7 +52,9 @@ class Forwarding(CheckedLoading):
             return [hook(*args, **kwargs) for hook in found]
 
     def module_callbacks(self) -> list[Callback]:
-        """Ask the modules for their callbacks; their hooks on batches are taken over, since the Trainer's are rounds.
+        """Ask the modules for their callbacks.
+
+        Their hooks on batches are taken over, since the Trainer's are rounds.
 
         These are called as `(trainer, module, ...)` of the module that made the callback, before its own of the name.
         """

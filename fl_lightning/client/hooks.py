@@ -44,7 +44,7 @@ INSTEAD = {
 
 
 def overridden(module: object, name: str, base: type | None = None) -> bool:
-    """True where the object, or its class, has a `name` other than that of `base`, or else of Lightning's own class."""
+    """Return True where the object, or its class, has a `name` other than that of `base`, else of Lightning's class."""
     own = getattr(module, name, None)
     return own is not None and getattr(own, "__func__", own) is not getattr(
         base or lightning_base(type(module)), name, None
@@ -92,7 +92,9 @@ def check_hook(module: LightningModule, name: str, hook: Callable[..., Any]) -> 
 
 
 def refuse_unforwarded(module: LightningModule) -> None:
-    """Refuse a module with a hook that is not called inside a round, or cannot be; name loaders, which are not read.
+    """Refuse a module with a hook that is not called inside a round, or cannot be.
+
+    Name loaders, which are not read.
 
     Raises:
         TypeError: naming the hook and what to do instead.

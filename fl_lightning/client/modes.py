@@ -1,4 +1,7 @@
-"""Modes of modules: eval mode for a method's own passes over data; BatchNorm, which mixes samples of a batch."""
+"""Modes of modules: eval mode for a method's own passes over data.
+
+BatchNorm, which mixes samples of a batch.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def mixes_samples(net: nn.Module) -> bool:
-    """True where a sample's output depends on its batch in eval mode too: BatchNorm without running statistics."""
+    """Tell whether a sample's output depends on its batch in eval mode too: BatchNorm without running statistics."""
     return any(isinstance(module, BATCH_NORMS) and module.running_mean is None for module in net.modules())
 
 

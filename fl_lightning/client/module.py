@@ -13,7 +13,7 @@ from torch.optim import SGD
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.checkpoint_io import CheckedLoading
 from fl_lightning.client.checks import (
-    can_be_neutral,
+    can_be_fedavg_equivalent,
     check_client_arguments,
     check_returned,
     made_net,
@@ -28,7 +28,7 @@ from fl_lightning.client.standalone import StandaloneClient
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
 from fl_lightning.types import (
     Batch,
@@ -48,7 +48,9 @@ ONE_PHASE = (Phase(),)
 
 
 class ClientModule(CheckedLoading):
-    """A client of the federation; as it stands, FedAvg's.
+    """A client of the federation.
+
+    As it stands, FedAvg's.
 
     Built around a net (a classifier trained with cross-entropy) or around any LightningModule, whose own
     `training_step` is then the local loss and whose `configure_optimizers` gives the local optimizer.
@@ -64,10 +66,12 @@ class ClientModule(CheckedLoading):
     Attributes:
         server_class: the method's server side.
         exchanges: names of a round's exchanges, in order.
-        needs: names of splits, `logits` (a net, not a module) or `exposure` (E_i is defined: SGD); checked at start.
+        needs: names of splits, `logits` (a net, not a module) or `accumulated_lr` (E_i is defined: SGD); checked at
+            start.
         own_start: whether training starts from the client's own model, not from the weights that it received.
         stackable: whether an engine may train several clients at once; counts only in the class that sets it.
-        neutral: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is called.
+        fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
+            called.
 
     Raises:
         ValueError: if `module` is given together with `net` or `optimizer`.
@@ -79,7 +83,7 @@ class ClientModule(CheckedLoading):
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
-    neutral: ClassVar[Mapping[str, float]] = {}
+    fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments
     def __init__(
@@ -91,7 +95,7 @@ class ClientModule(CheckedLoading):
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        self.may_be_neutral = can_be_neutral(self)
+        self.may_be_fedavg_equivalent = can_be_fedavg_equivalent(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
         self.module = cast(LightningModule | None, uncompiled(module))
         check_client_arguments(self, self.module, num_classes, input_shape, net=net, optimizer=optimizer)
@@ -133,7 +137,10 @@ class ClientModule(CheckedLoading):
     # --- hooks of a method -------------------------------------------------------------------------------------
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
-        """True for an entry of the state dict that never travels; `owner` is the module that holds it."""
+        """Return True for an entry of the state dict that never travels.
+
+        `owner` is the module that holds it.
+        """
         return False
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
@@ -143,7 +150,9 @@ class ClientModule(CheckedLoading):
         """
 
     def phases(self, exchange: str) -> Iterable[Phase]:
-        """The segments of local training of an exchange, in order; none: nothing is trained.
+        """The segments of local training of an exchange, in order.
+
+        None: nothing is trained.
 
         May be a generator: code between two `yield`s runs between the two segments.
         """
@@ -165,16 +174,22 @@ class ClientModule(CheckedLoading):
         """The loss of a batch: `local_loss` and the method's own terms."""
         return self.local_loss(batch, batch_idx)
 
-    def exposure_slope(self, exposure: float) -> float:
-        """Gradient of the method's own terms on a scalar that has moved by `exposure` (FedProx: 1 − μ·exposure)."""
+    def accumulated_lr_slope(self, accumulated_lr: float) -> float:
+        """Give the gradient of the method's terms on a scalar that has moved by `accumulated_lr` (FedProx: 1 − μ·E)."""
         return 1.0
 
     def why_not_stacked(self) -> str | None:
-        """Say why these settings are not stacked although the class is stackable; None: they are."""
+        """Explain why these settings are not stacked although the class is stackable.
+
+        None: they are.
+        """
         return None
 
     def nonfinite_hint(self) -> str:
-        """Advice for an update that is not finite; ends the error's sentence."""
+        """Advice for an update that is not finite.
+
+        Ends the error's sentence.
+        """
         return "lower the learning rate, set model.clip_norm, or set model.faults.nonfinite to skip"
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
@@ -186,7 +201,10 @@ class ClientModule(CheckedLoading):
         return update
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predictor `x -> logits` that this client would use after training; its entries and memory are loaded."""
+        """Predictor `x -> logits` that this client would use after training.
+
+        Its entries and memory are loaded.
+        """
         return self
 
     # --- values and helpers for a method -----------------------------------------------------------------------
@@ -212,17 +230,19 @@ class ClientModule(CheckedLoading):
         return self.context.progress.num_steps
 
     @property
-    def exposure(self) -> float:
+    def accumulated_lr(self) -> float:
         """E_i: how far the local optimizer would have moved a scalar whose gradient is always 1."""
-        return self.context.progress.exposure
+        return self.context.progress.accumulated_lr
 
     @property
-    def is_neutral(self) -> bool:
+    def is_fedavg_equivalent(self) -> bool:
         """True where all coefficients have the values at which the method is FedAvg.
 
         Never for a subclass that overrides what the method itself does to the loss.
         """
-        return self.may_be_neutral and all(getattr(self, name) == value for name, value in self.neutral.items())
+        return self.may_be_fedavg_equivalent and all(
+            getattr(self, name) == value for name, value in self.fedavg_equivalent.items()
+        )
 
     def params(self) -> State:
         """The shared trainable parameters as they are now, by the names fixed at setup."""
@@ -241,7 +261,7 @@ class ClientModule(CheckedLoading):
 
         def placed(x: Tensor) -> Tensor:
             there = to_device(x, like.device)
-            return there.to(raised(like).dtype) if x.is_floating_point() else there
+            return there.to(to_float32(like).dtype) if x.is_floating_point() else there
 
         kept = placed(value) if isinstance(value, Tensor) else {n: placed(x) for n, x in value.items()}
         self.context.round[name] = kept
@@ -312,7 +332,9 @@ class ClientModule(CheckedLoading):
             return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
-        """Compute `local_loss` of a batch at other values of some parameters, by name; differentiable in them.
+        """Compute `local_loss` of a batch at other values of some parameters, by name.
+
+        Differentiable in them.
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
@@ -347,7 +369,7 @@ class ClientModule(CheckedLoading):
         return self._parameter_owners
 
     def has(self, client_id: int, name: str) -> bool:
-        """True where the entry (or module) `name` belongs to this client, not to another client's net."""
+        """Return True where the entry (or module) `name` belongs to this client, not to another client's net."""
         net = self.net
         return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
 
@@ -357,7 +379,10 @@ class ClientModule(CheckedLoading):
         return bool(self._teachers)
 
     def teaches_alike(self, token: object) -> bool:
-        """True where every teacher has the weights that `token` stands for; None: of no common ones."""
+        """Return True where every teacher has the weights that `token` stands for.
+
+        None: of no common ones.
+        """
         return all(token is not None and teacher.token is token for teacher in self._teachers.values())
 
     def lightning_modules(self) -> list[LightningModule]:

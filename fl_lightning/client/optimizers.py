@@ -1,4 +1,7 @@
-"""The local optimizers of one client, read from what `configure_optimizers` returned; their steps are counted."""
+"""The local optimizers of one client, read from what `configure_optimizers` returned.
+
+Their steps are counted.
+"""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +18,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from fl_lightning.client.bare_step import BareStep, unwrapped_step
-from fl_lightning.client.progress import Exposure, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, LocalProgress
+from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
 
 
 class LocalOptimizers:
@@ -25,7 +28,7 @@ class LocalOptimizers:
     Args:
         configured: what `configure_optimizers` returned.
         owner: name of the module it belongs to, for errors.
-        slope: the method's `exposure_slope`, or None.
+        slope: the method's `accumulated_lr_slope`, or None.
         scaler: gradient scaler, or None.
         backward: computes gradients of a loss.
     """
@@ -40,9 +43,9 @@ class LocalOptimizers:
     ) -> None:
         self.raw, self.schedulers = parse_optimizers(configured, owner)
         self.foreign = next(filter(None, map(foreign_part, self.raw)), None)
-        self.exposure = Exposure(self.raw, slope)
+        self.accumulated_lr = AccumulatedLR(self.raw, slope)
         self.backward = backward
-        self.wrapped = [LocalOptimizer(optimizer, scaler, self.exposure.step, self.raw) for optimizer in self.raw]
+        self.wrapped = [LocalOptimizer(optimizer, scaler, self.accumulated_lr.step, self.raw) for optimizer in self.raw]
         self._scheduled = any(not entry.reduce_on_plateau for entry in self.schedulers)  # while a client trains
         self._groups = [
             [(group, dict(group), list(group["params"])) for group in optimizer.param_groups] for optimizer in self.raw
@@ -82,7 +85,7 @@ class LocalOptimizers:
             factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
         for optimizer, groups, (owners, states) in zip(self.raw, self._groups, self._states, strict=True):
-            if self.exposure.steps or len(optimizer.state) != len(owners):
+            if self.accumulated_lr.steps or len(optimizer.state) != len(owners):
                 optimizer.state.clear()
                 optimizer.state.update(zip(owners, deepcopy(states), strict=True))
             if len(optimizer.param_groups) != len(groups):  # a hook has added some
@@ -96,7 +99,7 @@ class LocalOptimizers:
             self._set_rate(lr)
         if factors or factor is not None:
             self._decay(factor, factors)
-        self.exposure.begin(progress)
+        self.accumulated_lr.begin(progress)
 
     def _set_rate(self, lr: float) -> None:
         """Put a phase's learning rate in place of the optimizers' own."""
@@ -154,7 +157,7 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
 
 
 def is_own_step(optimizer: Optimizer, value: Any) -> bool:
-    """True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
+    """Return True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
     own = unwrapped_step(value)
     return (
         own is not None
@@ -164,7 +167,7 @@ def is_own_step(optimizer: Optimizer, value: Any) -> bool:
 
 
 def is_usual(optimizer: Optimizer) -> bool:
-    """True where the state is what torch's constructor makes: empty, or Adagrad's."""
+    """Return True where the state is what torch's constructor makes: empty, or Adagrad's."""
     state: Any = optimizer.state
     if type(state) is not defaultdict or state.default_factory is not dict:
         return False
@@ -179,7 +182,7 @@ def is_usual(optimizer: Optimizer) -> bool:
 
 
 def is_settled(factory: Any) -> bool:
-    """True for a factory of which is known that it gives every client the same: torch's class and plain values.
+    """Return True for a factory of which is known that it gives every client the same: torch's class and plain values.
 
     >>> is_settled(partial(SGD, lr=0.1)), is_settled(SGD), is_settled(lambda params: SGD(params, lr=0.1))
     (True, True, False)
@@ -202,13 +205,13 @@ def shape_of(kind: Callable[..., Optimizer]) -> tuple[frozenset[str], frozenset[
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
+    """Return True for optimizers whose step cannot be called without a closure (LBFGS, SAM)."""
     closure = signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty
 
 
 def takes_closure(optimizer: Optimizer) -> bool:
-    """True for optimizers that are stepped with a closure, as Lightning steps all: not where it would change nothing.
+    """Tell whether an optimizer is stepped with a closure, as Lightning steps all: not where it would change nothing.
 
     Those of others may need one although they declare `closure=None`, as torch's do; torch's own call it first.
     """
@@ -256,7 +259,7 @@ class LocalOptimizer:
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
-        self._on_step, self._bare = on_step, None if scaler is not None else BareStep.of(optimizer, self.hooks[0])
+        self._on_step, self._bare = on_step, None if scaler is not None else UnwrappedStep.of(optimizer, self.hooks[0])
         self._names = frozenset({*vars(self), "_names"})
 
     @property

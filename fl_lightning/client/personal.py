@@ -17,7 +17,9 @@ HEAD = "net.head."
 
 
 class OwnModelClient(ClientModule):
-    """A client that keeps a model of its own in its memory, and deploys it; as it stands, FedAvg's.
+    """A client that keeps a model of its own in its memory, and deploys it.
+
+    As it stands, FedAvg's.
 
     After an exchange in which it took a step it keeps the module as it is: all entries of the state dict, buffers too.
 
@@ -38,7 +40,10 @@ class OwnModelClient(ClientModule):
         return kept
 
     def own_model(self) -> State | None:
-        """Return the model that this client kept last; None before the first."""
+        """Return the model that this client kept last.
+
+        None before the first.
+        """
         kept = self.own_models()
         return kept[-1] if kept else None
 
@@ -64,7 +69,10 @@ class OwnModelClient(ClientModule):
         return torch.stack([value * (size / local.size()) for value, size in found]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the own model; with the module as it is before the client has one."""
+        """Predict with the own model.
+
+        With the module as it is before the client has one.
+        """
         own = self.own_model()
         if own is not None:
             self.load_model(own)
@@ -97,7 +105,9 @@ class InitialModelClient(OwnModelClient):
 
 
 class PersonalHeadClient(ClientModule):
-    """A client that keeps the net's head (its last linear layer) to itself; the body, all else, is shared.
+    """A client that keeps the net's head (its last linear layer) to itself.
+
+    The body, all else, is shared.
 
     Args:
         base: of `ClientModule`; needs `net`.

@@ -14,7 +14,7 @@ class LocalProgress:
 
     Args:
         num_steps: K.
-        exposure: E.
+        accumulated_lr: E.
         share: of the batches that a step accumulates those that it has: less than 1 for the last step of an epoch
             whose batches `accumulate_grad_batches` does not divide.
         idle_steps: steps of phases that train no shared parameter: they count in K, not in E.
@@ -22,28 +22,30 @@ class LocalProgress:
     """
 
     num_steps: int = 0
-    exposure: float = 0.0
+    accumulated_lr: float = 0.0
     share: float = 1.0
     idle_steps: int = 0
     lr: float = 0.0
 
-    def move(self, steps: int, exposure: float, lr: float = 0.0) -> None:
+    def move(self, steps: int, accumulated_lr: float, lr: float = 0.0) -> None:
         """Add `steps`, taken with the learning rate `lr`, to K and set E."""
         self.num_steps += steps
-        self.exposure, self.lr = exposure, lr or self.lr
+        self.accumulated_lr, self.lr = accumulated_lr, lr or self.lr
 
     def was_idle(self, since: "LocalProgress") -> None:
-        """Note that nothing shared was trained since the progress was `since`."""
+        """Record that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps
-        self.exposure, self.lr = since.exposure, since.lr
+        self.accumulated_lr, self.lr = since.accumulated_lr, since.lr
 
     def accumulated(self, share: float) -> None:
         """Set `share` for the step to come."""
         self.share = share
 
 
-class Exposure:
-    """Counts K and E of a phase; E: how far the optimizer travels on a scalar whose gradient is 1.
+class AccumulatedLR:
+    """Counts K and E of a phase.
+
+    E: how far the optimizer travels on a scalar whose gradient is 1.
 
     b ← ρ·b + slope(E); E += lr·b (Nesterov: lr·(slope + ρ·b)), for SGD with one learning rate; NaN otherwise. The
     slope is 1, or less by a method's own terms and by batches that an accumulated gradient lacks.
@@ -64,12 +66,12 @@ class Exposure:
 
     def begin(self, progress: LocalProgress) -> None:
         """Begin a phase, whose steps are counted in `progress`."""
-        self._progress, self._before = progress, progress.exposure
+        self._progress, self._before = progress, progress.accumulated_lr
         self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
         progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
 
     def accumulates(self, share: float) -> None:
-        """Note for the step to come which share of the batches of a whole step its gradient is summed over."""
+        """Record for the step to come which share of the batches of a whole step its gradient is summed over."""
         self._progress.accumulated(share)
 
     def step(self, *_: Any) -> None:

@@ -39,7 +39,7 @@ class FileRecord(NamedTuple):
 
     @staticmethod
     def is_name(name: str) -> bool:
-        """True for the name of such a file."""
+        """Return True for the name of such a file."""
         return re.fullmatch(r"client_\d+_round_\d+_[0-9a-f]{12}\.safetensors", name) is not None
 
 
@@ -73,7 +73,9 @@ def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
-    """Copy a nest; only what `torch.load(weights_only=True)` reads is allowed.
+    """Copy a nest.
+
+    Only what `torch.load(weights_only=True)` reads is allowed.
 
     Args:
         value: tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of them; keys are strings
@@ -125,7 +127,10 @@ def encode(value: Any) -> bytes:
         return {"dict": [[key, apply_to_collection(item, dict, pairs)] for key, item in items.items()]}
 
     def leaf(value: Any) -> dict[str, str]:
-        """A tensor or dtype as JSON; tensors are set aside, each contiguous and apart from the others."""
+        """A tensor or dtype as JSON.
+
+        Tensors are set aside, each contiguous and apart from the others.
+        """
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         name = str(len(tensors))

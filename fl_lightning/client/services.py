@@ -79,7 +79,9 @@ class MetricAccumulator:
             self._rows.setdefault(name, (kind, []))[1].extend(rows)
 
     def end_loader(self) -> None:
-        """Keep the values of the metric objects so far for the keys they were logged by; as in Lightning they go on.
+        """Keep the values of the metric objects so far for the keys they were logged by.
+
+        As in Lightning they go on.
 
         Raises:
             RuntimeError: with several processes, which must all have the same objects.
@@ -99,12 +101,18 @@ class MetricAccumulator:
         return self._rows
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move all values, and `more` 0-d tensors, to the host at once; only the metric objects stay here."""
+        """Move all values, and `more` 0-d tensors, to the host at once.
+
+        Only the metric objects stay here.
+        """
         numbers, (rows,) = drain([self], more)
         return numbers, rows
 
     def take_rows(self) -> dict[str, tuple[str, list[tuple[Any, float]]]]:
-        """Hand over the values; the metric objects stay."""
+        """Hand over the values.
+
+        The metric objects stay.
+        """
         rows, self._rows = self._rows, {}
         return rows
 
@@ -132,7 +140,9 @@ class MetricAccumulator:
         return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
 
     def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Reduce all processes' rows and the metric objects to values; the metrics are reset.
+        """Reduce all processes' rows and the metric objects to values.
+
+        The metrics are reset.
 
         Args:
             rows: of every rank.
@@ -182,7 +192,10 @@ def reduction_of(name: str, reduce_fx: Any) -> str:
 
 
 def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[Rows]]:
-    """Move all values of some accumulators, and `more` 0-d tensors, to the host at once; metric objects stay there."""
+    """Move all values of some accumulators, and `more` 0-d tensors, to the host at once.
+
+    Metric objects stay there.
+    """
     taken = [part.take_rows() for part in parts]
     values = [value for rows in taken for _, pairs in rows.values() for value, _ in pairs]
     numbers = iter(to_host([*more, *(value for value in values if isinstance(value, Tensor))]))
@@ -202,7 +215,10 @@ def world_size() -> int:
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
-    """Reduce the rows of several processes; sums are exact, so the division of clients among them does not show."""
+    """Reduce the rows of several processes.
+
+    Sums are exact, so the division of clients among them does not show.
+    """
     merged: Rows = {}
     for rows in parts:
         for name, (kind, pairs) in rows.items():
@@ -252,7 +268,10 @@ class ClientServices:
     # --- called by what drives the client ---
 
     def begin_client(self) -> MetricAccumulator:
-        """Begin with another client; returns the accumulator of what it will log."""
+        """Begin with another client.
+
+        Returns the accumulator of what it will log.
+        """
         self.logged = MetricAccumulator()
         self._weight, self._batch = 1, None
         return self.logged
@@ -353,7 +372,9 @@ SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_ga
 
 @contextmanager
 def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put services over the modules' own methods within the block; what was there before is put back after it.
+    """Put services over the modules' own methods within the block.
+
+    What was there before is put back after it.
 
     Args:
         modules: the client and the module in it.

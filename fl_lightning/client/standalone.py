@@ -60,7 +60,7 @@ class StandaloneClient(Callback):
         if client.module is not None:
             methods = {name: getattr(client, name) for name in TRAINER_SERVICES}
             self._attached.enter_context(attach_services([client.module], methods))
-        if client.is_neutral:
+        if client.is_fedavg_equivalent:
             self._attached.enter_context(attach_services([client], {"training_step": client.local_loss}))
             return
         with torch.enable_grad():
@@ -111,7 +111,7 @@ def refuse_alone(client: Any) -> None:
     name, server = type(client).__name__, client.server_class
     needs = client.needs | server.needs
     lacks = [f"the split {split!r}" for split in sorted(needs - CONDITIONS)]
-    lacks += ["the exposure of its optimizer"] if "exposure" in needs else []
+    lacks += ["the accumulated lr of its optimizer"] if "accumulated_lr" in needs else []
     lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
     lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []
     in_phases = isgeneratorfunction(client.phases) or list(client.phases(client.exchanges[0])) != [Phase()]

@@ -23,7 +23,10 @@ CHECKED_AT_START = 2**30
 
 
 class HeldRecord(NamedTuple):
-    """A client's record in host memory: its `memory` and `personal` entries, where it has them; from which round."""
+    """A client's record in host memory: its `memory` and `personal` entries, where it has them.
+
+    From which round.
+    """
 
     content: dict[str, Any]
     size: int
@@ -85,7 +88,7 @@ class ClientStore:
         return self.memory(client_id), self.personal(client_id)
 
     def own(self, owners: Mapping[int, int]) -> None:
-        """Note which process keeps the record of a client, by client id."""
+        """Record which process keeps the record of a client, by client id."""
         self.owners |= owners
 
     def put(self, records: Mapping[int, tuple[Mapping[str, Any], State | None]], round_idx: int) -> None:
@@ -117,7 +120,10 @@ class ClientStore:
         self._fresh -= replaced
 
     def _record(self, client_id: int) -> dict[str, Any]:
-        """The client's record, which becomes the one used last; empty where it has none."""
+        """The client's record, which becomes the one used last.
+
+        Empty where it has none.
+        """
         if client_id not in self.clients:
             return {}
         record = self._records.pop(client_id, None)
@@ -204,7 +210,10 @@ class ClientStore:
                 write_atomically(self.folder / file.name, partial(shutil.copyfile, there))
 
     def _check_files(self) -> None:
-        """Read this process's files, up to so many bytes; of the others the size is compared."""
+        """Read this process's files, up to so many bytes.
+
+        Of the others the size is compared.
+        """
         checked = 0
         for client_id, file in self._files.items():
             path = self.folder / file.name

@@ -34,15 +34,15 @@ class LogitCache:
         self._stopped.add(name)
 
     def begin_batch(self, x: Tensor, positions: Tensor) -> None:
-        """Note the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
+        """Record the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
         self._x, self._positions = x, positions
 
     def finish_epoch(self) -> None:
-        """Note that every sample has been seen."""
+        """Record that every sample has been seen."""
         self._complete = True
 
     def holds(self, x: Tensor) -> bool:
-        """True for the inputs of the batch in training."""
+        """Return True for the inputs of the batch in training."""
         return self._x is x
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
@@ -83,12 +83,14 @@ class Teacher:
         self._mixes = mixes_samples(self.net)
 
     def holds(self, token: object, mode: str) -> bool:
-        """True where these are the weights and the mode that were loaded last."""
+        """Return True where these are the weights and the mode that were loaded last."""
         return token is not None and self.token is token and self.mode == mode
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], token: object, mode: Literal["eval", "train"]) -> None:
-        """Copy the weights in `state`; `token` identifies them.
+        """Copy the weights in `state`.
+
+        `token` identifies them.
 
         Mode "train" uses batch statistics and leaves the running ones alone. Nothing else of the net trains: there is
         no dropout. A batch of one sample has no statistics and takes the running ones, as it does in the student.

@@ -1,4 +1,7 @@
-"""Strategy that spreads the clients of a round over processes, without synchronised gradients."""
+"""Strategy that spreads the clients of a round over processes.
+
+No gradient is ever synchronised.
+"""
 
 import os
 import sys
@@ -15,11 +18,13 @@ from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
 
 WHOLE_ROUND = timedelta(days=1)
-"""Longest time that a process waits for the others; the watch ends a run with a silent process much earlier."""
+"""Longest time that a process waits for the others: the watch ends a run much earlier where one is silent."""
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Trains a share of the cohort in each process, and sends sums of weights across once per exchange.
+    """Each process trains its share of the cohort.
+
+    Sums of weights cross once per exchange.
 
     Registered as `client_parallel` (one script per process), `client_parallel_spawn`, `client_parallel_fork` and
     `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
@@ -41,14 +46,14 @@ class ClientParallelStrategy(DDPStrategy):
         self._children: list[Any] = []  # that this process has started
 
     def report_to(self, mail: Path | None) -> None:
-        """Set the folder in which an error that ends the run is left for the process that has started this one."""
+        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
         self._mail = mail
 
     @property
     def launcher(self) -> Any:
-        """Lightning's launcher, under watch, so that an error of one process is reported once."""
-        launcher = super().launcher
-        return launcher if launcher is None else WatchedLauncher(launcher, self)
+        """Lightning's launcher, under watch: what one process raises is said once."""
+        found = super().launcher
+        return found if found is None else WatchedLauncher(found, self)
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -57,10 +62,10 @@ class ClientParallelStrategy(DDPStrategy):
             self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
             if self._mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
-                self.launcher.procs.clear()  # else Lightning's observer kills this process before it can report
+                self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
 
     def _last_word(self, error: BaseException) -> None:
-        """Print why the run ends, in place of the main thread, which is stuck."""
+        """Explain why the run ends, in place of the main thread, which is stuck."""
         if self.watch is None:
             return
         if self._mail is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.client.optimizers import LocalOptimizers
-from fl_lightning.client.progress import Exposure, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
@@ -28,7 +28,7 @@ class Block:
         self.rows, self.passes, self.optimizers, self.leaves = rows, passes, optimizers, leaves
         self.progress = LocalProgress()
         """Of each of its clients."""
-        self.exposure = Exposure(optimizers.raw, optimizers.exposure.slope)
+        self.accumulated_lr = AccumulatedLR(optimizers.raw, optimizers.accumulated_lr.slope)
         self.last_size = 1
         """Samples in the last batch."""
 
@@ -46,7 +46,7 @@ class Block:
 
     def stepped(self) -> None:
         """Count a step, and rest until the next gradients."""
-        self.exposure.step()
+        self.accumulated_lr.step()
         for leaf in self.leaves.values():
             leaf.grad = None
 
@@ -59,7 +59,7 @@ def begin_blocks(blocks: Sequence[Block], params: Mapping[str, Tensor]) -> None:
         params: the module's own parameters, by name, which the optimizer was built for.
     """
     for block in blocks:
-        block.exposure.begin(block.progress)
+        block.accumulated_lr.begin(block.progress)
     leaves = [block.leaves for block in blocks if block.passes.epochs]
     if leaves:
         step_rows(

@@ -33,7 +33,7 @@ class OptimizerBuilder:
         self.reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._factory: OptimizerFactory | None = None
-        self._slope = client.exposure_slope if overridden(client, "exposure_slope", ClientModule) else None
+        self._slope = client.accumulated_lr_slope if overridden(client, "accumulated_lr_slope", ClientModule) else None
 
     def of(self, phase: Phase) -> LocalOptimizers:
         """Build the phase's optimizers, or take those at hand."""
@@ -51,7 +51,7 @@ class OptimizerBuilder:
         return optimizers
 
     def settles(self) -> bool:
-        """True where the client's optimizers cannot depend on the client that they are built for."""
+        """Return True where the client's optimizers cannot depend on the client that they are built for."""
         overrides = overridden(self.owner, "configure_optimizers", ClientModule)
         return not overrides and is_settled(self.client.optimizer_factory)
 

@@ -39,7 +39,7 @@ def ignores_module(hook: Hook) -> Hook:
 
 
 def need_module(hooks: Iterable[Callable[..., None]]) -> bool:
-    """True where one of the hooks may look at the client module."""
+    """Return True where one of the hooks may look at the client module."""
     return not all(getattr(getattr(hook, "func", hook), IGNORES, False) for hook in hooks)
 
 
@@ -48,7 +48,10 @@ class OwnAttributeError(StackingError):
 
 
 def held_by(client: ClientModule) -> dict[str, Any]:
-    """Collect the numbers, strings and tensors that modules hold as attributes; modes are restored by themselves."""
+    """Collect the numbers, strings and tensors that modules hold as attributes.
+
+    Modes are restored by themselves.
+    """
     return {
         f"{path}.{name}".lstrip("."): value
         for path, module in client.named_modules()
@@ -58,7 +61,9 @@ def held_by(client: ClientModule) -> dict[str, Any]:
 
 
 def differing(held: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Name an attribute with another value; None: there is none.
+    """Name an attribute with another value.
+
+    None: there is none.
 
     >>> differing({"mu": 0.1, "beta": 1.0}, {"mu": 0.2, "beta": 1.0}), differing({"mu": 0.1}, {"mu": 0.1})
     ('mu', None)
@@ -95,7 +100,10 @@ class CohortEngine(SequentialEngine):
         self._phased = overridden(self.client, "phases", ClientModule)
 
     def why_not(self) -> str | None:
-        """Say why clients are trained one after the other; None: they are not."""
+        """Explain why clients are trained one after the other.
+
+        None: they are not.
+        """
         if self._refused is not None:
             return self._refused
         if self.tolerant:
@@ -169,7 +177,9 @@ class CohortEngine(SequentialEngine):
             yield result
 
     def _train_stack(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[tuple[StackedClient, State]]:
-        """Train the jobs as one stack; gives, in their order, each client and its entries.
+        """Train the jobs as one stack.
+
+        Gives, in their order, each client and its entries.
 
         Raises:
             StackingError: if they cannot be stacked.
@@ -181,14 +191,14 @@ class CohortEngine(SequentialEngine):
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [clients[place] for place in order]
         states, contexts = [stacked.entries for stacked in rows], [stacked.context for stacked in rows]
-        step = self.client.local_loss if self.client.is_neutral else self.client.training_step
+        step = self.client.local_loss if self.client.is_fedavg_equivalent else self.client.training_step
         places, notified = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
         stack = ClientStack(self.client, states, contexts, *places)
         self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self._needs_module() or self.weights.personal or self.weights.freezes
-        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.travelling)
+        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.transmitted_entries)
         return ((rows[row], trained[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[StackedClient]:
@@ -198,7 +208,7 @@ class CohortEngine(SequentialEngine):
             StackingError: if its attributes differ then, of which a stack has one value.
         """
         asks = exchange not in self._proven and not self.local.builder.settles()  # what they make, before it is trusted
-        receives = self._receives and not self.client.is_neutral
+        receives = self._receives and not self.client.is_fedavg_equivalent
         prepares = asks or receives or self._phased or self.hooks.get("on_client_start")
         clients, first, factory = list[StackedClient](), dict[str, Any](), None
         for job in jobs:
@@ -220,7 +230,7 @@ class CohortEngine(SequentialEngine):
             context, logged = self._context(job), self.services.begin_client()
             entries = start  # all that it starts from: nobody looks at the module
         else:
-            context, logged = self._receive(exchange, job, self.client.is_neutral)
+            context, logged = self._receive(exchange, job, self.client.is_fedavg_equivalent)
             entries = self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
@@ -228,7 +238,7 @@ class CohortEngine(SequentialEngine):
         return StackedClient(job, context, logged, entries, phases)
 
     def _needs_module(self) -> bool:
-        """True where a callback looks at the module when a client ends."""
+        """Return True where a callback looks at the module when a client ends."""
         return need_module(self.hooks.get("on_client_end", ()))
 
     def _end_epoch(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
@@ -262,7 +272,11 @@ class CohortEngine(SequentialEngine):
         """
         token = clients[0].context.weights_token
         alike = all(stacked.context.weights_token is token for stacked in clients)
-        if self._receives and not self.client.is_neutral and not self.client.teaches_alike(token if alike else None):
+        if (
+            self._receives
+            and not self.client.is_fedavg_equivalent
+            and not self.client.teaches_alike(token if alike else None)
+        ):
             raise StackingError("its clients have different teachers")
 
     def _result(self, stacked: StackedClient, state: FlatState, checks: bool) -> ClientResult:
@@ -283,7 +297,9 @@ class CohortEngine(SequentialEngine):
         return self._reply(exchange, stacked.job, stacked.context, stacked.logged, checks)
 
     def _give_up(self, exchange: str, jobs: Sequence[ClientJob], error: Exception) -> None:
-        """Refuse a stack, and all later ones if it was the first of the exchange; say why.
+        """Refuse a stack, and all later ones if it was the first of the exchange.
+
+        Say why.
 
         Raises:
             RuntimeError: if it is no refusal, but an error of clients whose step could be stacked before.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from fl_lightning.functional.accuracy import answer_counts
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, ClientScore
 
 IMAGES = 4
@@ -16,7 +16,10 @@ IMAGES = 4
 
 
 def laid_out(x: Any, channels_last: bool) -> Any:
-    """Lay out a batch of images (B, C, H, W) channels last, if that is asked for; anything else stays as it is."""
+    """Lay out a batch of images (B, C, H, W) channels last, if that is asked for.
+
+    Anything else stays as it is.
+    """
     images = channels_last and isinstance(x, Tensor) and x.ndim == IMAGES
     return x.contiguous(memory_format=torch.channels_last) if images else x
 
@@ -44,7 +47,7 @@ def score(
         logits = predict(laid_out(x, channels_last))
         counts += answer_counts(logits, y)
         if metrics is not None:
-            metrics.update(raised(logits), y)
+            metrics.update(to_float32(logits), y)
     correct, num_samples = counts.unbind()
     values = {} if metrics is None else {name: value.cpu() for name, value in metrics.compute().items()}
     if metrics is not None:

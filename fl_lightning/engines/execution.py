@@ -1,4 +1,7 @@
-"""Settings of how a process computes: threads and clients at once; and how tensors of images are laid out."""
+"""Settings of how a process computes: threads and clients at once.
+
+And how tensors of images are laid out.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +35,9 @@ class Execution:
         check_count(1, "'auto' chooses it", chunk=None if self.chunk == "auto" else self.chunk)
 
     def lay_out(self, client: ClientModule, device: torch.device, precision: str = "32-true") -> None:
-        """Lay the weights of the client's convolutions out channels last, where that is faster; inputs follow them.
+        """Lay the weights of the client's convolutions out channels last, where that is faster.
+
+        Inputs follow them.
 
         That is for a net (`net=`) with two-dimensional convolutions on a CPU with AVX-512, or on CUDA in half
         precision. On a CPU with AVX2 alone it was not faster; a stack of clients has another layout; the weights of a
@@ -54,12 +59,12 @@ class Execution:
 
 
 def convolves(client: ClientModule) -> bool:
-    """True for a net (`net=`) with two-dimensional convolutions."""
+    """Return True for a net (`net=`) with two-dimensional convolutions."""
     return client.net is not None and any(isinstance(part, nn.Conv2d) for part in client.net.modules())
 
 
 def runs_on_avx512(device: torch.device) -> bool:
-    """True on a CPU for which torch uses AVX-512."""
+    """Return True on a CPU for which torch uses AVX-512."""
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 

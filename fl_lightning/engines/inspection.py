@@ -15,7 +15,7 @@ from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import computed
@@ -63,7 +63,10 @@ class Inspection:
 
     @contextmanager
     def look(self) -> Iterator[None]:
-        """Context of a look: eval mode, no gradients, no logging; entries and random generators restored at its end."""
+        """Context of a look: eval mode, no gradients, no logging.
+
+        Entries and random generators restored at its end.
+        """
         before = HeldEntries(self._weights)
         try:
             with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
@@ -110,7 +113,10 @@ class Inspection:
         return self.once(moment, (split, samples), lambda: self._scores(self.batches(split, samples)))
 
     def own_scores(self, moment: Moment, client_id: int, split: str = "test") -> Tensor:
-        """The same over a client's own samples of a split; NaN where it has none."""
+        """The same over a client's own samples of a split.
+
+        NaN where it has none.
+        """
         size = self.data.eval_batch_size
 
         def compute() -> Tensor:
@@ -119,7 +125,9 @@ class Inspection:
         return self.once(moment, (split, "of", client_id), compute)
 
     def own_loss(self, moment: Moment, client_id: int) -> float:
-        """Mean local loss over a client's own training samples; NaN without, and under manual optimization.
+        """Mean local loss over a client's own training samples.
+
+        NaN without, and under manual optimization.
 
         Of a client that deploys another predictor than its module the mean cross-entropy.
         """
@@ -162,16 +170,19 @@ class Inspection:
         return self.once(moment, ("outputs", layer, split, samples), compute)
 
     def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
-        """Outputs of a layer for a batch, (B, d), float32 or better; of a convolution the mean over the image."""
+        """Outputs of a layer for a batch, (B, d), float32 or better.
+
+        Of a convolution the mean over the image.
+        """
         if layer is None:
-            return raised(self.client.features(x))
+            return to_float32(self.client.features(x))
         found: list[Tensor] = []
         handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
         try:
             self.client(x)
         finally:
             handle.remove()
-        return raised(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+        return to_float32(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
 
     def check_layer(self, layer: str | None, who: str) -> None:
         """Refuse a layer that the client does not have.

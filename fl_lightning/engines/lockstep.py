@@ -24,7 +24,9 @@ class Passes(NamedTuple):
 
     @classmethod
     def over(cls, size: int, batch_size: int, epochs: int, drops_single: bool, drops_tail: bool = False) -> "Passes":
-        """Cut `size` samples into batches; `drops_single`: a tail of one sample is left out; `drops_tail`: any.
+        """Cut `size` samples into batches.
+
+        `drops_single`: a tail of one sample is left out; `drops_tail`: any.
 
         >>> Passes.over(7, 3, 1, drops_single=True)
         Passes(batch_size=3, short=-2, tail=0, epochs=1)
@@ -48,7 +50,9 @@ class Passes(NamedTuple):
         return self.full + (self.tail > 0)
 
     def of_epoch(self, epoch: int, limit: int | None) -> "Passes":
-        """The batches of one epoch, after which there are at most `limit` steps in all; None: no limit.
+        """The batches of one epoch, after which there are at most `limit` steps in all.
+
+        None: no limit.
 
         >>> Passes.over(7, 3, 2, drops_single=False).of_epoch(1, limit=5)
         Passes(batch_size=3, short=-2, tail=0, epochs=1)
@@ -60,7 +64,10 @@ class Passes(NamedTuple):
 
 
 def runs(rows: Sequence[Any], key: Callable[[Any], Any]) -> Iterator[slice]:
-    """Runs of neighbouring rows with the same key; rows whose key is None are in no run."""
+    """Runs of neighbouring rows with the same key.
+
+    Rows whose key is None are in no run.
+    """
     first = 0
     for value, group in groupby(rows, key):
         last = first + sum(1 for _ in group)

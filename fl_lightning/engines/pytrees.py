@@ -15,7 +15,9 @@ class StackingError(RuntimeError):
 
 
 def stack_pytrees(trees: Sequence[Any]) -> tuple[Any, Any]:
-    """Stack pytrees of one structure: each tensor becomes (K, ...); returns dims beside it, as `vmap` wants them.
+    """Stack pytrees of one structure: each tensor becomes (K, ...).
+
+    Returns dims beside it, as `vmap` wants them.
 
     What is the same object, or an equal plain value, in all of them stays one.
 

@@ -76,7 +76,7 @@ class SequentialEngine:
         transfer = BatchTransfer(self.modules, device, precision, datamodule)
         client.connect(forward_context(precision), transfer)
         self.services = services or ClientServices()
-        self.weights.transient.place()
+        self.weights.non_persistent.place()
         parts = client, settings or LocalSettings(), self.services, transfer, device, precision
         self.local, self.tolerant = LocalTrainer(*parts, batch_hooks or {}), tolerant
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
@@ -86,7 +86,9 @@ class SequentialEngine:
         """One object for all clients that start from the same weights."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Train every job and yield its result before the next is drawn; the module keeps the last client's weights.
+        """Train every job and yield its result before the next is drawn.
+
+        The module keeps the last client's weights.
 
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
@@ -120,13 +122,16 @@ class SequentialEngine:
     def _results(
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
     ) -> Generator[ClientResult, None, None]:
-        """Train the jobs one after the other; `announces`: `on_client_start` is called."""
+        """Train the jobs one after the other.
+
+        `announces`: `on_client_start` is called.
+        """
         for job in jobs:
             try:
                 with self._undoing(self.tolerant):
-                    neutral = self.client.is_neutral
-                    context, logged = self._receive(exchange, job, neutral, announces)
-                    self.local.train(job.data, exchange, neutral, self._epoch_hooks(job.client_id))
+                    fedavg_equivalent = self.client.is_fedavg_equivalent
+                    context, logged = self._receive(exchange, job, fedavg_equivalent, announces)
+                    self.local.train(job.data, exchange, fedavg_equivalent, self._epoch_hooks(job.client_id))
                     yield self._reply(exchange, job, context, logged)
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
@@ -137,7 +142,7 @@ class SequentialEngine:
         return [partial(hook, client_id) for hook in epoch_hooks] if epoch_hooks else ()
 
     def _receive(
-        self, exchange: str, job: ClientJob, neutral: bool, announces: bool = True
+        self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True
     ) -> tuple[ClientContext, MetricAccumulator]:
         """Make the module the client of a job, up to where its training begins."""
         client, local = self.client, self.local
@@ -145,7 +150,7 @@ class SequentialEngine:
         logged = self.services.begin_client()
         for hook in self.hooks.get("on_client_start", ()) if announces else ():
             hook(job.client_id)
-        if self._receives and not neutral:
+        if self._receives and not fedavg_equivalent:
             local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
             local.seed(f"receive/{exchange}", job.data)
             client.receive(job.broadcast, job.data)
@@ -154,14 +159,17 @@ class SequentialEngine:
     def _reply(
         self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator, checks: bool = True
     ) -> ClientResult:
-        """Make the result of the client in the module, which is trained; `checks`: its structure may have changed."""
+        """Make the result of the client in the module, which is trained.
+
+        `checks`: its structure may have changed.
+        """
         client, weights = self.client, self.weights
         extras = client.reply(exchange, job.data) if self._replies else {}
         if self._replies:
             check_extras(client, extras)
         for member in self.members.of("trained") if checks else ():
             member.trained(job)
-        state = weights.live(weights.travelling) if job.broadcast.uploads and weights.shared else None
+        state = weights.live(weights.transmitted_entries) if job.broadcast.uploads and weights.shared else None
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
         return self._sent(job, context, state, extras, personal, logged)
 
@@ -176,7 +184,7 @@ class SequentialEngine:
     ) -> ClientResult:
         """Make a client's update of what it has trained, as it leaves the client."""
         progress = context.progress
-        counts = job.data.num_samples, progress.num_steps, progress.exposure
+        counts = job.data.num_samples, progress.num_steps, progress.accumulated_lr
         rest = progress.idle_steps, progress.lr
         result = ClientResult(job, ClientUpdate(job.client_id, *counts, state, extras, True, *rest), personal, logged)
         for member in self.members.of("on_client"):
@@ -191,14 +199,17 @@ class SequentialEngine:
         metrics: MetricCollection | None = None,
         channels_last: bool = False,
     ) -> Generator[ClientScore, None, None]:
-        """Test what every client would deploy; at the end the module is as it was before."""
+        """Test what every client would deploy.
+
+        At the end the module is as it was before.
+        """
         before, local = HeldEntries(self.weights), self.local
         self.members.prepare()
         try:
             for job in jobs:
                 before.put_back()
                 self.load_client(job)
-                self.weights.load(self.weights.frozen.idle)
+                self.weights.load(self.weights.frozen.already_sent)
                 self.client.eval()
                 batches = map(local.transfer, job.data.batches("test", batch_size=batch_size))
                 yield score(job.client_id, self.client.deployed(), batches, local.device, metrics, channels_last)
@@ -210,7 +221,7 @@ class SequentialEngine:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
         context = self._context(job)
-        start, idle = context.start, self.weights.frozen.idle
+        start, idle = context.start, self.weights.frozen.already_sent
         self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
         if job.personal is not None:
             self.weights.load(job.personal)
@@ -242,5 +253,8 @@ def check_extras(client: ClientModule, extras: object) -> None:
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """Choose the context of a client's forward pass; `nullcontext` for 32-true."""
+    """Choose the context of a client's forward pass.
+
+    `nullcontext` for 32-true.
+    """
     return nullcontext if str(precision.precision) == "32-true" else precision.forward_context

@@ -144,7 +144,9 @@ class LocalSettings:
         return self.lr_decay not in NO_DECAY
 
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
-        """Choose the function of a learning rate that gives its factor in a round; None: the rate stays.
+        """Choose the function of a learning rate that gives its factor in a round.
+
+        None: the rate stays.
 
         Raises:
             ValueError: a cosine whose rounds are not known.
@@ -155,5 +157,8 @@ class LocalSettings:
 
     @property
     def max_batches(self) -> int | None:
-        """Most batches of a client in an exchange; None: any number."""
+        """Most batches of a client in an exchange.
+
+        None: any number.
+        """
         return None if self.max_local_steps is None else self.max_local_steps * self.accumulate_grad_batches

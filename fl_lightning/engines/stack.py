@@ -81,7 +81,10 @@ class Rows:
     number: int
 
     def single(self) -> tuple[State, State, Any]:
-        """Parameters, buffers and constants of the only row, as of one client; views of the rows."""
+        """Parameters, buffers and constants of the only row, as of one client.
+
+        Views of the rows.
+        """
         params, buffers = ({n: value.squeeze(0) for n, value in of.items()} for of in (self.params, self.buffers))
         return params, buffers, rows_of(self.constants, self.dims, 0)
 
@@ -139,7 +142,10 @@ class ClientStack:
         return flat_rows({name: entries[name] for name in names})
 
     def rows(self, rows: slice) -> Rows:
-        """Some rows; the same object for the same rows."""
+        """Some rows.
+
+        The same object for the same rows.
+        """
         key = (rows.start, rows.stop)
         if key not in self._views:
             self._views[key] = Rows(
@@ -161,7 +167,9 @@ class ClientStack:
         services: ClientServices,
         known: State | None = None,
     ) -> StepResult:
-        """Compute the gradients of the rows' losses; their buffers are updated.
+        """Compute the gradients of the rows' losses.
+
+        Their buffers are updated.
 
         Args:
             rows: of this stack.
@@ -217,7 +225,10 @@ class ClientStack:
         constants: Any,
         given: tuple[Batch, State | None],
     ) -> Row:
-        """Compute the loss of one row, within `vmap` or without; `entries` becomes what it has logged."""
+        """Compute the loss of one row, within `vmap` or without.
+
+        `entries` becomes what it has logged.
+        """
         (received, round_), (batch, known) = constants, given
         start = received if self._start is None else self._start
         absent: Any = _Absent()
@@ -247,7 +258,10 @@ class ClientStack:
     def _together(
         self, row_loss: Callable[..., Row], rows: Rows, given: Stacked, trained: Sequence[int]
     ) -> tuple[Sequence[Tensor | None], list[Tensor], dict[tuple[str, str], Tensor]]:
-        """Compute for all rows at once; `vmap` is handed plain tensors, since it takes long over pytrees of them."""
+        """Compute for all rows at once.
+
+        `vmap` is handed plain tensors, since it takes long over pytrees of them.
+        """
         dims = (rows.dims, given[1])
         constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
 
@@ -279,7 +293,10 @@ def _without_draws(compute: Callable[[], Result]) -> Result:
 
 
 class _Step(nn.Module):
-    """A module whose forward is the client's step, for `functional_call`; it returns the buffers after it as well."""
+    """A module whose forward is the client's step, for `functional_call`.
+
+    It returns the buffers after it as well.
+    """
 
     def __init__(
         self,
@@ -317,7 +334,7 @@ class _Absent:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise StackingError(
-            "its training_step reads client_id, memory, num_steps or exposure, which differ between clients"
+            "its training_step reads client_id, memory, num_steps or accumulated_lr, which differ between clients"
         )
 
     __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __eq__ = __hash__ = __index__ = _refuse

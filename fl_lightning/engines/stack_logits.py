@@ -20,7 +20,10 @@ class StackLogits:
         self._kept: dict[str, Tensor] = {}
 
     def of(self, rows: slice, positions: Tensor) -> dict[str, Tensor]:
-        """Kept logits of a batch by teacher, each (k, B, ...); positions (k, B) of its samples in their splits."""
+        """Kept logits of a batch by teacher, each (k, B, ...).
+
+        Positions (k, B) of its samples in their splits.
+        """
         return {name: kept[rows][self._rows(positions), positions] for name, kept in self._kept.items()}
 
     def keep(self, rows: slice, positions: Tensor, computed: Mapping[str, Tensor]) -> None:

@@ -51,7 +51,7 @@ class StackedClient:
     passed: Counter[str] = field(default_factory=Counter)
 
     def saw(self, num_samples: int) -> None:
-        """Note the size of its last batch."""
+        """Record the size of its last batch."""
         self.last_size = num_samples
 
 
@@ -71,11 +71,11 @@ class StackTrainer:
         """Optimizers to be used again."""
 
     def is_alone(self, job: ClientJob) -> bool:
-        """True for a client that must be alone in the module: one of one sample has its BatchNorm in eval mode."""
+        """Return True for a client that must be alone in the module: of one sample, with its BatchNorm in eval mode."""
         return self._needs_modes(job.data.size(), job.data.samples_per_batch("train"))
 
     def _needs_modes(self, size: int, batch_size: int) -> bool:
-        """True where BatchNorm sees batches of one sample."""
+        """Return True where BatchNorm sees batches of one sample."""
         return bool(self.local.batch_norms) and size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
@@ -125,7 +125,7 @@ class StackTrainer:
         if phase.counts:
             progress, before = stacked.context.progress, replace(stacked.context.progress)
             taken = block.progress
-            progress.move(taken.num_steps, progress.exposure + taken.exposure, taken.lr)
+            progress.move(taken.num_steps, progress.accumulated_lr + taken.accumulated_lr, taken.lr)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             stacked.passed[phase.split] += block.passes.epochs
@@ -145,7 +145,9 @@ class StackTrainer:
     def _blocks(
         self, stack: ClientStack, rows: Sequence[StackedClient], passes: Sequence[Passes], phase: Phase
     ) -> list[Block]:
-        """Make a block of neighbours with the same batches; those without a sample are in none.
+        """Make a block of neighbours with the same batches.
+
+        Those without a sample are in none.
 
         All share an optimizer, unless it has schedulers.
 
@@ -249,7 +251,7 @@ class StackTrainer:
                 stacked.saw(block.last_size)
                 progress = replace(stacked.context.progress)
                 if segment.phase.counts:
-                    progress.move(done.num_steps, progress.exposure + done.exposure, done.lr)
+                    progress.move(done.num_steps, progress.accumulated_lr + done.accumulated_lr, done.lr)
                 on_epoch_end(stacked, states[row], progress, epoch)
 
     def _cache(self, segment: "_Segment") -> StackLogits | None:
@@ -270,7 +272,10 @@ class StackTrainer:
         num_samples: int,
         known: State | None = None,
     ) -> State:
-        """Take one step of the clients of some rows; returns teachers' logits that were computed (`ClientStack`)."""
+        """Take one step of the clients of some rows.
+
+        Returns teachers' logits that were computed (`ClientStack`).
+        """
         rows, clients = segment.stack.rows(part), segment.rows[part]
         gradients, logged, logits = segment.stack.differentiate(
             rows, segment.trained, segment.step, batches, index, self.local.services, known
@@ -285,7 +290,7 @@ class StackTrainer:
         for block in blocks:
             block.stepped()
             if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", block.exposure.steps)
+                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
         for entry in logged:
             values: Sequence[Any] = (
                 entry.values.unbind() if isinstance(entry.values, Tensor) else [entry.values] * len(clients)

@@ -9,10 +9,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
-from fl_lightning.client.bare_step import no_hook, unwrapped_step
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.unwrapped_step import no_hook, unwrapped_step
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LOCAL_HOOKS
 from fl_lightning.members.weights import GlobalWeights
@@ -51,7 +51,10 @@ FEW_CLIENTS = 4
 
 
 def clients_at_once(client: ClientModule, chunk: Chunk) -> int:
-    """Number of clients in a stack; with `auto` as many as fit into memory several times over."""
+    """Number of clients in a stack.
+
+    With `auto` as many as fit into memory several times over.
+    """
     if chunk != "auto":
         return chunk
     numbers = sum(parameter.numel() for parameter in client.parameters())
@@ -66,7 +69,9 @@ def why_not(
     precision: Precision | None = None,
     device: torch.device | None = None,
 ) -> str | None:
-    """Say why clients are not trained at once; None: they are, as far as can be told before they train.
+    """Explain why clients are not trained at once.
+
+    None: they are, as far as can be told before they train.
 
     Args:
         client: the module.
@@ -85,7 +90,10 @@ def why_not(
 
 
 def _of_class(client: ClientModule, chunk: Chunk) -> str | None:
-    """Reason that the class itself gives; where it says nothing, `chunk: K` asks for it."""
+    """Reason that the class itself gives.
+
+    Where it says nothing, `chunk: K` asks for it.
+    """
     kind = type(client)
     declaring = next(base for base in kind.__mro__ if "stackable" in vars(base))
     if declaring is not ClientModule and not vars(declaring)["stackable"]:
@@ -132,8 +140,8 @@ def _of_modules(client: ClientModule, chunk: Chunk, device: torch.device | None)
 
 
 def _of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
-    if weights.transient.places:
-        return f"the buffer {next(iter(weights.transient.places))!r} is in no state dict"
+    if weights.non_persistent.places:
+        return f"the buffer {next(iter(weights.non_persistent.places))!r} is in no state dict"
     if (pair := aliases(client)) is not None:
         return f"{pair[0]!r} shares memory with {pair[1]!r}"
     for name, value in client.named_parameters():
@@ -176,7 +184,7 @@ def inside(name: str, value: Any) -> list[Tensor]:
 
 
 def overlap(value: Tensor, other: Tensor) -> bool:
-    """True where two tensors of one storage have numbers between the same addresses."""
+    """Return True where two tensors of one storage have numbers between the same addresses."""
     (first, last), (begin, end) = map(addresses, (value, other))
     return first < end and begin < last
 
@@ -188,7 +196,7 @@ def addresses(value: Tensor) -> tuple[int, int]:
 
 
 def has_backward_hooks(part: nn.Module | nn.Parameter) -> bool:
-    """True where a hook on gradients is registered: rows of a stack stand in for the parameters, which get none.
+    """Return True where a hook on gradients is registered: rows of a stack stand in for the parameters, which get none.
 
     >>> layer = nn.Linear(2, 3)
     >>> handle = layer.weight.register_hook(lambda gradient: 2 * gradient)
@@ -199,7 +207,9 @@ def has_backward_hooks(part: nn.Module | nn.Parameter) -> bool:
 
 
 def why_not_optimizers(optimizers: LocalOptimizers, plain: bool = False) -> str | None:
-    """Say why a stack cannot be stepped by these optimizers; None: it can.
+    """Explain why a stack cannot be stepped by these optimizers.
+
+    None: it can.
 
     Args:
         optimizers: of a client.
@@ -224,7 +234,7 @@ def why_not_optimizers(optimizers: LocalOptimizers, plain: bool = False) -> str 
 
 
 def listens_to_all() -> bool:
-    """True where somebody has a hook on the steps of all optimizers."""
+    """Return True where somebody has a hook on the steps of all optimizers."""
     handles = [register_optimizer_step_pre_hook(no_hook), register_optimizer_step_post_hook(no_hook)]
     others = [len(handle.hooks_dict_ref() or ()) > 1 for handle in handles]
     for handle in handles:

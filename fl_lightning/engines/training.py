@@ -89,7 +89,10 @@ class LocalTrainer:
         self._round_idx = 0
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
-        """Multiply the learning rates of clients to come, by optimizer and parameter group; empty: leave them."""
+        """Multiply the learning rates of clients to come, by optimizer and parameter group.
+
+        Empty: leave them.
+        """
         self.lr_factors = factors
 
     # --- rules of every engine ---
@@ -113,7 +116,10 @@ class LocalTrainer:
         return [part for name, part in self.batch_norms if self.client.has(client_id, name)]
 
     def step_limit(self, phase: Phase) -> int | None:
-        """Give the most steps of an exchange at whose number a phase ends; None: none."""
+        """Give the most steps of an exchange at whose number a phase ends.
+
+        None: none.
+        """
         return self.settings.max_local_steps if phase.counts else None
 
     def begin_optimizers(
@@ -123,7 +129,7 @@ class LocalTrainer:
         optimizers.begin(progress, phase.lr, self.settings.lr_factor(round_idx), self.lr_factors)
 
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
-        """True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
+        """Return True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
         changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
         return not changes and passes.num_samples == data.size(phase.split)
 
@@ -148,10 +154,12 @@ class LocalTrainer:
         self,
         data: ClientData,
         exchange: str,
-        neutral: bool = False,
+        fedavg_equivalent: bool = False,
         on_epoch_end: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Run all phases of one exchange on the client's data; the module is trained in place.
+        """Run all phases of one exchange on the client's data.
+
+        The module is trained in place.
 
         Raises:
             TimeoutError: it took longer than `client_timeout`.
@@ -160,7 +168,7 @@ class LocalTrainer:
         self._deadline = None if timeout is None else monotonic() + timeout
         self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
-        self._training_step = self.client.local_loss if neutral else self.client.training_step
+        self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
         passed = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
@@ -257,11 +265,14 @@ class LocalTrainer:
             )
 
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
-        """Run forward, backward and, at the end of `accumulate_grad_batches`, a step; returns the loss."""
+        """Run forward, backward and, at the end of `accumulate_grad_batches`, a step.
+
+        Returns the loss.
+        """
         every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
         boundary = last or (index + 1) % every == 0
         if boundary and every > 1:
-            optimizers.exposure.accumulates((index % every + 1) / every)
+            optimizers.accumulated_lr.accumulates((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
@@ -299,7 +310,7 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if boundary and optimizers.schedulers:
-            self.builder.schedule(optimizers.schedulers, "step", optimizers.exposure.steps)
+            self.builder.schedule(optimizers.schedulers, "step", optimizers.accumulated_lr.steps)
         return loss
 
 
@@ -320,7 +331,9 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
 
 @contextmanager
 def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
-    """Context in which only the parameters that match the patterns are trained; steps that train none shared are idle.
+    """Context in which only the parameters that match the patterns are trained.
+
+    Steps that train none shared are idle.
 
     Raises:
         ValueError: if the patterns name none.
@@ -334,7 +347,9 @@ def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
 
 
 def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
-    """List the trainable parameters that no pattern names; they lose their gradients.
+    """List the trainable parameters that no pattern names.
+
+    They lose their gradients.
 
     Raises:
         ValueError: if the patterns name none.

@@ -1,4 +1,7 @@
-"""Checkpoints of a federation: whole rounds only, whatever happens; and how weights are read from files."""
+"""Checkpoints of a federation: whole rounds only, whatever happens.
+
+And how weights are read from files.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import parent_process
@@ -88,7 +91,10 @@ class SavedFederation:
         return found
 
     def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
-        """Take the rows of the rounds before; where there are none the clients have nothing of the model yet."""
+        """Take the rows of the rounds before.
+
+        Where there are none the clients have nothing of the model yet.
+        """
         if trainer.ckpt_path is None:
             weights.frozen.load_state_dict({})
         else:
@@ -96,7 +102,10 @@ class SavedFederation:
             recorder.restore(rows_kept(recorder, trainer.loggers, callbacks))
 
     def end_run(self) -> None:
-        """End a run; of a process that was started for it only the state dict comes back."""
+        """End a run.
+
+        Of a process that was started for it only the state dict comes back.
+        """
         self._handed_over = parent_process() is not None
 
     # --- saving ------------------------------------------------------------------------------------------------
@@ -126,7 +135,9 @@ class SavedFederation:
     def loadable(
         self, state_dict: Mapping[str, Any], allocated: Callable[[], Mapping[str, Any]] | None
     ) -> dict[str, Any]:
-        """Choose the entries of a state dict that can be loaded now; the others wait until the server is made.
+        """Choose the entries of a state dict that can be loaded now.
+
+        The others wait until the server is made.
 
         Args:
             state_dict: of the loop.
@@ -144,7 +155,9 @@ class SavedFederation:
         return ready | {name: own[name] for name in self._deferred if name in own}
 
     def prepare(self, checkpoint: dict[str, Any], trainer: Trainer | None) -> dict[str, Any]:
-        """Build the net for a checkpoint, or compare its run with the present one; returns what `save` added.
+        """Build the net for a checkpoint, or compare its run with the present one.
+
+        Returns what `save` added.
 
         Args:
             checkpoint: as it was read; states of another server optimizer are taken out.
@@ -167,7 +180,9 @@ class SavedFederation:
         return saved
 
     def check(self, entries: Mapping[str, Any], own: Mapping[str, Any], ready: bool) -> None:
-        """Refuse a state dict whose entries are not one's own; `ready`: the server is made, and all are allocated.
+        """Refuse a state dict whose entries are not one's own.
+
+        `ready`: the server is made, and all are allocated.
 
         Raises:
             ValueError: naming an entry.
@@ -175,7 +190,9 @@ class SavedFederation:
         check_entries(own if ready else {**own, **unallocated(own, entries)}, entries)
 
     def take(self, saved: Mapping[str, Any], members: Members | None) -> None:
-        """Give the members what `save` added; where there are none yet, once they are made.
+        """Give the members what `save` added.
+
+        Where there are none yet, once they are made.
 
         Raises:
             ValueError: it has another number of transforms.
@@ -189,7 +206,10 @@ class SavedFederation:
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
-    """Give classes and shape that the net was built for, (C, *input_shape); None for a module of the user's own."""
+    """Give classes and shape that the net was built for, (C, *input_shape).
+
+    None for a module of the user's own.
+    """
     if client.module is not None or client.num_classes is None or client.input_shape is None:
         return None
     return [client.num_classes, *client.input_shape]
@@ -272,7 +292,10 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
 
 
 def misshapen(found: Mapping[str, Any], form: Mapping[str, Any]) -> str:
-    """Find the first key whose value is not of the kind that a form names; empty where all are."""
+    """Find the first key whose value is not of the kind that a form names.
+
+    Empty where all are.
+    """
     for key, kind in form.items():
         value = found.get(key)
         if isinstance(kind, Mapping):
@@ -285,7 +308,10 @@ def misshapen(found: Mapping[str, Any], form: Mapping[str, Any]) -> str:
 
 
 def rows_kept(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[Any]) -> dict[int, dict[str, float]]:
-    """Rows of the rounds before that a logger with `rows_on_disk` has kept, else callbacks; says if there are none."""
+    """Rows of the rounds before that a logger with `rows_on_disk` has kept, else callbacks.
+
+    Says if there are none.
+    """
     for logger in loggers:
         if hasattr(type(logger), "rows_on_disk"):  # of the class: Lightning's DummyLogger has every attribute
             rows: dict[int, dict[str, float]] = logger.rows_on_disk()
@@ -326,7 +352,10 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
 
 
 def shape_of(value: Any) -> Any:
-    """The shape of a tensor; None of anything else."""
+    """The shape of a tensor.
+
+    None of anything else.
+    """
     return getattr(value, "shape", None)
 
 

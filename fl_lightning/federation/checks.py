@@ -21,7 +21,7 @@ from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
-from fl_lightning.client.progress import Exposure
+from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS, DataModule
@@ -281,7 +281,7 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
 
 
 def tell_server_rate(optimizer: Optimizer) -> None:
-    """Say how far a server's SGD moves the model where that is little: its step is a share of the way to the rule's."""
+    """Report how far a server's SGD moves the model where that is little: a share of the way to the rule's weights."""
     group = optimizer.param_groups[0]
     if type(optimizer) is SGD and float(group["lr"]) < FAR * (1 - group["momentum"]):
         rank_zero_info(
@@ -291,7 +291,7 @@ def tell_server_rate(optimizer: Optimizer) -> None:
 
 
 def tell_epochs(local_epochs: int | list[int]) -> None:
-    """Say that nothing is trained where all clients have no local epochs."""
+    """Report that nothing is trained where all clients have no local epochs."""
     if not any(as_list(local_epochs)):
         rank_zero_info(
             f"model.local_epochs={local_epochs}: no client trains, but in epochs that its method counts by itself; "
@@ -321,7 +321,10 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
 
 
 def keeps_state(server_module: ServerModule, rule: Aggregator, server_optimizer: object) -> str:
-    """Name what keeps a state of the trained entries at the server; empty: nothing."""
+    """Name what keeps a state of the trained entries at the server.
+
+    Empty: nothing.
+    """
     if type(server_module) is not ServerModule:
         return type(server_module).__name__
     if next(rule.buffers(), None) is not None:
@@ -353,7 +356,7 @@ def check_needs(
                 f"{name} stretches the way from the weights that the server sent to those that a client sends, but a "
                 f"{type(client).__name__} starts from a model of its own; leave model.aggregator unset"
             )
-        if "exposure" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if "accumulated_lr" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
             raise ValueError(
                 f"{name} counts local steps, which a gradient scaler may skip: trainer.precision={trainer.precision} "
                 f"is refused; use bf16-mixed"
@@ -361,17 +364,19 @@ def check_needs(
 
 
 def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
-    """Refuse a local optimizer whose exposure E_i is not defined, where it is needed; the net must exist.
+    """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed.
+
+    The net must exist.
 
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    names = [name for name, needs in needs_by_name(client, server_module, rule) if "exposure" in needs]
+    names = [name for name, needs in needs_by_name(client, server_module, rule) if "accumulated_lr" in needs]
     if not names:
         return
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
-    if not Exposure(optimizers, None).defined:
+    if not AccumulatedLR(optimizers, None).defined:
         raise ValueError(
             f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
@@ -382,7 +387,10 @@ def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggr
 def needs_by_name(
     client: ClientModule, server_module: ServerModule, rule: Aggregator
 ) -> list[tuple[str, frozenset[str]]]:
-    """List the needs of client, server module and rule; those of a method's own server side under the client's name."""
+    """List the needs of client, server module and rule.
+
+    Those of a method's own server side under the client's name.
+    """
     own = type(server_module) is client.server_class  # part of the method, which is named
     sides = ((client, client.needs), (client if own else server_module, server_module.needs), (rule, rule.needs))
     return [(type(side).__name__, needs) for side, needs in sides]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised, to_host
+from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
@@ -25,7 +25,9 @@ ROWS_AT_ONCE = 1000
 
 
 class KnowledgeServer(ServerModule):
-    """Server side of co-distillation: fuses the participants' knowledge; there are no shared weights.
+    """Server side of co-distillation: fuses the participants' knowledge.
+
+    There are no shared weights.
 
     Attributes:
         fused: knowledge that each participant is sent, by client id.
@@ -159,7 +161,7 @@ class KnowledgeClient(ClientModule):
         if exchange != "train":
             return {}
         with torch.no_grad():
-            logits = self.over(local, lambda batch: raised(self(batch[0])), "transfer", ROWS_AT_ONCE)
+            logits = self.over(local, lambda batch: to_float32(self(batch[0])), "transfer", ROWS_AT_ONCE)
             return {"knowledge": self.predictions(torch.cat(logits))}
 
 
@@ -169,13 +171,15 @@ def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> soft_labels(torch.zeros(1, 2))
     tensor([[0.5000, 0.5000]])
     """
-    return (raised(logits) / temperature).softmax(-1)
+    return (to_float32(logits) / temperature).softmax(-1)
 
 
 def soft_label_divergence(
     logits: Tensor, target: Tensor, temperature: float = 1.0, direction: Literal["forward", "reverse"] = "forward"
 ) -> Tensor:
-    """Batch mean of KL(target ‖ softmax(logits / T)), or the other way round; no factor T².
+    """Batch mean of KL(target ‖ softmax(logits / T)), or the other way round.
+
+    No factor T².
 
     Args:
         logits: of the model in training, (B, C).
@@ -189,7 +193,7 @@ def soft_label_divergence(
     >>> soft_label_divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.6931)
     """
-    log_q = (raised(logits) / temperature).log_softmax(-1)
+    log_q = (to_float32(logits) / temperature).log_softmax(-1)
     target = target.to(log_q.dtype)
     if direction == "forward":
         return (torch.xlogy(target, target) - target * log_q).sum(-1).mean()

@@ -24,7 +24,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.accuracy import class_accuracy
-from fl_lightning.functional.state import raised, to_host
+from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
@@ -83,7 +83,7 @@ class Evaluation:
         """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
         weights = self.weights
         self.hold()
-        weights.transient.set_back({})
+        weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.recorder.evaluated(None)
         self.services.logged.clear()
@@ -94,7 +94,10 @@ class Evaluation:
         self._load_evaluated()
 
     def _load_evaluated(self) -> None:
-        """Load the weights that are evaluated, if they are not the global ones; `restore` takes them back."""
+        """Load the weights that are evaluated, if they are not the global ones.
+
+        `restore` takes them back.
+        """
         weights = self.weights
         if not weights.shared:
             return  # there is no global model
@@ -105,7 +108,10 @@ class Evaluation:
 
     @contextmanager
     def evaluated_model(self) -> Iterator[None]:
-        """Context in which the module is the global model as it is evaluated; a pass may still want its last hook."""
+        """Context in which the module is the global model as it is evaluated.
+
+        A pass may still want its last hook.
+        """
         before, put_generators_back = HeldEntries(self.weights), keep_generators(self.communicator.device)
         try:
             self._load_evaluated()
@@ -115,7 +121,7 @@ class Evaluation:
             put_generators_back()
 
     def hold(self) -> None:
-        """Note what `finish` puts back: all entries, and the random generators."""
+        """Record what `finish` puts back: all entries, and the random generators."""
         self.restore()
         if not self.weights.shared and self.client.module is None:
             return  # nothing is evaluated
@@ -133,7 +139,7 @@ class Evaluation:
             logits = self.client(laid_out(x, self._channels_last))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
-                self.metrics.update(raised(logits), y)
+                self.metrics.update(to_float32(logits), y)
             return None
         if self.metrics is not None:
             update(self.metrics, batch, self.client)
@@ -174,7 +180,10 @@ class Evaluation:
         self.before = self._left = None
 
     def finish(self) -> None:
-        """Put everything back that a pass has changed; its metric objects have been computed."""
+        """Put everything back that a pass has changed.
+
+        Its metric objects have been computed.
+        """
         self.restore()
         self._put_generators_back()
         self._put_generators_back = nothing
@@ -283,7 +292,9 @@ class Evaluation:
 
 
 def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Take the mean of each name's values; a value that is not defined for a client is left out.
+    """Take the mean of each name's values.
+
+    A value that is not defined for a client is left out.
 
     >>> mean_values([{"recall": 0.5}, {"recall": math.nan}, {"recall": 1.0}])
     {'recall': 0.75}
@@ -300,7 +311,9 @@ def nothing() -> None:
 
 
 def keep_generators(device: torch.device, all_of_them: bool = True) -> Callable[[], None]:
-    """Note the states of the global random generators; returns what puts them back.
+    """Record the states of the global random generators.
+
+    Returns what puts them back.
 
     Args:
         device: whose generator of torch is noted, besides the CPU's.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.types import TrainableModule
 
@@ -142,7 +142,7 @@ class RunIdentity:
         self.changed = found
 
     def has_changed(self, *names: str) -> bool:
-        """True where one of these settings, or one below it, may change and did."""
+        """Return True where one of these settings, or one below it, may change and did."""
         return any(below(one.name, name) for one in self.changed for name in names)
 
 
@@ -183,7 +183,10 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
 
 
 def described_items(name: str, values: Mapping[str, Any], depth: int) -> Settings:
-    """Describe arguments by their names; those that say where something lies are left out."""
+    """Describe arguments by their names.
+
+    Those that say where something lies are left out.
+    """
     return joined(described(f"{name}.{key}", item, depth + 1) for key, item in values.items() if key not in PATHS)
 
 
@@ -200,7 +203,10 @@ def described_optimizer(name: str, factory: Any) -> Settings:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Flatten a parsed configuration; `class_path` and `init_args` leave the names."""
+    """Flatten a parsed configuration.
+
+    `class_path` and `init_args` leave the names.
+    """
     model, trainer = ({} if prefix else config).get("model"), ({} if prefix else config).get("trainer")
     found = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
     for key, value in config.items():
@@ -230,17 +236,20 @@ def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
 
 
 def is_free(name: str) -> bool:
-    """True for a setting that may change when a run is continued."""
+    """Return True for a setting that may change when a run is continued."""
     return name.rpartition(".")[2] in PATHS or any(below(name, free) for free in FREE)
 
 
 def below(name: str, other: str) -> bool:
-    """True for a setting that is `other`, or an argument of it."""
+    """Return True for a setting that is `other`, or an argument of it."""
     return name == other or name.startswith(f"{other}.")
 
 
 def differences(was: Settings, now: Settings) -> list[Difference]:
-    """Compare what both know; below an object of another class nothing more is named."""
+    """Compare what both know.
+
+    Below an object of another class nothing more is named.
+    """
     found: list[Difference] = []
     for name in sorted(was.keys() & now.keys()):
         if not same(was[name], now[name]) and not any(below(name, one.name) for one in found):
@@ -249,7 +258,10 @@ def differences(was: Settings, now: Settings) -> list[Difference]:
 
 
 def same(was: Any, now: Any) -> bool:
-    """Compare two values; a class of the main script is known by its name, since its module has another one there."""
+    """Compare two values.
+
+    A class of the main script is known by its name, since its module has another one there.
+    """
     if any(isinstance(value, str) and value.startswith(MAIN) for value in (was, now)):
         return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]
     return bool(was == now)
@@ -261,7 +273,7 @@ def joined(parts: Iterable[Settings]) -> Settings:
 
 
 def is_plain(value: Any) -> bool:
-    """True for what loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
+    """Return True for what loads with `weights_only`: numbers, strings, None, and lists, tuples and dicts of them."""
     if isinstance(value, Mapping | list | tuple):
         return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -280,7 +292,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found = raised(tensor.detach()).cpu().contiguous().numpy()
+        found = to_float32(tensor.detach()).cpu().contiguous().numpy()
         digest.update(found.reshape(-1).data)  # not a copy: data are large
     return f"sha256 {digest.hexdigest()[:12]}"
 
@@ -311,7 +323,9 @@ def hyperparameters(settings: Settings, modules: Iterable[LightningModule]) -> d
 
 
 def summary_key(keys: Iterable[str]) -> str | None:
-    """Choose the key that sums up an evaluation: an accuracy, else the first one; None of none.
+    """Choose the key that sums up an evaluation: an accuracy, else the first one.
+
+    None of none.
 
     >>> summary_key(["val/loss", "val/acc"]), summary_key(["val_mse", "val_mae"])
     ('val/acc', 'val_mse')

@@ -161,7 +161,10 @@ class FederatedLoop(Forwarding):
 
     @property
     def _under_way(self) -> Undo | None:
-        """What undoes the round under way; None outside of rounds."""
+        """Give what undoes the round under way.
+
+        None outside of rounds.
+        """
         return None if self._round is None else self._round.under_way
 
     @property
@@ -176,21 +179,30 @@ class FederatedLoop(Forwarding):
 
     @property
     def engine(self) -> SequentialEngine:
-        """Engine that trains the clients; made anew for every run of a Trainer."""
+        """Engine that trains the clients.
+
+        Made anew for every run of a Trainer.
+        """
         if self._engine is None:
             self._engine = self.parts.make_engine(self.server, built(self._members), self.trainer)
         return self._engine
 
     @property
     def clients_engine(self) -> Engine:
-        """What trains and tests the clients; made anew for every run of a Trainer."""
+        """Give the engine that trains and tests the clients.
+
+        Made anew for every run of a Trainer.
+        """
         if self._clients_engine is None:
             self._clients_engine = self.engine if self.engine_factory is None else self.engine_factory(self.engine)
         return self._clients_engine
 
     @property
     def evaluation(self) -> Evaluation:
-        """Evaluation of the global model; made anew for every run of a Trainer."""
+        """Evaluation of the global model.
+
+        Made anew for every run of a Trainer.
+        """
         if self._evaluation is None:
             self._evaluation = self.parts.make_evaluation(self.engine, self.clients_engine, self.data)
         return self._evaluation
@@ -199,7 +211,10 @@ class FederatedLoop(Forwarding):
         return list(self.client.lightning_modules())
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a hook of the client's modules; with its first and last hooks an evaluation begins and ends."""
+        """Call a hook of the client's modules.
+
+        With its first and last hooks an evaluation begins and ends.
+        """
         with self.evaluation.around(name) if name in PASS_HOOKS else nullcontext():
             return super().forward_hook(name, *args, **kwargs)
 
@@ -285,7 +300,10 @@ class FederatedLoop(Forwarding):
         self._publish(metrics)
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
-        """Evaluate ALMA and keep the row; not in the step, where an interruption would undo the complete round."""
+        """Evaluate ALMA and keep the row.
+
+        Not in the step, where an interruption would undo the complete round.
+        """
         round_idx = cast(int, self.recorder.pending_round)
         every = self.evaluate_clients_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
@@ -293,7 +311,10 @@ class FederatedLoop(Forwarding):
         self.recorder.keep_round(round_idx)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a value of the round (in the client hooks of callbacks); outside a round Lightning's `log`."""
+        """Log a value of the round (in the client hooks of callbacks).
+
+        Outside a round Lightning's `log`.
+        """
         if self._under_way is None:
             super().log(name, value, *args, **kwargs)
         else:
@@ -366,7 +387,10 @@ class FederatedLoop(Forwarding):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state; outside of a fit build the net first, and keep entries that are allocated later for then."""
+        """Load a state.
+
+        Outside of a fit build the net first, and keep entries that are allocated later for then.
+        """
         strict = strict and all(module.strict_loading for module in self.client_modules())
         state = self._saved.loadable(state_dict, self.state_dict if self._server is None else None)
         return super().load_state_dict(state, strict, assign)

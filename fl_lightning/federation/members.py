@@ -81,7 +81,10 @@ class ClientRecords(Member):
         return memory, self.initial(client_id) if personal is None else personal
 
     def initial(self, client_id: int) -> State | None:
-        """Look up the personal entries of a client before its first training; None: there are none."""
+        """Look up the personal entries of a client before its first training.
+
+        None: there are none.
+        """
         names = self._weights.personal_of(client_id)
         return {name: self._initial[name] for name in names} if names else None
 
@@ -99,14 +102,14 @@ class ClientRecords(Member):
         if self._communicator.world > 1:
             for rank, clients in enumerate(shared):
                 self._store.own(dict.fromkeys(clients, rank))
-        records = {c: record for c, record in self._records.items() if c not in outcome.failed and not outcome.lost}
+        records = {c: record for c, record in self._records.items() if c not in outcome.failed and not outcome.aborted}
         if records:
             self._store.put(records, outcome.round_idx)
         self._records = {}
         return {}
 
     def mark(self) -> bool:
-        """Note that a round is under way: no record is stored before it is over."""
+        """Record that a round is under way: no record is stored before it is over."""
         return True
 
     def undo(self, mark: bool) -> None:
@@ -186,7 +189,9 @@ class Transmitted(Member):
 
 
 class Arrivals(Member):
-    """Checks an update when it arrives; one that transforms of the server read is checked again behind them.
+    """Checks an update when it arrives.
+
+    One that transforms of the server read is checked again behind them.
 
     Args:
         server: knows the shared entries.
@@ -209,17 +214,19 @@ class Arrivals(Member):
         update, n, known = result.update, result.update.num_samples, result.job.data.num_samples
         if not (type(n) is int and 0 <= n <= known):
             check_num_samples(update, known)
-        unlike = update.weights is not None and not has_layout(update.weights, self._server.travelling)
+        unlike = update.weights is not None and not has_layout(update.weights, self._server.transmitted_entries)
         if self._transforms:
             self.altered = result.trained is not None and (unlike or update.weights is None)
             check_tensors(update)
         elif unlike:
-            check_update(update, self._server.travelling)
+            check_update(update, self._server.transmitted_entries)
         return result
 
 
 class ServerTransforms(Member):
-    """Transforms of an update at the server, behind the guard; what they make is checked.
+    """Transforms of an update at the server, behind the guard.
+
+    What they make is checked.
 
     Args:
         transforms: in order.
@@ -256,7 +263,7 @@ class ServerTransforms(Member):
         check_tensors(update)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known)
-        check_update(update, self._server.travelling)
+        check_update(update, self._server.transmitted_entries)
         if self._arrivals.altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
@@ -340,7 +347,7 @@ class PersonalEntries(Member):
         return {}
 
     def mark(self) -> None:
-        """Note nothing: the means are of one round."""
+        """Mark nothing: the means are of one round."""
 
     def undo(self, mark: None) -> None:
         self.end_exchange()

@@ -133,7 +133,10 @@ class Recorder(Member):
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
-        """Begin the row of a round with the values of its training; the one before is complete."""
+        """Begin the row of a round with the values of its training.
+
+        The one before is complete.
+        """
         if round_idx > self._chained:
             self._chain = chained(self._chain, self.round_metrics)
             self._chained = round_idx
@@ -161,7 +164,7 @@ class Recorder(Member):
         return float(forgetting_since(self.peak, now))
 
     def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
-        """True where these rows are those of the complete rounds before, as they were logged."""
+        """Return True where these rows are those of the complete rounds before, as they were logged."""
         chain = b""
         for round_idx in range(self._chained):
             chain = chained(chain, rows.get(round_idx, {}))
@@ -185,11 +188,17 @@ class Recorder(Member):
             self._chain, self._chained = b"", 0
 
     def keep_round(self, round_idx: int) -> None:
-        """Add the row, as it is now, to the history; again where it has grown."""
+        """Add the row, as it is now, to the history.
+
+        Again where it has grown.
+        """
         self.history.record(round_idx, self.round_metrics)
 
     def take_pending(self) -> int | None:
-        """Hand over the round whose row is to be written; None where there is none, or it was handed over."""
+        """Hand over the round whose row is to be written.
+
+        None where there is none, or it was handed over.
+        """
         round_idx, self.pending_round = self.pending_round, None
         return round_idx
 
@@ -218,7 +227,10 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
 
 
 class Traffic(Member):
-    """Counts the bytes of a round's messages by exchange; what has moved is not undone."""
+    """Counts the bytes of a round's messages by exchange.
+
+    What has moved is not undone.
+    """
 
     name = "traffic"
 
@@ -297,7 +309,10 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
-    """Count the bytes, as stored, of the sets that every client is sent once; empty where a method needs none."""
+    """Count the bytes, as stored, of the sets that every client is sent once.
+
+    Empty where a method needs none.
+    """
     splits = [data.split(name) for name in needs if name not in {*CONDITIONS, *SERVER_ONLY}]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

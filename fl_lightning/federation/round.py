@@ -76,7 +76,9 @@ class Round:
     under_way: Undo | None = field(default=None, init=False)
 
     def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
-        """Run one round with one server step; returns its values by log key.
+        """Run one round with one server step.
+
+        Returns its values by log key.
 
         Args:
             round_idx: from 0.
@@ -91,7 +93,7 @@ class Round:
             outcome = RoundOutcome(round_idx, cohort, self.weights.before)
             try:
                 shared = self._exchanges(outcome)
-                while outcome.repeats and not outcome.lost:  # every draw is keyed
+                while outcome.repeats and not outcome.aborted:  # every draw is keyed
                     undo.undo()
                     outcome = RoundOutcome(round_idx, cohort, self.weights.before, outcome.failed)
                     for hook in self.hooks["on_round_repeat"]:
@@ -99,16 +101,16 @@ class Round:
                     shared = self._exchanges(outcome)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            new = None if outcome.lost else outcome.weights
+            new = None if outcome.aborted else outcome.weights
             stepped = self.server_step.step(self.weights.start, new, step, scaler)
             if stepped is None:
-                outcome.lose(self._overflow(round_idx))
+                outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
             metrics: dict[str, float] = {}
             ends = [member.end(outcome, parts) for member, parts in shared]
             for values in reversed(ends):
                 metrics.update(values)
-            if outcome.lost:
+            if outcome.aborted:
                 undo.undo()
         return metrics
 
@@ -128,11 +130,14 @@ class Round:
             self.server.end_round()
 
     def _exchanges(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
-        """Run all exchanges and judge what came of them; gives what all processes share, by member."""
+        """Run all exchanges and judge what came of them.
+
+        Gives what all processes share, by member.
+        """
         self.server.begin_round(outcome.round_idx, self.weights.start)
         asked = outcome.asked
         if len(asked) < self.faults.min_clients:
-            outcome.lose(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
+            outcome.abort(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
@@ -141,7 +146,7 @@ class Round:
                 self._exchange(exchange, mine, outcome)
                 if outcome.is_over:
                     break
-        return self._close(outcome) if outcome.lost or not outcome.repeats else []
+        return self._close(outcome) if outcome.aborted or not outcome.repeats else []
 
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
@@ -173,14 +178,19 @@ class Round:
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
     def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in; returns the error of the first that failed."""
+        """Train clients and take their results in.
+
+        Returns the error of the first that failed.
+        """
         if self.faults.on_error != "skip":
             return self._train_until(exchange, mine, set())
         self._train_others(exchange, mine, outcome)
         return None
 
     def _train_others(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
-        """Train clients and leave those out that fail; then all processes learn of them.
+        """Train clients and leave those out that fail.
+
+        Then all processes learn of them.
 
         Raises:
             Exception: that is no client's, of this or another process.
@@ -200,10 +210,13 @@ class Round:
             outcome.leave_out(failed)
             outcome.repeat(repeats)
         if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.lose(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
+            outcome.abort(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
 
     def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
-        """Train clients up to the first that fails; `taken` comes to be all whose results were taken in."""
+        """Train clients up to the first that fails.
+
+        `taken` comes to be all whose results were taken in.
+        """
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
                 for result in results:
@@ -250,7 +263,9 @@ class Round:
     # --- judging -----------------------------------------------------------------------------------------------
 
     def _close(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
-        """Check that everything is finite, in the round's one transfer to the host; gives what all processes share.
+        """Check that everything is finite, in the round's one transfer to the host.
+
+        Gives what all processes share.
 
         Raises:
             NonFiniteUpdateError: naming client or rule, and round.
@@ -263,12 +278,12 @@ class Round:
         shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
         # a round that nobody took part in ends for those, too, who took none
-        ending = [m for m in self.members.all if does(m, "end")] if outcome.lost else self.members.of("end")
+        ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
         shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
         if any(found for found, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
-        if outcome.problem and not (outcome.lost or outcome.repeats):
+        if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
         return shared
 
@@ -302,11 +317,11 @@ class Round:
             raise NonFiniteUpdateError(faults[0])
         outcome.leave_out(broken)
         if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.lose(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
+            outcome.abort(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
         elif broken and (counted or self._keeps_clients or outcome.problem):
             outcome.repeat()
             return
-        outcome.lose("".join(faults[:1]))
+        outcome.abort("".join(faults[:1]))
 
     @property
     def _keeps_clients(self) -> bool:
@@ -314,7 +329,7 @@ class Round:
         return len(self.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
 
     def _overflow(self, round_idx: int) -> str:
-        """Say that the server optimizer made values that cannot become the model.
+        """Report that the server optimizer made values that cannot become the model.
 
         Raises:
             NonFiniteUpdateError: unless such a round is skipped.
@@ -327,7 +342,9 @@ class Round:
 
 
 def start_from(sent: State | None, shared: State) -> State | None:
-    """Choose the shared entries that a client starts from, where not all were sent; None: all were.
+    """Choose the shared entries that a client starts from, where not all were sent.
+
+    None: all were.
 
     Args:
         sent: entries in the message, or None.

@@ -38,7 +38,10 @@ class Server:
         self.round_idx, self._snapshot = round_idx, weights
 
     def advance(self, new: State) -> State:
-        """Make the weights of an exchange the global ones; returns all shared entries."""
+        """Make the weights of an exchange the global ones.
+
+        Returns all shared entries.
+        """
         before = self.weights
         self._snapshot = new if len(new) == len(before) else {**before, **new}
         return self._snapshot
@@ -52,9 +55,9 @@ class Server:
         return self.global_weights.trainable
 
     @property
-    def travelling(self) -> State:
+    def transmitted_entries(self) -> State:
         """The shared entries that travel in this round."""
-        whole, names = self.weights, self.global_weights.travelling
+        whole, names = self.weights, self.global_weights.transmitted_entries
         return whole if len(names) == len(whole) else {name: whole[name] for name in names}
 
     @property
@@ -80,7 +83,9 @@ class Server:
 
 
 class ServerOptimizer:
-    """Steps on global − aggregate as a gradient, in float64; without an optimizer it copies the aggregate.
+    """Steps on global − aggregate as a gradient, in float64.
+
+    Without an optimizer it copies the aggregate.
 
     Reddi et al., ICLR 2021, arXiv:2003.00295 (FedOpt). Even without one an SGD is stepped once a round, because
     Lightning counts the steps of the fitted module's optimizer.
@@ -104,7 +109,9 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Take one step; returns the next shared weights, or None where they would not be finite.
+        """Take one step.
+
+        Returns the next shared weights, or None where they would not be finite.
 
         Args:
             start: the round's first shared weights.
@@ -135,7 +142,10 @@ class ServerOptimizer:
         return None
 
     def _count(self, run: Callable[[], Any], scaler: Any | None) -> None:
-        """Take a step that moves nothing; a scaler refuses to step without gradients."""
+        """Take a step that moves nothing.
+
+        A scaler refuses to step without gradients.
+        """
         keeps = scaler is not None or (self.undoes and not self.copies)
         before = copy.deepcopy(self.optimizer.state_dict()) if keeps else None
         for parameter in self.params.values():

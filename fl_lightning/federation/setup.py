@@ -240,9 +240,9 @@ class FederationParts:
         checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_exposure(client, self.server_module, self.aggregator)
         start(weights)
-        first = {**weights.live(weights.entries), **weights.transient.state_dict()}
+        first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
         current_communicator().broadcast_(list(first.values()))
-        weights.transient.set_back({})
+        weights.non_persistent.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(weights.snapshot(weights.personal))
         server = Server(weights, data, self.store)
@@ -284,7 +284,10 @@ class FederationParts:
         return members_of(self, server, communicator, records, entries), records
 
     def make_engine(self, server: Server, members: Members, trainer: Trainer, probes: bool = False) -> SequentialEngine:
-        """Make the engine of a run; `probes`: one whose clients take one step, of which nobody is told."""
+        """Make the engine of a run.
+
+        `probes`: one whose clients take one step, of which nobody is told.
+        """
         settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
         timeout, decay = self.faults.client_timeout, decay_of(settings.lr_decay, trainer.max_epochs)
         settings = replace(settings, seed=self.seed, lr_decay=decay, client_timeout=timeout)
@@ -315,7 +318,9 @@ class FederationParts:
         records: ClientRecords,
         trainer: Trainer,
     ) -> Round:
-        """Make what runs the rounds of a fit; opens the store and limits the threads.
+        """Make what runs the rounds of a fit.
+
+        Opens the store and limits the threads.
 
         Args:
             server: of the federation.

@@ -33,7 +33,7 @@ def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorde
 
 
 def validates(trainer: Trainer, round_idx: int) -> bool:
-    """True where the Trainer's settings ask for a validation after that round."""
+    """Return True where the Trainer's settings ask for a validation after that round."""
     every = trainer.check_val_every_n_epoch or int(trainer.val_check_interval)
     return trainer.enable_validation and (round_idx + 1) % every == 0
 

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Average −log softmax(logits)[target] over the batch.
+    """Mean over the batch of −log softmax(logits)[target].
 
     Args:
         logits: raw scores, (B, C).
@@ -25,11 +25,13 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
-    return F.cross_entropy(raised(logits), target)
+    return F.cross_entropy(to_float32(logits), target)
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits + shift, without the classes whose shift is −inf.
+    """Cross-entropy of logits + shift.
+
+    A class whose shift is −inf is left out of the softmax.
 
     With shift = log p, p the client's class prior, it is the balanced softmax. For training only: a target of a class
     that is left out gives +inf.
@@ -49,12 +51,12 @@ def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> T
     tensor(0.6931)
     """
     left_out = shift == -torch.inf
-    logits = raised(logits) + shift.masked_fill(left_out, 0.0)
+    logits = to_float32(logits) + shift.masked_fill(left_out, 0.0)
     return F.cross_entropy(logits.masked_fill(left_out, -torch.inf), target)
 
 
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:
-    """Compute τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)) over the classes left in.
+    """Distillation loss τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes left in.
 
     Shapes stay fixed whatever is excluded, so the term runs under `torch.func.vmap`. A row with fewer than
     two classes left gives 0 and no gradient. The gradient in an excluded logit is exactly 0.
@@ -82,7 +84,7 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    local, teacher = raised(local) / temperature, raised(teacher.detach()) / temperature
+    local, teacher = to_float32(local) / temperature, to_float32(teacher.detach()) / temperature
     drop = torch.zeros_like(local, dtype=torch.bool) if exclude is None else exclude.expand_as(local)
     few = (~drop).sum(-1, keepdim=True) < 2
     drop = drop & ~few  # a softmax over nothing would be NaN: such rows keep all classes here, and are zeroed below
@@ -95,7 +97,9 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
 
 
 def true_class(target: Tensor, num_classes: int) -> Tensor:
-    """Mask each sample's own class, also under `torch.func.vmap`, where `one_hot` does not run.
+    """Mask of each sample's own class.
+
+    Unlike `one_hot` it runs under `torch.func.vmap`.
 
     Args:
         target: classes, (B,) integers; one outside 0 ... C-1 is nowhere true.
@@ -112,7 +116,9 @@ def true_class(target: Tensor, num_classes: int) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """Compute the proximal term ½ Σ ‖θ − x‖² over all tensors of `params`, whose gradient is θ − x.
+    """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`.
+
+    Its gradient is θ − x.
 
     Args:
         params: trainable parameters θ, by name, any shapes; of none the result is 0.
@@ -131,5 +137,7 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     tensor(4.5000)
     """
     # mse_loss goes over θ three times in both directions, the terms of (θ − x).square().sum() seven times
-    terms = [F.mse_loss(raised(p), raised(reference[name].detach()), reduction="sum") for name, p in params.items()]
+    terms = [
+        F.mse_loss(to_float32(p), to_float32(reference[name].detach()), reduction="sum") for name, p in params.items()
+    ]
     return torch.stack(terms).sum() / 2 if terms else torch.zeros(())

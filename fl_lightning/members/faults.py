@@ -25,11 +25,17 @@ LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib
 
 
 class FaultError(RuntimeError):
-    """Error for a fault in a round; the federation is as it was before that round."""
+    """Error for a fault in a round.
+
+    The federation is as it was before that round.
+    """
 
 
 class NonFiniteUpdateError(FaultError):
-    """Error for NaN or infinite weights of a client or the rule; the global model is that of the round before."""
+    """Error for NaN or infinite weights of a client or the rule.
+
+    The global model is that of the round before.
+    """
 
 
 class ClientError(FaultError):
@@ -131,14 +137,14 @@ class SkippedClients(Member):
             FaultError: after `patience` rounds with every client skipped.
         """
         reasons = outcome.failed
-        if outcome.lost:
-            reasons = {client_id: reasons.get(client_id, outcome.lost) for client_id in outcome.cohort}
+        if outcome.aborted:
+            reasons = {client_id: reasons.get(client_id, outcome.aborted) for client_id in outcome.cohort}
         self.skipped = [Fault(outcome.round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
         everyone = len(self.skipped) >= len(outcome.cohort)
         self._in_a_row = self._in_a_row + 1 if everyone else 0
         if self._in_a_row >= self._settings.patience:
             rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
-            reason = self.skipped[-1].reason if self.skipped else outcome.lost
+            reason = self.skipped[-1].reason if self.skipped else outcome.aborted
             raise FaultError(
                 f"every client was skipped for {rounds} in a row (model.faults.patience), up to round "
                 f"{outcome.round_idx}: {reason}; mend that, or raise model.faults.patience"
@@ -147,7 +153,10 @@ class SkippedClients(Member):
 
 
 def client_error(client_id: int, round_idx: int, error: Exception, taken_in: bool = False) -> ClientError:
-    """Name client, round and the user's own line in one sentence; what the package refuses keeps its words."""
+    """Name client, round and the user's own line in one sentence.
+
+    What the package refuses keeps its words.
+    """
     text, kind, (place, own) = " ".join(str(error).split()), type(error).__name__, place_of(error)
     at = f" ({place})" if place else ""
     if own:
@@ -200,7 +209,7 @@ def place_of(error: Exception) -> tuple[str, bool]:
 
 
 def has_layout(weights: State | None, shared: State) -> bool:
-    """True where an update holds the shared entries and nothing else, in their shapes and types."""
+    """Return True where an update holds the shared entries and nothing else, in their shapes and types."""
     if weights is None or weights.keys() != shared.keys():
         return False
     found = [(value, weights[name]) for name, value in shared.items()]
@@ -246,7 +255,9 @@ def check_update(update: ClientUpdate, shared: State) -> None:
 
 
 def check_num_samples(update: ClientUpdate, known: int) -> None:
-    """Refuse a number of samples that the client cannot have; one in a tensor stays on its device, unread.
+    """Refuse a number of samples that the client cannot have.
+
+    One in a tensor stays on its device, unread.
 
     Raises:
         TypeError: it is no whole number.
@@ -269,7 +280,7 @@ def check_num_samples(update: ClientUpdate, known: int) -> None:
 
 
 def encodes(transform: UpdateTransform) -> bool:
-    """True for a transform with two sides: what its client sends its server reads."""
+    """Return True for a transform with two sides: what its client sends its server reads."""
     return all(overridden(transform, name, UpdateTransform) for name in ("on_client", "on_server"))
 
 
@@ -290,14 +301,14 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
 
 
 def too_few(left: int, least: int, reason: str = "") -> str:
-    """Say that a round has fewer clients than it needs, and why the last one is not among them."""
+    """Report that a round has fewer clients than it needs, and why the last one is not among them."""
     return f"{left} clients took part, fewer than model.faults.min_clients={least}{f'; {reason}' if reason else ''}"
 
 
 def judge(
     violations: Iterable[Violation], round_idx: int, names: tuple[str, str], max_norm: float | None
 ) -> tuple[dict[int, str], list[str]]:
-    """Say who is at fault for values that must not become the model.
+    """Decide who is at fault for values that must not become the model.
 
     Args:
         violations: the values.

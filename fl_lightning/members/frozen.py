@@ -30,7 +30,7 @@ class FrozenEntries(Member):
     def __init__(self, parameters: Mapping[str, nn.Parameter], first_exchange: str = "train") -> None:
         self._parameters, self._first_exchange = parameters, first_exchange
         self._fixed: Collection[str] = ()
-        self.idle = State()
+        self.already_sent = State()
         self._sent = State()
         """Frozen entries as they were sent last."""
         self._since: dict[str, int] = {}
@@ -59,29 +59,32 @@ class FrozenEntries(Member):
             del self._sent[name], self._since[name]  # trained, so that it travels once when it is frozen again
         known = [name for name in frozen if name in self._sent]
         changed = set(self.changed(known, self._sent))
-        self.idle = {name: self._sent[name] for name in known if name not in changed}
+        self.already_sent = {name: self._sent[name] for name in known if name not in changed}
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Note what the clients of a round were sent: the entries as they were when it began."""
-        if not outcome.lost:
+        """Record what the clients of a round were sent: the entries as they were when it began."""
+        if not outcome.aborted:
             self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
             for name, value in self._parameters.items():
-                if not value.requires_grad and name not in self.idle and name not in self._fixed:
+                if not value.requires_grad and name not in self.already_sent and name not in self._fixed:
                     self._sent[name], self._since[name] = outcome.before[name], outcome.round_idx
         return {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         """Take the idle entries that a client has out of a message."""
-        if not self.idle or broadcast.weights is None:
+        if not self.already_sent or broadcast.weights is None:
             return broadcast
         first = broadcast.exchange == self._first_exchange
         last = self._seen.get(client_id, -1) if first else broadcast.round_idx
-        there = {name for name in self.idle if self._since[name] <= last}
+        there = {name for name in self.already_sent if self._since[name] <= last}
         return replace(broadcast, weights={n: v for n, v in broadcast.weights.items() if n not in there})
 
     @torch.no_grad()
     def changed(self, names: Iterable[str], wanted: Mapping[str, Tensor]) -> list[str]:
-        """Name the entries that are not as they are wanted; with one transfer from the device."""
+        """Name the entries that are not as they are wanted.
+
+        With one transfer from the device.
+        """
         names = list(names)
         if not names:
             return []
@@ -94,7 +97,7 @@ class FrozenEntries(Member):
         Raises:
             ValueError: naming it.
         """
-        if self.idle and (found := self.changed(self.idle, self.idle)):
+        if self.already_sent and (found := self.changed(self.already_sent, self.already_sent)):
             raise ValueError(
                 f"a parameter with requires_grad=False when a round begins does not travel, but a client has changed "
                 f"{found[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
@@ -102,7 +105,7 @@ class FrozenEntries(Member):
             )
 
     def mark(self) -> State:
-        return self.idle
+        return self.already_sent
 
     @torch.no_grad()
     def undo(self, mark: State) -> None:
@@ -112,7 +115,7 @@ class FrozenEntries(Member):
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         """Give the entries that are idle in the next round, or in the present one, and the clients' last rounds."""
-        names: Iterable[str] = self.idle
+        names: Iterable[str] = self.already_sent
         if mark is None:
             changed = set(self.changed(self._sent, self._sent))
             names = [name for name in self._sent if name not in changed]
@@ -120,6 +123,9 @@ class FrozenEntries(Member):
         return {"since": since, "seen": dict(self._seen)} if since else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint; of none: a federation begins, whose clients have nothing."""
+        """Take the state of a checkpoint.
+
+        Of none: a federation begins, whose clients have nothing.
+        """
         self._since, self._seen = dict(state.get("since", {})), dict(state.get("seen", {}))
-        self._sent, self.idle, self._loaded = {}, {}, bool(self._since)
+        self._sent, self.already_sent, self._loaded = {}, {}, bool(self._since)

@@ -67,7 +67,7 @@ class NonPersistentBuffers(Member):
         self.set_back(job.memory.get(KEPT, {}))
 
     def trained(self, job: ClientJob) -> None:
-        """Note the buffers that came to be in training, and keep what the client is to have again."""
+        """Record the buffers that came to be in training, and keep what the client is to have again."""
         if self._may_come:
             self._may_come = False
             self.start.update(dict.fromkeys(self._find()))
@@ -78,7 +78,10 @@ class NonPersistentBuffers(Member):
         self.set_back({})
 
     def place(self) -> None:
-        """Put the values where the module lies, and in its type; it is as it was before any training."""
+        """Put the values where the module lies, and in its type.
+
+        It is as it was before any training.
+        """
         placed: dict[int, Tensor] = {}
         for name, value in self.start.items():
             live = getattr(*self.places[name])
@@ -95,7 +98,9 @@ class NonPersistentBuffers(Member):
         self.set_back({})
 
     def set_back(self, kept: State) -> None:
-        """Set all buffers back: to what the client has kept, else to their start; each is a tensor of its own.
+        """Set all buffers back: to what the client has kept, else to their start.
+
+        Each is a tensor of its own.
 
         The one before may be a part of the data by now, so that nothing is written into it.
         """

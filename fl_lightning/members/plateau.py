@@ -91,7 +91,10 @@ class Plateau(Member):
         self._step: Callable[[Any, Any], None] = no_step
 
     def start(self, client: ClientModule, trainer: Trainer) -> None:
-        """Begin a fit; where something is watched the keys of an evaluation are then to be told (`saw`) and checked."""
+        """Begin a fit.
+
+        Where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
+        """
         owner = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
         if not overridden(owner, "configure_optimizers", ClientModule):
@@ -125,7 +128,7 @@ class Plateau(Member):
             trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
 
     def saw(self, keys: Iterable[str]) -> None:
-        """Note keys that are logged."""
+        """Record keys that are logged."""
         self._seen.update(keys)
 
     def check_monitors(self, trained: Callable[[], Iterable[str]]) -> None:
@@ -148,7 +151,10 @@ class Plateau(Member):
                 )
 
     def step(self, round_idx: int, values: Mapping[str, float]) -> None:
-        """Step at the end of a round, with its logged values; a scheduler whose value is not among them waits."""
+        """Step at the end of a round, with its logged values.
+
+        A scheduler whose value is not among them waits.
+        """
         for entry in self._entries:
             value = values.get(str(entry.monitor))
             if value is not None and (round_idx + 1) % entry.frequency == 0:
@@ -170,7 +176,10 @@ class Plateau(Member):
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        """Learning rates and schedulers; empty where nothing is watched."""
+        """Learning rates and schedulers.
+
+        Empty where nothing is watched.
+        """
         if self._saved is not None:
             return self._saved
         if not self._entries:

@@ -34,7 +34,7 @@ class Structure(Member):
         self._flags: Flags = []
 
     def prepare(self) -> bool:
-        """Note the structure, once it lies where it is trained, before the first round."""
+        """Record the structure, once it lies where it is trained, before the first round."""
         if self._layout:
             return False
         state, weights = self._client.state_dict(keep_vars=True), self._weights
@@ -54,7 +54,7 @@ class Structure(Member):
         return False
 
     def mark(self) -> Flags:
-        """Note which parameters require a gradient."""
+        """Record which parameters require a gradient."""
         self._flags = [(parameter, parameter.requires_grad) for parameter in self._client.parameters()]
         return self._flags
 
@@ -91,7 +91,10 @@ class Structure(Member):
                 parameter.requires_grad_(flag)
 
     def undo(self, mark: Flags) -> None:
-        """Undo what a client did to the structure; the entries' values are to be loaded anew."""
+        """Undo what a client did to the structure.
+
+        The entries' values are to be loaded anew.
+        """
         for parent, name, module in self._children:
             if getattr(parent, name, None) is not module:
                 setattr(parent, name, module)
@@ -136,7 +139,7 @@ class HeldEntries:
     def __init__(self, weights: GlobalWeights) -> None:
         self._weights = weights
         self._extra = weights.extra.mark()
-        places = {**weights.entries, **weights.transient.places}
+        places = {**weights.entries, **weights.non_persistent.places}
         found = {name: (place, getattr(*place, None)) for name, place in places.items()}
         self._there, self._parameters = list(found.values()), self._found()
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
@@ -148,7 +151,9 @@ class HeldEntries:
             }
 
     def put_back(self) -> None:
-        """Let every name stand for the same tensor again, with its shape and `requires_grad`; values may differ.
+        """Let every name stand for the same tensor again, with its shape and `requires_grad`.
+
+        Values may differ.
 
         Raises:
             ValueError: naming a parameter that came to be, went, or stands in a module that was replaced.

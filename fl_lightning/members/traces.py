@@ -1,4 +1,4 @@
-"""What a client that fails leaves behind besides its entries: attributes and hooks of modules, torch's switches."""
+"""Traces of a client that fails, besides its entries: attributes and hooks of modules, torch's switches."""
 
 from collections import deque
 from collections.abc import Callable
@@ -89,7 +89,10 @@ def refill(value: Any, before: Any) -> None:
 
 
 def switches(device_type: str) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Read torch's switches of this process; each with the function that sets it."""
+    """Read torch's switches of this process.
+
+    Each with the function that sets it.
+    """
     cudnn = torch.backends.cudnn
     return [
         (torch.is_grad_enabled(), torch.set_grad_enabled),

@@ -22,7 +22,7 @@ Forward = Callable[..., list[Any]]
 
 
 class UserEntries(Member):
-    """What the hooks of the client's modules add to a checkpoint.
+    """Keeps what the hooks of the client's modules add to a checkpoint.
 
     Args:
         modules: of the client.
@@ -42,7 +42,9 @@ class UserEntries(Member):
 
 
 def save(modules: Iterable[LightningModule], forward: Forward) -> dict[str, Any]:
-    """Ask the modules for their entries; empty where none has the hook.
+    """Ask the modules for their entries.
+
+    Empty where none has the hook.
 
     A checkpoint loads with `weights_only=True`, so that objects (a metric, an encoder of columns) are left out.
     """
@@ -53,7 +55,10 @@ def save(modules: Iterable[LightningModule], forward: Forward) -> dict[str, Any]
 
 
 def load(modules: Iterable[LightningModule], forward: Forward, saved: Mapping[str, Any]) -> None:
-    """Hand the modules their entries; objects that were left out are those that the module has now, as it was made."""
+    """Hand the modules their entries.
+
+    Objects that were left out are those that the module has now, as it was made.
+    """
     entries = dict(saved)
     if left_out := entries.pop(LEFT_OUT, []):
         entries = _overlaid(_asked(modules, forward), entries)
@@ -71,7 +76,10 @@ def _asked(modules: Iterable[LightningModule], forward: Forward) -> dict[str, An
 
 
 def _readable(entries: Mapping[Any, Any], where: str, left_out: list[str]) -> dict[Any, Any]:
-    """Copy the entries that `torch.load(weights_only=True)` reads; the names of the others go to `left_out`."""
+    """Copy the entries that `torch.load(weights_only=True)` reads.
+
+    The names of the others go to `left_out`.
+    """
     kept: dict[Any, Any] = {}
     for key, value in entries.items():
         if isinstance(value, dict):
@@ -96,7 +104,10 @@ def _is_readable(value: Any) -> bool:
 
 
 def _overlaid(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Join two nests of dictionaries; where both have a value it is that of `above`."""
+    """Join two nests of dictionaries.
+
+    Where both have a value it is that of `above`.
+    """
     joined = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):

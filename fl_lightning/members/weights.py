@@ -73,10 +73,10 @@ class GlobalWeights(Member):
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
         self.client, self._keeps_state = client, keeps_state
-        self.transient, self.extra = NonPersistentBuffers(client, keep), ExtraStates(client)
+        self.non_persistent, self.extra = NonPersistentBuffers(client, keep), ExtraStates(client)
         self.trainable = tuple[str, ...]()
         """The shared trainable entries."""
-        self._room: dict[torch.dtype, Tensor] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
         """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
         self.before, self.start = State(), State()
         """All entries, and the shared ones, as they were when the round under way began."""
@@ -84,7 +84,7 @@ class GlobalWeights(Member):
         """True where some entry does not require a gradient."""
         self._find_trainable()
         self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept}, client.exchanges[0])
-        self.travelling = self.shared
+        self.transmitted_entries = self.shared
         """The shared entries that travel in this round."""
         if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
@@ -95,7 +95,7 @@ class GlobalWeights(Member):
     @property
     def features(self) -> list[Member]:
         """Members for what not every model has: extra states, buffers that are in no state dict, frozen entries."""
-        return [self.extra, self.transient, self.frozen]
+        return [self.extra, self.non_persistent, self.frozen]
 
     # --- as a member of the round ------------------------------------------------------------------------------
 
@@ -120,12 +120,12 @@ class GlobalWeights(Member):
                     f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
                 )
         self.frozen.find_idle(self.trainable)
-        idle = self.frozen.idle
-        self.travelling = [name for name in self.shared if name not in idle] if idle else self.shared
+        idle = self.frozen.already_sent
+        self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
         return changed
 
     def mark(self) -> State:
-        self.before = self.snapshot(self.entries, self.frozen.idle)
+        self.before = self.snapshot(self.entries, self.frozen.already_sent)
         self.start = {name: self.before[name] for name in self.shared} if self.personal else self.before
         return self.before
 
@@ -136,8 +136,8 @@ class GlobalWeights(Member):
         return self.saved(mark)
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        if not outcome.lost:
-            idle, new = self.frozen.idle, outcome.entries
+        if not outcome.aborted:
+            idle, new = self.frozen.already_sent, outcome.entries
             self.load({name: value for name, value in new.items() if name not in idle} if idle else new)
         return {}
 
@@ -154,10 +154,13 @@ class GlobalWeights(Member):
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
         known, rest = self._parameters, self.entries
         entries = [(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names]
-        return FlatState(entries, room=self._room)
+        return FlatState(entries, scratch=self._scratch)
 
     def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
-        """Copy the named entries; `idle` ones are as given and need no copy."""
+        """Copy the named entries.
+
+        `idle` ones are as given and need no copy.
+        """
         known, rest, copied = self._parameters, self.entries, State()
         for name in names:
             value = idle.get(name)
@@ -184,7 +187,7 @@ class GlobalWeights(Member):
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
+    """Return True for a name that one of the `fnmatch` patterns matches, and none of those with `!` in front.
 
     >>> matches("net.head.bias", ["*", "!net.head.*"]), matches("net.body.bias", ["*", "!net.head.*"])
     (False, True)

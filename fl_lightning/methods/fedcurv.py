@@ -24,7 +24,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_s
 def batch_fisher(
     loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
 ) -> State:
-    """Average over batches the squared gradient of the batch's mean loss.
+    """Mean over batches of the squared gradient of the batch's mean loss.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -47,16 +47,16 @@ def batch_fisher(
 
 
 def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
-    """Compute Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
+    """Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
     """
-    squares = {name: S.raised(value).square() for name, value in params.items()}
+    squares = {name: S.to_float32(value).square() for name, value in params.items()}
     return S.inner(curvature, squares) - 2 * S.inner(pull, params)
 
 
 class FedCurvServer(ServerModule):
-    """FedCurv's server, which keeps U and V of all clients seen, or of the last round's, and sends them.
+    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights.
 
     Attributes:
         made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
@@ -75,13 +75,13 @@ class FedCurvServer(ServerModule):
         return self.client_of(FedCurv)
 
     def setup(self) -> None:
-        names = () if self.client.is_neutral else self.server.trainable
+        names = () if self.client.is_fedavg_equivalent else self.server.trainable
         self.u, self.v = self.server_state(names), self.server_state(names)
         if names and self.client.scope == "last_round":
             self.made = torch.tensor(-1, device=self.server.weights[names[0]].device)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        if not self.client.is_neutral and not is_plain_sgd(optimizer):
+        if not self.client.is_fedavg_equivalent and not is_plain_sgd(optimizer):
             raise ValueError(
                 f"FedCurv's Fisher information is of the weights that the clients sent, and the global weights must "
                 f"stay among these: model.server_optimizer must be torch.optim.SGD without momentum and weight decay, "
@@ -89,7 +89,7 @@ class FedCurvServer(ServerModule):
             )
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        if self.client.is_neutral:
+        if self.client.is_fedavg_equivalent:
             return self.sends(exchange)
         made = {} if self.made is None else {"made": int(self.made)}
         return self.sends(exchange, u=self.u, v=self.v, **made)
@@ -121,7 +121,7 @@ class FedCurv(ClientModule):
     """
 
     server_class = FedCurvServer
-    neutral = {"lam": 0}
+    fedavg_equivalent = {"lam": 0}
     stackable = True
 
     def __init__(
@@ -140,16 +140,19 @@ class FedCurv(ClientModule):
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """Give the client's pair (`u` or `v`) as far as it is in the server's sum, with zeros where it is not."""
+        """The client's pair (`u` or `v`) as far as it is in the server's sum.
+
+        Zeros where it is not.
+        """
         like: State = broadcast.extras[name]
         counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         for name in ("u", "v"):
-            pair = self.own(name, broadcast)
-            self.round_buffer(f"own_{name}", pair)
-            self.round_buffer(name, S.sub(broadcast.extras[name], pair))
+            own = self.own(name, broadcast)
+            self.round_buffer(f"own_{name}", own)
+            self.round_buffer(name, S.sub(broadcast.extras[name], own))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
@@ -172,13 +175,13 @@ class FedCurv(ClientModule):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         params = S.clone(self.params())
-        if self.is_neutral or not params:
+        if self.is_fedavg_equivalent or not params:
             return {}
-        known = {name: self.round[f"own_{name}"] for name in ("u", "v")}
+        own = {name: self.round[f"own_{name}"] for name in ("u", "v")}
         if not self.num_steps:  # no data: the pair stays
             none = S.zeros_like(params)
             return {"u": none, "v": none}
         u = self.information(params, local)
         pair = {"u": u, "v": {name: value * params[name] for name, value in u.items()}}
         self.memory.update(pair, round=local.round_idx)
-        return {name: S.sub(new, known[name]) if self.scope == "seen" else new for name, new in pair.items()}
+        return {name: S.sub(new, own[name]) if self.scope == "seen" else new for name, new in pair.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.losses import calibrated_cross_entropy, true_class
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_above, check_choice
 
@@ -22,7 +22,9 @@ Form = Literal["softmax", "paper", "prior"]
 
 
 def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
-    """Compute the terms added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`, −∞ for a class without samples.
+    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`.
+
+    −∞ for a class without samples.
 
     >>> margins(torch.tensor([16, 0, 1]), tau=1.0)
     tensor([-0.5000,    -inf, -1.0000], dtype=torch.float64)
@@ -31,12 +33,12 @@ def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
 
 
 def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Average log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y), the paper's form: (B, C), (B,), (C,) -> ().
+    """Mean of log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y): (B, C), (B,), (C,) -> (), the paper's form.
 
     Classes with s_c = −∞ are left out; a sample without another class left contributes 0.
     """
     absent = shift == -torch.inf
-    z = raised(logits) + shift.masked_fill(absent, 0.0)
+    z = to_float32(logits) + shift.masked_fill(absent, 0.0)
     true = true_class(target, logits.shape[1])
     others = ~(true | absent)
     few = ~others.any(-1)
@@ -45,7 +47,9 @@ def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Ten
 
 
 class FedLC(ClientModule):
-    """Local loss of calibrated logits z_c − τ n_c^(−1/4), with plain logits in evaluation.
+    """Local loss of calibrated logits z_c − τ n_c^(−1/4).
+
+    Evaluation uses the plain ones.
 
     Args:
         tau: τ > 0; not read by `prior`.

@@ -1,7 +1,7 @@
 """FedNova: a rule that divides every client's update by the length of its local training, so that all count alike.
 
 Source: Wang et al., NeurIPS 2020, arXiv:2007.07481, Eq. 5. Clients: any with SGD; FedProx's term is in their length.
-The length is the exposure E_i: how far the local optimizer would have moved a scalar whose gradient is always 1 (the
+The length is the accumulated lr E_i: how far the local optimizer would have moved a scalar whose gradient is 1 (the
 paper's ‖a_i‖₁ times the learning rate). A client that went nowhere (no step, or a learning rate of 0) is left out.
 Note: τ_eff Σ p_i / E_i may exceed 1, the more so the more unequal the lengths are; with momentum they are more unequal
 than the numbers of steps. Training then needs smaller learning rates than FedAvg's.
@@ -27,7 +27,7 @@ LARGEST_WEIGHT = 5.0
 
 
 def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """Compute τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
+    """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
 
     >>> effective_length([1.0, 4.0], sizes=[2, 1])
     2.0
@@ -36,19 +36,21 @@ def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
 
 
 class FedNovaAggregator(Aggregator):
-    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights, and the mean for the rest.
+    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights.
+
+    The rest takes the mean.
 
     Args:
-        tau_eff: `exposure`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as the
-            authors' code has with a proximal term; it needs one local learning rate η.
+        tau_eff: `accumulated_lr`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as
+            the authors' code has with a proximal term; it needs one local learning rate η.
         base: of `Aggregator`.
     """
 
-    needs = frozenset({"exposure", "start"})
+    needs = frozenset({"accumulated_lr", "start"})
 
-    def __init__(self, tau_eff: Literal["exposure", "steps"] = "exposure", **base: Any) -> None:
+    def __init__(self, tau_eff: Literal["accumulated_lr", "steps"] = "accumulated_lr", **base: Any) -> None:
         super().__init__(**base)
-        check_choice(("exposure", "steps"), tau_eff=tau_eff)
+        check_choice(("accumulated_lr", "steps"), tau_eff=tau_eff)
         self.counts_steps = tau_eff == "steps"
         self.tau_eff = nn.Buffer(torch.zeros((), dtype=torch.float64))
         """τ_eff of the last round: a length, with `steps` a number of steps."""
@@ -58,31 +60,31 @@ class FedNovaAggregator(Aggregator):
         if self.counts_steps and parse_optimizers(client.configure_optimizers(), type(client).__name__)[1]:
             raise ValueError(
                 "tau_eff=steps needs one local learning rate in a round, but the local optimizer has a scheduler; set "
-                "tau_eff to exposure, which follows it"
+                "tau_eff to accumulated_lr, which follows it"
             )
 
     def client_statistics(self, update: ClientUpdate) -> dict[str, Any]:
         if update.weights is None:
             return {}
-        if not (self.counts_steps and update.exposure):
-            return {"length": update.exposure}
-        return {"length": update.exposure / update.lr, "steps": update.num_steps - update.idle_steps}
+        if not (self.counts_steps and update.accumulated_lr):
+            return {"length": update.accumulated_lr}
+        return {"length": update.accumulated_lr / update.lr, "steps": update.num_steps - update.idle_steps}
 
     def add(self, update: ClientUpdate) -> None:
         super().add(update)
-        if update.weights is None or not update.exposure:
+        if update.weights is None or not update.accumulated_lr:
             return
-        extras = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
-        length, start = extras["length"], self.server.weights
+        own = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
+        length, start = own["length"], self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
         self.sum("moved", moved, self.weight(update))
-        self.gather(replace(update, extras=extras), weights=False)
+        self.gather(replace(update, extras=own), weights=False)
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        gathered = [row for _, row in sorted(self.rows.items())]
-        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in gathered])
-        rows, sizes = list(compress(gathered, weights)), [weight for weight in weights if weight]
+        found = [row for _, row in sorted(self.rows.items())]
+        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in found])
+        rows, sizes = list(compress(found, weights)), [weight for weight in weights if weight]
         if mean is None or not rows:
             return mean
         lengths = [row.extras["length"] for row in rows]

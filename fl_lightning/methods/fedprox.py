@@ -14,14 +14,16 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FedProx(ClientModule):
-    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters, not over buffers and personal entries.
+    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters.
+
+    Buffers and personal entries are not pulled.
 
     Args:
         mu: strength of the pull, >= 0; 0 is FedAvg.
         base: of `ClientModule`.
     """
 
-    neutral = {"mu": 0}
+    fedavg_equivalent = {"mu": 0}
     stackable = True
 
     def __init__(self, mu: float = 0.01, **base: Any) -> None:
@@ -35,5 +37,5 @@ class FedProx(ClientModule):
         self.log("train/proximal", pull)
         return loss + self.mu * pull
 
-    def exposure_slope(self, exposure: float) -> float:
-        return 1.0 - self.mu * exposure
+    def accumulated_lr_slope(self, accumulated_lr: float) -> float:
+        return 1.0 - self.mu * accumulated_lr

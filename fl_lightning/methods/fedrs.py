@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_choice, check_numbers
 
@@ -18,7 +18,9 @@ Form = Literal["hard", "soft"]
 
 
 def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
-    """Scale each logit: 1 where n_c > 0, else α, or α + (1 − α) n_c / max n where `soft`: (C,) -> (C,) float64.
+    """Scale of each logit: 1 where n_c > 0, else α.
+
+    `soft`: α + (1 − α) n_c / max n: (C,) -> (C,) float64.
 
     >>> import torch
     >>> scaling(torch.tensor([4, 0, 1]), alpha=0.5), scaling(torch.tensor([4, 0, 1]), alpha=0.5, form="soft")
@@ -29,15 +31,17 @@ def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
 
 
 def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """Compute the cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> ().
+    """Cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> ().
 
     A class of scale 0 keeps e⁰ in the denominator.
     """
-    return cross_entropy(raised(logits) * scale, target)
+    return cross_entropy(to_float32(logits) * scale, target)
 
 
 class FedRS(ClientModule):
-    """Local loss: cross-entropy of scaled logits, with plain logits in evaluation.
+    """Local loss: cross-entropy of scaled logits.
+
+    Evaluation uses the plain ones.
 
     Args:
         alpha: scale of a class without samples, in [0, 1]; 1 is FedAvg.
@@ -46,7 +50,7 @@ class FedRS(ClientModule):
     """
 
     needs = frozenset({"logits"})
-    neutral = {"alpha": 1}
+    fedavg_equivalent = {"alpha": 1}
     stackable = True
 
     def __init__(self, alpha: float = 0.5, form: Form = "hard", **base: Any) -> None:

@@ -2,7 +2,7 @@
 
 Source: Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1. The paper weighs clients equally
 (`Aggregator(weighting="uniform")`); its server lr η_g is that of the server optimizer (torch.optim.SGD), else 1.
-Note: the paper divides by K · lr. The exposure (K · lr for plain SGD) is right under momentum and lr schedules, too.
+Note: the paper divides by K · lr. The accumulated lr (K · lr for plain SGD) is right under momentum and schedules, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,13 +23,13 @@ from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
 from fl_lightning.utils.settings import check_choice, is_plain_sgd
 
 
-def control_change(received: State, trained: State, control: State, exposure: float | Tensor) -> State:
-    """Compute c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
-    return {name: (value - trained[name]) / exposure - control[name] for name, value in received.items()}
+def control_change(received: State, trained: State, control: State, accumulated_lr: float | Tensor) -> State:
+    """c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
+    return {name: (value - trained[name]) / accumulated_lr - control[name] for name, value in received.items()}
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
-    """Compute c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+    """c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -81,8 +81,8 @@ class SCAFFOLD(ClientModule):
     """Local loss L + ⟨c − c_i, θ⟩, whose gradient is line 10's g − c_i + c, over the shared trainable parameters.
 
     Args:
-        option: c_i⁺ is `II`: (x − y_i) / E_i − c + c_i, with the exposure E_i; `I`: the gradient of the mean loss over
-            all the client's samples at the received model, in eval mode (a further pass over the data).
+        option: c_i⁺ is `II`: (x − y_i) / E_i − c + c_i, with the accumulated lr E_i; `I`: the gradient of the mean loss
+            over all the client's samples at the received model, in eval mode (a further pass over the data).
         where: the correction is added to the gradient (`grad`), inside momentum and with E_i = lr · ‖a_i‖₁; or after
             each step to the parameters (`param`), outside momentum and with E_i = Σ lr, as some codes do: biased where
             there is momentum.
@@ -90,7 +90,7 @@ class SCAFFOLD(ClientModule):
     """
 
     server_class = SCAFFOLDServer
-    needs = frozenset({"exposure"})
+    needs = frozenset({"accumulated_lr"})
     stackable = True
 
     def __init__(
@@ -131,7 +131,7 @@ class SCAFFOLD(ClientModule):
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """Correct θ ← θ − lr (c − c_i), after a step."""
+        """θ ← θ − lr (c − c_i), after a step."""
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr
@@ -140,16 +140,16 @@ class SCAFFOLD(ClientModule):
     def travelled(self) -> float:
         """E_i of option II so far."""
         after: float = self.round["travelled"]
-        return self.exposure if self.where == "grad" else after
+        return self.accumulated_lr if self.where == "grad" else after
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
-        control, client_control = self.round["c"], self.round["c_i"]
+        control, own = self.round["c"], self.round["c_i"]
         if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
             return {"control_change": S.zeros_like(self.received)}
         if self.option == "I":
-            change = S.sub(self.round["gradient"], client_control)
+            change = S.sub(self.round["gradient"], own)
         else:
             change = control_change(self.received, S.clone(self.params()), control, self.travelled)
         change = {name: value.to(self.received[name].dtype) for name, value in change.items()}
-        self.memory["control"] = S.add(client_control, change)
+        self.memory["control"] = S.add(own, change)
         return {"control_change": change}

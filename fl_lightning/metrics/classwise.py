@@ -15,13 +15,15 @@ from fl_lightning.functional.accuracy import (
     normalised_class_accuracy,
 )
 from fl_lightning.functional.classes import class_split, in_local, out_local
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.base import FederatedMetric
 from fl_lightning.utils.settings import check_at_least
 
 
 class ClasswiseAccuracy(FederatedMetric):
-    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$, NaN for a class without samples.
+    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$.
+
+    NaN for a class without samples.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...); `compute` gives (C,) float64.
     The class-wise metrics share their states in a `MetricCollection`; `ClasswiseWrapper` names the classes.
@@ -204,7 +206,7 @@ class ClassifierScores(FederatedMetric):
         self.add_state("scores", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        logits = raised(logits)
+        logits = to_float32(logits)
         self.scores[:-1] += class_counts(logits, target, self.num_classes).view(-1)
         self.scores[-1] += F.cross_entropy(logits, target, reduction="sum")
 

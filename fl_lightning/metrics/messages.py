@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.classes import estimated_distribution
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.metrics.base import FederatedMetric
 from fl_lightning.utils.settings import check_at_least
@@ -44,7 +44,7 @@ class EstimatedDistribution(FederatedMetric):
 
     def update(self, preds: Tensor) -> None:
         if len(preds):
-            probabilities = raised(preds).softmax(1) if self.logits else preds
+            probabilities = to_float32(preds).softmax(1) if self.logits else preds
             self.probability_sums += len(preds) * estimated_distribution(probabilities)
             self.num_predictions += len(preds)
 
@@ -53,7 +53,7 @@ class EstimatedDistribution(FederatedMetric):
 
 
 class CommunicationCost(FederatedMetric):
-    """Bytes that went down to clients and up from them: 4 for every float, 0 for integers.
+    """Bytes that went down to clients and up from them: 4 for every float, integers are free.
 
     `update` takes what one message carries, `down` or `up` or both: tensors, numbers, and nests of them by name;
     `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.functional.state import raised
+from fl_lightning.functional.state import to_float32
 from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
@@ -18,7 +18,7 @@ OWN = ("acc", "loss", "acc_class", "forgetting")
 
 
 def as_collection(metrics: Metrics | None) -> MetricCollection | None:
-    """Make a collection of one metric, several or a collection.
+    """Make a collection of what was given.
 
     Raises:
         ValueError: a name under which the package reports a value.
@@ -30,15 +30,18 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
         check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
-    collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
-    for name in collection:
+    found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
+    for name in found:
         if name in OWN:
             raise ValueError(f"model.metrics must not be named {', '.join(OWN)}, got {name!r}; give it another name")
-    return collection
+    return found
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
-    """Copy a collection for samples that this process alone evaluates, so that nothing crosses processes."""
+    """Copy a collection for samples that this process alone evaluates.
+
+    Nothing crosses processes.
+    """
     copy = metrics.clone()
     for metric in copy.modules():
         if isinstance(metric, Metric):
@@ -58,18 +61,20 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
             f"model.metrics needs batches (x, y), got {type(batch).__name__}; log the metrics in the module's own steps"
         )
     x, y = batch
-    metrics.update(raised(predict(x)), y)
+    metrics.update(to_float32(predict(x)), y)
 
 
 def computed(metric: Metric | MetricCollection) -> Any:
-    """Compute the values, also on a process that has had no samples."""
+    """Compute, also on a process that has had no samples."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
         return metric.compute()
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row, and those of a vector by the classes, or by number.
+    """Name computed values for a round's row.
+
+    Those of a vector by the classes, or by number.
 
     Args:
         result: what a collection computed, by name.
@@ -79,16 +84,16 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
     Raises:
         ValueError: a value with more than one dimension (a confusion matrix).
     """
-    values: dict[str, float] = {}
+    found: dict[str, float] = {}
     for name, value in result.items():
         if value.ndim == 0:
-            values[f"{prefix}/{name}"] = float(value)
+            found[f"{prefix}/{name}"] = float(value)
         elif value.ndim == 1:
             names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
-            values |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
+            found |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
         else:
             raise ValueError(
                 f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "
                 f"in a callback"
             )
-    return values
+    return found

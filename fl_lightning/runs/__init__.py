@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its table of values, its TensorBoard events."""
+"""What a run writes: its folder, checkpoints, tables of values, TensorBoard events."""

@@ -8,7 +8,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.runs.results import is_lower_better
+from fl_lightning.runs.value_names import is_lower_better
 
 Mode = Literal["min", "max"]
 

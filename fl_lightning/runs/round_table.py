@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell, write_cells
 
 
@@ -43,11 +43,7 @@ class RoundTable:
                 if len(row) == len(self.columns) and int(row[0]) < first_round:
                     kept.append(row)
 
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                write_cells(file, [self.columns, *kept])
-
-        write_atomically(self.path, write)
+        write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows; None and NaN leave a cell empty."""

@@ -3,12 +3,14 @@
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from fl_lightning.utils.text import write_cells
 
 try:
     import fcntl
@@ -62,6 +64,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         flush_to_disk(path.parent)
 
 
+def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a csv file in one move, with its names marked."""
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            write_cells(file, rows)
+
+    write_atomically(path, write)
+
+
 def at_path(error: OSError, path: Path) -> OSError:
     """Name the file in an error of the operating system, which a full disk's does not."""
     return error if error.errno is None else OSError(error.errno, error.strerror, str(path))
@@ -88,7 +100,9 @@ def remove_parts(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process, until it unlocks it or ends, however it ends.
+    """Lock a folder for this process.
+
+    The operating system unlocks it when the process ends, however it ends.
 
     Args:
         folder: to be locked.
@@ -115,7 +129,7 @@ def lock_folder(folder: Path, wait: bool = False) -> int | None:
 
 
 class _Hashed:
-    """A file that hashes the bytes written to it."""
+    """Passes bytes on to a file, and hashes them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -187,7 +201,10 @@ def check_digest(path: str | Path) -> bool:
 
 
 def loaded(path: str | Path, mmap: bool) -> Any:
-    """Load tensors and plain values, mapped where `mmap` is set and the file's form allows it, else whole."""
+    """Load tensors and plain values.
+
+    What cannot be mapped, a compressed file or one of an old form, is read whole.
+    """
     with suppress(Exception):
         if mmap:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -208,12 +225,12 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     checked = check_digest(path)
     try:
         content = loaded(path, mmap and checked)
-        problem = type(content).__name__
-    except Exception as error:  # pickle and zip raise many kinds for a damaged file
-        content, problem = None, type(error).__name__
+        found = type(content).__name__
+    except Exception as error:  # whatever pickle and zip say of a damaged file
+        content, found = None, type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({problem}): it is damaged, or holds more than tensors and plain "
+            f"{path} cannot be read as a checkpoint ({found}): it is damaged, or holds more than tensors and plain "
             f"values; give another one, or a state dict"
         )
     if DIGEST in content and not checked:

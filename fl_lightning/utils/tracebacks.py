@@ -8,12 +8,12 @@ CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim
 
 
 def raised_by_check(error: BaseException) -> bool:
-    """Tell whether an error is of a `raise` statement in one of the packages `CHECKED`, in any process."""
+    """Return True for an error of a `raise` statement in one of the packages `CHECKED`, in this process or another."""
     if (known := getattr(error, "raised_by_check", None)) is not None:
         return bool(known)
-    frames = list(walk_tb(error.__traceback__))
-    if not frames:
+    found = list(walk_tb(error.__traceback__))
+    if not found:
         return False
-    frame, line = frames[-1]
+    frame, line = found[-1]
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
     return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")

@@ -8,7 +8,7 @@ import pytest
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport, RunPlots, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks import plots as module
-from fl_lightning.runs.figures import plot_sizes, plot_values
+from fl_lightning.reports.figures import plot_sizes, plot_values
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

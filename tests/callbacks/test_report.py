@@ -6,8 +6,8 @@ from pytorch_lightning.loggers import CSVLogger
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
-from fl_lightning.callbacks.tables import print_classes
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from fl_lightning.reports.terminal import print_classes
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

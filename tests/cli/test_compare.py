@@ -17,7 +17,7 @@ import yaml
 from fl_lightning.cli.compare import results
 from fl_lightning.cli.compare.cells import CellFiles, Rounds
 from fl_lightning.cli.compare.grid import Composer, cells_of, option_names, seeded
-from fl_lightning.runs.saved import read_run
+from fl_lightning.reports.saved import read_run
 from tests.commands import refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]

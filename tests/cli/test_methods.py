@@ -1,6 +1,7 @@
-"""`fl-lightning methods`: the table is measured, complete, and the README's."""
+"""`fl-lightning methods`: the table that ships is measured, complete, and the README's."""
 
 import csv
+import doctest
 import io
 import json
 import re
@@ -9,9 +10,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from docs import measure_methods as measured
+from docs.measurement_runs import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, measurement_run, silent
 from fl_lightning import methods
 from fl_lightning.cli import methods as table
-from fl_lightning.cli.trials import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, silent, trial
 from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
@@ -41,18 +43,14 @@ CONTRACT = {  # down, up, client state, server state; a model is 1
     "FedMD": (PREDICTIONS, PREDICTIONS, 1, 0),
     "KnFu": (PREDICTIONS, PREDICTIONS, 1, 0),
     "Local": (0, 0, 1, 0),
-    "FedNova": (1, 1 + 1 / W, 0, 1 / W),
-    "FedEXP": (1, 1 + 1 / W, 0, 1 + 1 / W),
+    "FedNova": (1, 1, 0, 1 / W),  # the statistics of its rule are taken at the server
+    "FedEXP": (1, 1, 0, 1 + 1 / W),
     "FedAvgM": (1, 1, 0, THETA),
     "FedAdam": (1, 1, 0, 2 * THETA),
     "Median": (1, 1, 0, 0),
     "SAM": (1, 1, 0, 0),
 }
 SHARE_NOTHING = {"FedMD", "KnFu", "Local", "SelectiveFD"}
-
-
-measured = pytest.mark.slow
-"""Of tests that need the whole table, which hundreds of trials make: `make smoke` runs them, too."""
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +63,33 @@ def by_name(records):
     return {record["method"]: record for record in records}
 
 
-@measured
+@pytest.mark.slow  # hundreds of federations
+def test_the_table_that_ships_is_what_is_measured(records):
+    assert json.loads(table.as_json(measured.records())) == records, "python -m docs.measure_methods writes it anew"
+
+
+def test_the_table_that_ships_has_a_row_for_every_method_and_no_other(records):
+    assert [record["method"] for record in records] == [entry.name for entry in measured.entries()]
+    assert [record["file"] for record in records] == [entry.file for entry in measured.entries()]
+
+
+def test_the_examples_of_the_script_hold():
+    assert doctest.testmod(measured) == (0, 3)
+
+
 def test_the_readme_has_the_table(records):
     assert table.as_markdown(records) in README, "put the output of `fl-lightning methods` into the README"
     assert f"a net of {W}\nfloats" in README
 
 
-@measured
 def test_the_readme_sorts_every_method_by_its_purpose(by_name):
     listed = README.split("### Which method?\n")[1].split("### ")[0]
     named = [name for line in listed.splitlines() if line.startswith("- ") for name in line.split(": ")[1].split(", ")]
     assert sorted(named) == sorted(by_name)
 
 
-@measured
 def test_every_method_is_there_with_paper_and_file(by_name):
-    assert {*map(table.name_of, methods.__all__), *table.CONFIGURED} <= by_name.keys()
+    assert {*map(measured.name_of, methods.__all__), *measured.CONFIGURED} <= by_name.keys()
     assert {"Median", "TrimmedMean", "Krum", "GeometricMedian", "NormClip"} <= by_name.keys()
     for record in by_name.values():
         assert (ROOT / record["file"]).is_file()
@@ -89,23 +98,20 @@ def test_every_method_is_there_with_paper_and_file(by_name):
         assert all(5 < len(name) < 45 for name, _ in record["papers"])
 
 
-@measured
-@pytest.mark.parametrize("name", table.CONFIGURED)
+@pytest.mark.parametrize("name", measured.CONFIGURED)
 def test_a_method_that_is_only_a_file_is_that_file(name, by_name):
-    source, personal = table.CONFIGURED[name]
+    source, personal = measured.CONFIGURED[name]
     text = (ROOT / by_name[name]["file"]).read_text(encoding="utf-8")
     assert f"# Source: {source}." in text
     assert yaml.safe_load(text)["model"]["personal"] in (personal[0], list(personal))
 
 
-@measured
 @pytest.mark.parametrize("name", CONTRACT)
 def test_what_is_sent_and_kept_is_the_papers(name, by_name):
     found = [by_name[name][column] for column in ("down", "up", "client_state", "server_state")]
     assert found == pytest.approx(CONTRACT[name])
 
 
-@measured
 def test_what_it_runs_with(by_name):
     rules, optimizers = by_name["FedAvg"]["rules"], by_name["FedAvg"]["server_optimizers"]
     assert {"Median", "Krum", "FedNova", "FedEXP"} <= set(rules)
@@ -119,38 +125,34 @@ def test_what_it_runs_with(by_name):
 
 
 @pytest.mark.slow  # the table has run one round of each
-@pytest.mark.parametrize("entry", table.entries(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", measured.entries(), ids=lambda entry: entry.name)
 def test_what_it_runs_with_runs_two_rounds(entry, by_name):
-    own, others = entry.federation, table.entries()
+    own, others = entry.federation, measured.entries()
     rules = {other.name: replace(own, rule=other.federation.rule) for other in others if other.kind == "rule"}
     optimizers = {other.name: other.federation.server_optimizer for other in others if other.kind == "server optimizer"}
-    optimizers["SGD"] = table.SERVER_SGD
+    optimizers["SGD"] = measured.SERVER_SGD
     with silent():
         for name in by_name[entry.name]["rules"] or ():
-            assert trial(rules[name]).down > 0
+            assert measurement_run(rules[name]).down > 0
         for name in by_name[entry.name]["server_optimizers"] or ():
-            assert trial(replace(own, server_optimizer=optimizers[name])).down > 0
+            assert measurement_run(replace(own, server_optimizer=optimizers[name])).down > 0
 
 
-@measured
 def test_auxiliary_data_and_contents(by_name):
     asked = {name: record["data"] for name, record in by_name.items() if record["data"]}
-    transfer = dict.fromkeys(("FedMD", "KnFu", "SelectiveFD"), ("transfer",))
-    assert asked == {"FedCL": ("proxy",), "FedDF": ("proxy",), "FedKA": ("shared",), **transfer}
-    assert by_name["SCAFFOLD"]["down_contents"] == ("weights", "control")
-    assert by_name["KnFu"]["up_contents"] == ("knowledge",)
+    transfer = {name: ["transfer"] for name in ("FedMD", "KnFu", "SelectiveFD")}
+    assert asked == {"FedCL": ["proxy"], "FedDF": ["proxy"], "FedKA": ["shared"], **transfer}
+    assert by_name["SCAFFOLD"]["down_contents"] == ["weights", "control"]
+    assert by_name["KnFu"]["up_contents"] == ["knowledge"]
 
 
-@measured
 def test_stackable_is_what_the_class_itself_says(by_name):
     assert by_name["FedAvg"]["stackable"] is True
     assert by_name["MOON"]["stackable"] is False
     assert by_name["FedNova"]["stackable"] is None
 
 
-@measured
-def test_other_outputs_have_the_same_rows(records, monkeypatch):
-    monkeypatch.setattr(table, "records", lambda: records)
+def test_other_outputs_have_the_same_rows(records):
     read = json.loads(say("methods --output json").out)
     assert [record["method"] for record in read] == [record["method"] for record in records]
     assert "logits" in {record["method"]: record for record in read}["KnFu"]["refused"]["module"]
@@ -176,4 +178,4 @@ def test_a_method_that_fails_in_training_is_no_refusal():
             raise ValueError("in the first round")
 
     with silent(), pytest.raises(ClientError, match="in the first round"):
-        trial(Federation(Fails))
+        measurement_run(Federation(Fails))

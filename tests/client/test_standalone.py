@@ -110,7 +110,7 @@ class Twice(FedAvg):
 
 
 class Needs(FedAvg):
-    needs = frozenset({"exposure"})
+    needs = frozenset({"accumulated_lr"})
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ class Needs(FedAvg):
         (Warm, "training in phases"),
         (Local, "training in phases"),
         (Twice, "several exchanges a round"),
-        (Needs, "the exposure of its optimizer"),
-        (SCAFFOLD, "the exposure of its optimizer, what SCAFFOLDServer sends"),
+        (Needs, "the accumulated lr of its optimizer"),
+        (SCAFFOLD, "the accumulated lr of its optimizer, what SCAFFOLDServer sends"),
         (FedCL, "the split 'proxy', what FedCLServer sends"),
         (KnFu, "the split 'transfer', several exchanges a round, what KnFuServer sends"),
     ],
@@ -135,7 +135,7 @@ def test_what_a_plain_trainer_would_not_do_is_refused_before_it_trains(kind, lac
 
 
 def test_what_is_only_local_trains_alone():
-    """A teacher and a prior of the own data, the usual phase, a neutral coefficient."""
+    """A teacher and a prior of the own data, the usual phase, a FedAvg-equivalent coefficient."""
 
     class Usual(FedAvg):
         def phases(self, exchange):

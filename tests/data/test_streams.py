@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
-from fl_lightning.callbacks import ClientTable
 from fl_lightning.data import DirichletPartition
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedNTD
+from fl_lightning.monitors import ClientTable
 from tests.commands import refusal, say, working_in
 from tests.toys import equal, fit, sgd, trainer, weights_of
 from tests.user_data import Sensor, Sensors, points

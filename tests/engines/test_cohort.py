@@ -90,7 +90,10 @@ def test_the_engine_trains_clients_without_a_trainer_and_a_loop():
             together.update.client_id,
             together.update.num_samples,
         )
-        assert (alone.update.num_steps, alone.update.exposure) == (together.update.num_steps, together.update.exposure)
+        assert (alone.update.num_steps, alone.update.accumulated_lr) == (
+            together.update.num_steps,
+            together.update.accumulated_lr,
+        )
         torch.testing.assert_close(together.update.weights, alone.update.weights, **CLOSE)
         (_, own), (_, other) = alone.logged.drain(), together.logged.drain()
         assert own.keys() == other.keys()
@@ -461,7 +464,9 @@ class Epochs(pl.Callback):
     def on_client_epoch_end(self, trainer, loop, client_id, epoch):
         assert loop.client.context.client_id == client_id
         own = clone(loop.client.state_dict())
-        self.seen.append(((trainer.current_epoch, client_id, epoch), loop.client.num_steps, loop.client.exposure, own))
+        self.seen.append(
+            ((trainer.current_epoch, client_id, epoch), loop.client.num_steps, loop.client.accumulated_lr, own)
+        )
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_clients_get_every_bit_that_a_federation_gives_them(name, plugin, make, 
     for result in engine.run("train", jobs):
         wanted = watch.rounds[0][result.update.client_id]
         assert equal(clone(result.update.weights or {}), wanted.weights or {})
-        assert (result.update.num_steps, result.update.exposure) == (wanted.num_steps, wanted.exposure)
+        assert (result.update.num_steps, result.update.accumulated_lr) == (wanted.num_steps, wanted.accumulated_lr)
 
 
 def test_it_takes_what_stays_with_a_client():

@@ -13,10 +13,10 @@ LR, ROUNDS = 0.1, 4
 
 
 def rates(lr_decay, **options) -> list[float]:
-    """The local learning rate of each round: exposure per step of plain SGD."""
+    """The local learning rate of each round: accumulated lr per step of plain SGD."""
     watch = Updates()
     fit(FedAvg(optimizer=sgd(LR, 0.0)), ROUNDS, toy_data((8, 8)), callbacks=[watch], lr_decay=lr_decay, **options)
-    return [updates[0].exposure / updates[0].num_steps for updates in watch.rounds]
+    return [updates[0].accumulated_lr / updates[0].num_steps for updates in watch.rounds]
 
 
 @pytest.mark.parametrize("chunk", [1, 2])

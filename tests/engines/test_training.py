@@ -97,7 +97,7 @@ def test_teachers_answer_for_the_phase_s_own_samples():
 
 def test_no_samples_are_no_phase():
     loop, rounds = run(Phases(Phase(indices=torch.arange(0)), Phase(epochs=0)))
-    assert rounds[0][0].num_steps == rounds[0][0].exposure == 0
+    assert rounds[0][0].num_steps == rounds[0][0].accumulated_lr == 0
     torch.testing.assert_close(dict(loop.client.state_dict()), by_hand(loop), rtol=1e-12, atol=1e-12)
 
 
@@ -136,11 +136,11 @@ def test_steps_that_do_not_count_are_neither_in_k_nor_in_e_nor_in_the_limit():
     loop, rounds = run(Phases(warm, Phase(epochs=2), warm), max_local_steps=4)
     update = rounds[0][0]
     assert update.num_steps == 4
-    momentum = exposure = 0.0
+    momentum = accumulated_lr = 0.0
     for _ in range(4):
         momentum = 0.9 * momentum + 1
-        exposure += 0.1 * momentum
-    assert update.exposure == pytest.approx(exposure, rel=1e-12)
+        accumulated_lr += 0.1 * momentum
+    assert update.accumulated_lr == pytest.approx(accumulated_lr, rel=1e-12)
     everything = torch.arange(9)
     slow, three = sgd(0.02), batches_of(loop, everything, 4, 3)
     wanted = by_hand(loop, (slow, three), (sgd(), batches_of(loop, everything, 4, 2)[:4]), (slow, three))
@@ -238,7 +238,9 @@ def test_a_last_group_of_fewer_batches_travels_less(nesterov):
     update = rounds[0][0]
     assert update.num_steps == 6
     for name, value in update.weights.items():
-        torch.testing.assert_close(start[name] - value, torch.full_like(value, update.exposure), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            start[name] - value, torch.full_like(value, update.accumulated_lr), rtol=0, atol=1e-12
+        )
 
 
 def test_a_phase_that_does_not_count_has_the_batches_of_the_first_passes():

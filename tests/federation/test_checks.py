@@ -47,7 +47,7 @@ def start(kind, rule, precision=None, **settings):
 
 @pytest.mark.parametrize("side", range(3))
 def test_exposure_refuses_an_optimizer_for_which_it_is_not_defined(side):
-    kind, rule, name = sides("exposure")[side]
+    kind, rule, name = sides("accumulated_lr")[side]
     for optimizer in (torch.optim.Adam, partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.1)):
         with pytest.raises(ValueError, match=f"{name} needs to know how far the local optimizer travels.*set that"):
             start(kind, rule, optimizer=optimizer)
@@ -55,7 +55,7 @@ def test_exposure_refuses_an_optimizer_for_which_it_is_not_defined(side):
 
 @pytest.mark.parametrize("side", range(3))
 def test_exposure_refuses_a_gradient_scaler(side):
-    kind, rule, name = sides("exposure")[side]
+    kind, rule, name = sides("accumulated_lr")[side]
     scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ValueError, match=f"{name} counts local steps, .*=16-mixed is refused; use bf16-mixed"):
         start(kind, rule, scaled, optimizer=sgd())
@@ -77,7 +77,7 @@ def test_logits_are_refused_around_a_module(side):
 
 def test_a_need_that_is_met_trains_and_costs_no_bytes():
     class Needs(FedAvg):
-        needs = frozenset({"exposure", "logits"})
+        needs = frozenset({"accumulated_lr", "logits"})
 
     row = fit(Needs(optimizer=sgd()), 1).round_metrics
     assert "train/ce" in row

@@ -14,7 +14,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
-from fl_lightning.callbacks import (
+from fl_lightning.methods import FedAvg
+from fl_lightning.monitors import (
     ClientTable,
     FeatureProbe,
     ForgettingMonitor,
@@ -23,7 +24,6 @@ from fl_lightning.callbacks import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
-from fl_lightning.methods import FedAvg
 from tests.restless import HABITS, Restless, RestlessNet
 from tests.toys import equal, folded, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain

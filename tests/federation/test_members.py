@@ -31,7 +31,7 @@ class Counts(Member):
         return result
 
     def end(self, outcome, shared):
-        self.rows.append((outcome.lost, sorted(outcome.failed), dict(self.sent)))
+        self.rows.append((outcome.aborted, sorted(outcome.failed), dict(self.sent)))
         return {"train/sent": float(sum(self.sent.values()))}
 
     def mark(self):

@@ -12,8 +12,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Aggregator, ClientModule, FederatedLoop, methods
 from fl_lightning.aggregation import KrumAggregator, MedianAggregator, NormClip, ServerModule, UpdateTransform
-from fl_lightning.callbacks import ClientTable, DriftMonitor
 from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
+from fl_lightning.monitors import ClientTable, DriftMonitor
 from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
 CLIENT, ROUND = 2, 1

@@ -107,7 +107,7 @@ def aggregated(
     lengths: list[float] | None = None,
     transform: UpdateTransform | None = None,
 ) -> dict[str, Tensor] | None:
-    """One exchange of a rule (None: the mean), as the round drives it; `lengths`: the clients' exposures."""
+    """One exchange of a rule (None: the mean), as the round drives it; `lengths`: the clients' accumulated lr."""
     aggregator = aggregator or Aggregator()
     aggregator.weighting = weighting
     aggregator.setup()

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning import aggregation as rules
 from fl_lightning import methods as M
-from fl_lightning.client.progress import Exposure, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.functional.density import DensityRatio, gaussian
 from fl_lightning.functional.importance import importance
@@ -151,24 +151,24 @@ def selective_fd_step(inputs: Inputs) -> dict[str, Any]:
 # --- FedNova
 
 
-def exposure(lrs: Iterable[float], rho: float, nesterov: bool, mu: float) -> float:
+def accumulated_lr(lrs: Iterable[float], rho: float, nesterov: bool, mu: float) -> float:
     """E after one step with each lr, of FedProx's client."""
     sgd = SGD([nn.Parameter(torch.zeros(()))], lr=1.0, momentum=rho, nesterov=nesterov)
-    counted, progress = Exposure([sgd], M.FedProx(mu=mu).exposure_slope), LocalProgress()
+    counted, progress = AccumulatedLR([sgd], M.FedProx(mu=mu).accumulated_lr_slope), LocalProgress()
     counted.begin(progress)
     for lr in lrs:
         sgd.param_groups[0]["lr"] = lr
         counted.step()
-    return progress.exposure
+    return progress.accumulated_lr
 
 
 def fednova_step(inputs: Inputs) -> dict[str, Any]:
     lr, given = inputs.get("lr", 1.0), (inputs["rho"], inputs.get("nesterov", False), inputs.get("mu", 0.0))
     if "n" not in inputs:
-        E = exposure(inputs["lrs"] if "lrs" in inputs else [lr] * inputs["K"], *given)
+        E = accumulated_lr(inputs["lrs"] if "lrs" in inputs else [lr] * inputs["K"], *given)
         return {"E": E, "a": E / lr}
     start, clients = states(inputs)
-    lengths, found = [exposure([lr] * K, *given) for K in inputs["K"]], []
+    lengths, found = [accumulated_lr([lr] * K, *given) for K in inputs["K"]], []
     for trainable in (inputs.get("trainable", ["w"]), [name for name, x in start.items() if x.is_floating_point()]):
         rule = M.FedNovaAggregator()
         rule.attach(Server(start, trainable))
@@ -358,8 +358,8 @@ class Noting(M.FedDFServer):
 
 def of_fednova(finished: Run, r: int) -> dict[str, Any]:
     lr = finished.cfg["lr"] * finished.cfg["lr_decay"] ** r
-    exposures = [update.exposure / lr for update in finished.cohort(r)]
-    return {"a": exposures, "tau_eff": finished.recorder.sides[r]["tau_eff"] / lr}
+    accumulated_lrs = [update.accumulated_lr / lr for update in finished.cohort(r)]
+    return {"a": accumulated_lrs, "tau_eff": finished.recorder.sides[r]["tau_eff"] / lr}
 
 
 AFFINITY = end_to_end.server_buffer("server_module", "affinity")

@@ -179,7 +179,11 @@ class Recorder(pl.Callback):
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         weights = loop.weights.snapshot(loop.weights.entries)  # the client's own, whatever a transform has made of them
-        kept = {"num_steps": update.num_steps, "exposure": update.exposure, "num_samples": update.num_samples}
+        kept = {
+            "num_steps": update.num_steps,
+            "accumulated_lr": update.accumulated_lr,
+            "num_samples": update.num_samples,
+        }
         self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
         self.up[-1][update.client_id] += traffic(update.weights, update.extras)  # as the paper's client sends them
         self.at_server[-1] += traffic(None, dict(loop.aggregator.client_statistics(update)))

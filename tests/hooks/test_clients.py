@@ -1,4 +1,4 @@
-"""What a client keeps and is asked: memory, deployed, round buffers, teachers, steps and exposure."""
+"""What a client keeps and is asked: memory, deployed, round buffers, teachers, steps and accumulated lr."""
 
 from functools import partial
 
@@ -177,7 +177,7 @@ def test_a_teacher_needs_a_net():
         fit(Teaches(module=Quadratic()), 1)
 
 
-# --- steps and exposure
+# --- steps and accumulated lr
 
 
 def closed_form(K, lr, rho):
@@ -196,7 +196,7 @@ def test_exposure_is_how_far_a_unit_gradient_carries(rho, mu, nesterov):
     client = FedProx(mu=mu, optimizer=optimizer) if mu else FedAvg(optimizer=optimizer)
     fit(client, 2, toy_data((7, 0, 20)), callbacks=[watch], local_epochs=2, lr_decay=decay)
     for r, updates in enumerate(watch.rounds):
-        assert updates[1].num_steps == updates[1].exposure == 0
+        assert updates[1].num_steps == updates[1].accumulated_lr == 0
         for client_id, steps in ((0, 4), (2, 8)):
             scalar = nn.Parameter(torch.zeros((), dtype=torch.float64))
             walk = torch.optim.SGD([scalar], lr=lr * decay**r, momentum=rho, nesterov=nesterov)
@@ -205,11 +205,11 @@ def test_exposure_is_how_far_a_unit_gradient_carries(rho, mu, nesterov):
                 walk.step()
             update = updates[client_id]
             assert update.num_steps == steps
-            assert update.exposure == pytest.approx(scalar.item(), rel=1e-12)
+            assert update.accumulated_lr == pytest.approx(scalar.item(), rel=1e-12)
             if not mu and not nesterov:
-                assert update.exposure == pytest.approx(closed_form(steps, lr * decay**r, rho), rel=1e-12)
+                assert update.accumulated_lr == pytest.approx(closed_form(steps, lr * decay**r, rho), rel=1e-12)
             if mu and not rho:
-                assert update.exposure == pytest.approx((1 - (1 - lr * decay**r * mu) ** steps) / mu, rel=1e-12)
+                assert update.accumulated_lr == pytest.approx((1 - (1 - lr * decay**r * mu) ** steps) / mu, rel=1e-12)
 
 
 def test_exposure_follows_a_schedule_and_is_nan_where_it_is_not_defined():
@@ -226,9 +226,9 @@ def test_exposure_follows_a_schedule_and_is_nan_where_it_is_not_defined():
 
     watch, data = Updates(), toy_data((12,))
     fit(Scheduled(), 1, data, callbacks=[watch])
-    assert watch.rounds[0][0].exposure == pytest.approx(0.1 + 0.05 + 0.025)
+    assert watch.rounds[0][0].accumulated_lr == pytest.approx(0.1 + 0.05 + 0.025)
     for client in (TwoRates(), FedAvg(optimizer=partial(torch.optim.Adam, lr=0.01))):
         fit(client, 1, data, callbacks=[watch])
         update = watch.rounds[-1][0]
         assert update.num_steps == 3
-        assert update.exposure != update.exposure
+        assert update.accumulated_lr != update.accumulated_lr

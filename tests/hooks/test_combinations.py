@@ -174,11 +174,11 @@ def test_fedka_with_fednova_divides_by_each_client_s_length():
     loop = of_pair(FedKA, 1, aggregator=FedNovaAggregator, callbacks=[watch])
     start = of_pair(FedKA, 0).client.state_dict()
     updates = [update for update in watch.rounds[0].values() if update.num_steps]
-    assert len({update.exposure for update in updates}) > 2
+    assert len({update.accumulated_lr for update in updates}) > 2
     n = sum(update.num_samples for update in updates)
-    tau = sum(update.num_samples * update.exposure for update in updates) / n
+    tau = sum(update.num_samples * update.accumulated_lr for update in updates) / n
     for name in loop.server.trainable:
-        moved = sum(u.num_samples * (u.weights[name] - start[name]).double() / u.exposure for u in updates) / n
+        moved = sum(u.num_samples * (u.weights[name] - start[name]).double() / u.accumulated_lr for u in updates) / n
         torch.testing.assert_close(watch.after[0][name], (start[name] + tau * moved).float(), rtol=1e-5, atol=1e-6)
 
 

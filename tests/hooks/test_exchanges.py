@@ -139,7 +139,7 @@ def test_an_optimizer_that_depends_on_the_client_is_built_for_every_client():
 
     watch = Updates()
     fit(PerClient(), 1, toy_data((4, 4, 4), batch_size=2), callbacks=[watch])
-    assert [watch.rounds[0][c].exposure for c in range(3)] == pytest.approx([0.2, 0.4, 0.6])
+    assert [watch.rounds[0][c].accumulated_lr for c in range(3)] == pytest.approx([0.2, 0.4, 0.6])
 
 
 # --- callbacks, and what the two views offer

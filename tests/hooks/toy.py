@@ -71,7 +71,7 @@ class SCAFFOLDServer(ServerModule):
 class SCAFFOLD(ClientModule):
     """The whole method in one screen (Karimireddy et al. 2020, Algorithm 1, Option II)."""
 
-    server_class, needs = SCAFFOLDServer, frozenset({"exposure"})
+    server_class, needs = SCAFFOLDServer, frozenset({"accumulated_lr"})
 
     def receive(self, broadcast, local):
         c = broadcast.extras["control"]
@@ -86,7 +86,7 @@ class SCAFFOLD(ClientModule):
         c, c_i = self.round["c"], self.round["c_i"]
         if not self.num_steps:
             return {"control_delta": S.zeros_like(c_i)}
-        delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.exposure), c)
+        delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.accumulated_lr), c)
         self.memory["control"] = S.add(c_i, delta)
         return {"control_delta": delta}
 

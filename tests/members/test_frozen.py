@@ -231,9 +231,9 @@ def test_resume_is_exact(tmp_path):
 
 def test_nothing_is_kept_where_everything_is_trained():
     loop = fit(FedAvg(), 2)
-    assert not loop.weights.frozen.idle
+    assert not loop.weights.frozen.already_sent
     assert not loop.weights.frozen.state_dict()
-    assert loop.weights.travelling is loop.weights.shared
+    assert loop.weights.transmitted_entries is loop.weights.shared
 
 
 class Twice(pl.LightningModule):

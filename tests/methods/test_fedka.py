@@ -102,13 +102,13 @@ def test_hard_and_proficient_take_the_extreme_loss_and_the_first_of_equals():
 
 
 @pytest.mark.parametrize(
-    "neutral", [{"max_anchors": 0}, {"use_missing": False, "use_non_dominant": False}, {"gamma": 0.0}]
+    "fedavg_equivalent", [{"max_anchors": 0}, {"use_missing": False, "use_non_dominant": False}, {"gamma": 0.0}]
 )
-def test_without_anchors_it_is_fedavg_bit_for_bit(neutral):
+def test_without_anchors_it_is_fedavg_bit_for_bit(fedavg_equivalent):
     """γ = 0 too, where every client has every class: nothing to anchor, no anchor's forward."""
     data = partial(toy_data, sizes=(30, 40))
     fedavg = weights_of(fit(FedAvg(net=BatchNormNet, optimizer=sgd(0.05)), 2, data(), local_epochs=2))
-    loop, watch = run(fedka(**{"beta": 0.5, **neutral}), data=data())
+    loop, watch = run(fedka(**{"beta": 0.5, **fedavg_equivalent}), data=data())
     assert equal(fedavg, weights_of(loop))
     assert not any(used for row in watch.used for used in row.values())
 

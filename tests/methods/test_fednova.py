@@ -28,7 +28,7 @@ def nova(client=None, rounds=2, data=None, precision="64-true", weighting="sampl
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+@pytest.mark.parametrize("tau_eff", ["accumulated_lr", "steps"])
 def test_the_step_is_that_of_a_loop(tau_eff, weighting):
     """Clients of unequal work with momentum, one without data, one whose work is done before its first step."""
     client = FedProx(mu=0.2, net=BatchNormNet, optimizer=sgd(0.05))
@@ -37,7 +37,7 @@ def test_the_step_is_that_of_a_loop(tau_eff, weighting):
     updates, before, after = watch.rounds[1], watch.after[0], watch.after[1]
     assert [update.num_steps > 0 for update in updates.values()] == [True, False, True, False, True]
     n = {c: update.num_samples if weighting == "samples" else 1 for c, update in updates.items() if update.num_steps}
-    E = {c: updates[c].exposure for c in n}
+    E = {c: updates[c].accumulated_lr for c in n}
     total = sum(n.values())
     tau = sum(n[c] * (0.05 * updates[c].num_steps if tau_eff == "steps" else E[c]) for c in n) / total
     for name in loop.server.trainable:
@@ -60,7 +60,7 @@ def test_without_momentum_and_terms_both_lengths_agree():
     """A schedule too: E is η K for plain SGD."""
     found = [
         weights_of(nova(FedAvg(net=Small, optimizer=sgd(0.1, 0.0)), tau_eff=kind, epochs=UNEQUAL)[0])
-        for kind in ("exposure", "steps")
+        for kind in ("accumulated_lr", "steps")
     ]
     for name, value in found[0].items():
         if name.startswith("client."):
@@ -130,7 +130,7 @@ class Scheduled(Regression):
     [
         (lambda: FedAvg(net=Small, optimizer=torch.optim.Adam), {}, "FedNovaAggregator needs to know how far .* Adam"),
         (lambda: FedAvg(net=Small, optimizer=partial(SAM, base=sgd())), {}, "one torch.optim.SGD .* got SAM"),
-        (lambda: FedAvg(module=Scheduled()), {"tau_eff": "steps"}, "has a scheduler; set tau_eff to exposure"),
+        (lambda: FedAvg(module=Scheduled()), {"tau_eff": "steps"}, "has a scheduler; set tau_eff to accumulated_lr"),
     ],
 )
 def test_other_local_optimizers_are_refused_before_anyone_trains(client, settings, sentence):
@@ -144,7 +144,7 @@ def test_other_local_optimizers_are_refused_before_anyone_trains(client, setting
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="tau_eff must be one of exposure, steps, got 'code'"):
+    with pytest.raises(ValueError, match="tau_eff must be one of accumulated_lr, steps, got 'code'"):
         FedNovaAggregator(tau_eff="code")
 
 
@@ -192,22 +192,24 @@ def test_only_the_steps_that_train_what_is_shared_are_a_client_s_length():
     watch, settings = Updates(), {"net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
     loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **folded(settings)), FedNovaAggregator(), seed=3)
     fit(None, 1, toy_data((7, 12)), loop=loop, callbacks=[watch])
-    assert [(u.num_steps, pytest.approx(u.exposure)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]
+    assert [(u.num_steps, pytest.approx(u.accumulated_lr)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]
 
 
 def test_steps_that_train_nothing_shared_are_in_neither_length():
     """Without momentum both lengths are the same, for FedRep's body too."""
     settings = {"head_epochs": 3, "body_epochs": 1, "net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
-    (exposure, _), (steps, _) = (nova(FedRep(**settings), tau_eff=tau_eff) for tau_eff in ("exposure", "steps"))
-    for name in exposure.server.trainable:
-        torch.testing.assert_close(steps.server.weights[name], exposure.server.weights[name], rtol=0, atol=1e-12)
+    (accumulated_lr, _), (steps, _) = (
+        nova(FedRep(**settings), tau_eff=tau_eff) for tau_eff in ("accumulated_lr", "steps")
+    )
+    for name in accumulated_lr.server.trainable:
+        torch.testing.assert_close(steps.server.weights[name], accumulated_lr.server.weights[name], rtol=0, atol=1e-12)
 
 
 CLIENTS = [partial(FedProx, mu=0.2), partial(FedRep, head_epochs=2), partial(Ditto, personal_epochs=2)]
 
 
 @pytest.mark.parametrize("chunk", [3, 2, "auto"])
-@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+@pytest.mark.parametrize("tau_eff", ["accumulated_lr", "steps"])
 @pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.func.__name__)
 def test_clients_trained_at_once_have_the_lengths_of_single_ones(kind, tau_eff, chunk):
     """Where the learning rate falls, too: η is that of the round, of the steps that train what is shared."""
@@ -241,7 +243,7 @@ def test_steps_count_with_the_learning_rate_of_their_phase_and_round():
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("tau_eff", ["exposure", "steps"])
+@pytest.mark.parametrize("tau_eff", ["accumulated_lr", "steps"])
 def test_a_learning_rate_of_0_leaves_the_weights(tau_eff, chunk):
     watch = Updates()
     loop = FederatedLoop(FedProx(mu=0.1, net=Small, optimizer=sgd(0.0)), FedNovaAggregator(tau_eff), chunk=chunk)

@@ -1,4 +1,4 @@
-"""A method whose coefficients are 0 is FedAvg, bit for bit; each class says so itself in `neutral`."""
+"""A method whose coefficients are 0 is FedAvg, bit for bit; each class says so itself in `fedavg_equivalent`."""
 
 import inspect
 from functools import cache, partial
@@ -13,7 +13,7 @@ from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 EXPORTED = [kind for kind in vars(methods).values() if inspect.isclass(kind) and issubclass(kind, ClientModule)]
-NEUTRAL = [partial(kind, **kind.neutral) for kind in EXPORTED if kind.neutral]
+NEUTRAL = [partial(kind, **kind.fedavg_equivalent) for kind in EXPORTED if kind.fedavg_equivalent]
 NEUTRAL += [partial(FedNTD, beta=0.0, kd_form="convex")]
 WITHOUT_LOGITS = [kind for kind in NEUTRAL if "logits" not in kind.func.needs]
 
@@ -36,7 +36,7 @@ def moved(row):
 def test_every_neutral_coefficient_is_an_argument():
     assert {"FedProx", "FedNTD", "FedED", "FedKA", "FedCL"} <= set(map(name, NEUTRAL))
     for kind in EXPORTED:
-        assert kind.neutral.keys() <= inspect.signature(kind).parameters.keys()
+        assert kind.fedavg_equivalent.keys() <= inspect.signature(kind).parameters.keys()
 
 
 def trained(kind, personal):
@@ -52,12 +52,14 @@ fedavg = cache(partial(trained, FedAvg))
 @pytest.mark.parametrize("kind", NEUTRAL, ids=name)
 def test_a_neutral_coefficient_is_fedavg_bit_for_bit(kind, personal):
     """With shuffling, dropout, BatchNorm, momentum, partial participation: weights, values and bytes of every round."""
-    plain, neutral = fedavg(personal), trained(kind, personal)
-    assert equal(weights_of(plain), weights_of(neutral))
-    assert plain.recorder.history.names == [n for n in neutral.recorder.history.names if n != "comm/bytes_sets"]
+    plain, fedavg_equivalent = fedavg(personal), trained(kind, personal)
+    assert equal(weights_of(plain), weights_of(fedavg_equivalent))
+    assert plain.recorder.history.names == [
+        n for n in fedavg_equivalent.recorder.history.names if n != "comm/bytes_sets"
+    ]
     for column in plain.recorder.history.names:
-        assert plain.recorder.history.curve(column) == neutral.recorder.history.curve(column)
-    assert not neutral.client.distils
+        assert plain.recorder.history.curve(column) == fedavg_equivalent.recorder.history.curve(column)
+    assert not fedavg_equivalent.client.distils
 
 
 @pytest.mark.parametrize("kind", WITHOUT_LOGITS, ids=name)
@@ -80,4 +82,4 @@ def test_the_exposure_is_fedavg_s_too(kind):
     loops = [FederatedLoop(one, seed=3) for one in (client, FedAvg(net=BatchNormNet, optimizer=sgd()))]
     for loop in loops:
         fit(None, 1, data(sizes=(7, 9)), loop=loop)
-    assert loops[0].client.exposure == loops[1].client.exposure > 0
+    assert loops[0].client.accumulated_lr == loops[1].client.accumulated_lr > 0

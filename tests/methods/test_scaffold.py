@@ -90,7 +90,7 @@ def test_without_momentum_and_decay_both_places_are_the_same():
     ]
     for a, b in zip(*(weights_of(loop).values() for loop in runs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    assert runs[0].client.exposure == pytest.approx(runs[1].client.travelled)
+    assert runs[0].client.accumulated_lr == pytest.approx(runs[1].client.travelled)
 
 
 class SameOptimizer(Regression):

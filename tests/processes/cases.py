@@ -21,7 +21,9 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
-from fl_lightning.callbacks import (
+from fl_lightning.functional import state as S
+from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
     FeatureProbe,
@@ -32,8 +34,6 @@ from fl_lightning.callbacks import (
     PersonalisedAccuracy,
     SampleReduction,
 )
-from fl_lightning.functional import state as S
-from fl_lightning.methods import FedAvg, FedNTD
 from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer

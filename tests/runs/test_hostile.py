@@ -6,9 +6,9 @@ import shlex
 import pytest
 import torch
 
-from fl_lightning.runs.saved import read_run
+from fl_lightning.reports.saved import read_run
 from tests.commands import refusal, say
-from tests.runs.saved_runs import settings, write_run
+from tests.reports.saved_runs import settings, write_run
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20)

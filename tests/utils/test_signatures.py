@@ -31,7 +31,7 @@ WRONG = [
     (FedAvg, "reply", lambda self, local: {}, "self, exchange, local"),
     (FedAvg, "reply", lambda exchange, local: {}, "self, exchange, local"),
     (FedAvg, "is_personal", lambda self, name: True, "self, name, owner"),
-    (FedAvg, "exposure_slope", bare, "self, exposure"),
+    (FedAvg, "accumulated_lr_slope", bare, "self, accumulated_lr"),
     (FedAvg, "deployed", lambda self, x: x, "self"),
     (FedAvg, "nonfinite_hint", lambda self, error: "", "self"),
     (Aggregator, "add", bare, "self, update"),
@@ -92,7 +92,7 @@ def test_what_can_be_called_passes():
             return False
 
         @classmethod
-        def exposure_slope(cls, exposure):
+        def accumulated_lr_slope(cls, accumulated_lr):
             return 1.0
 
         def training_step(self, given, i):

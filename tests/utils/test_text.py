@@ -8,13 +8,14 @@ from itertools import product
 import pytest
 
 from fl_lightning.cli.compare.results import write_rows
+from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
+from fl_lightning.reports.results import as_csv, compare
+from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.runs.result_tables import Cell, Table, as_html, as_latex, as_markdown
-from fl_lightning.runs.results import as_csv, compare
+from fl_lightning.runs.partition import write_partition
 from fl_lightning.runs.round_table import RoundTable
-from fl_lightning.runs.saved import Group, read_columns, read_partition, read_run, write_partition
 from fl_lightning.utils.text import as_cell, drawable, of_cell, printable
-from tests.runs.saved_runs import settings, write_run
+from tests.reports.saved_runs import settings, write_run
 
 STARTS = ("=", "+", "-", "@", "\t", "\r")
 NAMES = [a + b + "x(1)" for a, b in product(("", "'", "''"), STARTS)]

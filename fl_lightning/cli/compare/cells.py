@@ -20,8 +20,8 @@ from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.federation.identity import differences, flat
+from fl_lightning.reports.saved import TEST
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint, runs
-from fl_lightning.runs.saved import TEST
 from fl_lightning.utils.files import write_atomically
 
 DONE = "done.json"

@@ -22,7 +22,7 @@ from fl_lightning.cli.compare.tuning import tune
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.federation.identity import flat
-from fl_lightning.runs.saved import SEEDS, is_data
+from fl_lightning.reports.saved import SEEDS, is_data
 from fl_lightning.utils.files import lock_folder
 from fl_lightning.utils.settings import check_at_least
 

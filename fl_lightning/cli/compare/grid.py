@@ -14,7 +14,7 @@ from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.meaning import nearest
 from fl_lightning.federation.identity import Difference, differences, flat
-from fl_lightning.runs.saved import is_data
+from fl_lightning.reports.saved import is_data
 
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""

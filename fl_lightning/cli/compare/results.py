@@ -1,18 +1,17 @@
 """Tables and report of a grid."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.grid import Case, Cell, described
-from fl_lightning.runs.report import write_report
-from fl_lightning.runs.result_tables import as_latex, as_markdown
-from fl_lightning.runs.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
-from fl_lightning.runs.saved import Group, SavedRun, read_run
-from fl_lightning.utils.files import write_atomically
-from fl_lightning.utils.text import printable, write_cells
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.result_tables import as_latex, as_markdown
+from fl_lightning.reports.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
+from fl_lightning.reports.saved import Group, SavedRun, read_run
+from fl_lightning.utils.files import write_atomically, write_table
+from fl_lightning.utils.text import printable
 
 
 def write_results(
@@ -82,6 +81,4 @@ def write_text(path: Path, text: str) -> None:
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table as csv."""
-    out = io.StringIO()
-    write_cells(out, [header, *rows])
-    write_text(path, out.getvalue())
+    write_table(path, [header, *rows])

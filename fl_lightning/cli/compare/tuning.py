@@ -7,8 +7,9 @@ from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.grid import Case, Cell, cells_of, check_names, described, option_names
 from fl_lightning.cli.compare.results import write_rows
 from fl_lightning.cli.compare.running import Grid, run_cells
-from fl_lightning.runs.results import is_lower_better, statistics_of
-from fl_lightning.runs.saved import read_run
+from fl_lightning.reports.results import statistics_of
+from fl_lightning.reports.saved import read_run
+from fl_lightning.runs.value_names import is_lower_better
 
 
 def tune(

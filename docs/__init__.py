@@ -1,0 +1,1 @@
+"""Scripts that measure, draw and check what the documents tell."""

@@ -1,0 +1,192 @@
+"""Measures the table of `fl-lightning methods` and writes it: `python -m docs.measure_methods`, about a minute.
+
+Two rounds of each method on toy data show what it sends and keeps, one round what it runs with.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import fl_lightning
+from docs.measurement_runs import LOCAL_SGD, Federation, measurement_run, silent
+from fl_lightning import aggregation, methods
+from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.cli.methods import TABLE, Record, as_json
+from fl_lightning.client import ClientModule
+from fl_lightning.client.optimizers import needs_closure
+
+PACKAGE = Path(fl_lightning.__file__).parent
+SERVER_SGD = partial(SGD, lr=1.0)
+CONFIGURED = {
+    "FedPer": ("Arivazhagan et al. 2019, arXiv:1912.00818", ("net.head.*",)),
+    "LG-FedAvg": ("Liang et al. 2020, arXiv:2001.01523", ("*", "!net.head.*")),
+}
+"""Methods that are a file in `configs/method` only: their source, and `model.personal`."""
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "FedDFServer": {"distill_steps": 1},
+    "NormClip": {"max_norm": 1.0},
+    "SAM": {"base": LOCAL_SGD},
+}
+"""Arguments without a default, and those that keep a measurement run short."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method, and the federation in which it is tried.
+
+    Args:
+        name: as the tables have it.
+        kind: the part of the federation that it is.
+        source: its paper.
+        file: in the repository.
+        stackable: whether several of its clients can be trained at once; None: that is up to the client.
+        federation: FedAvg with this method.
+    """
+
+    name: str
+    kind: str
+    source: str
+    file: str
+    stackable: bool | None
+    federation: Federation
+
+
+# --- the methods
+
+
+def entries() -> list[Entry]:
+    """List all methods: clients, FedAvg first, then the parts that go with any client."""
+    listed = [entry_of(name, kind) for home in (methods, aggregation) for name, kind in classes_in(home)]
+    for name, (source, personal) in CONFIGURED.items():
+        file = f"configs/method/{name.lower().replace('-', '_')}.yaml"
+        listed.append(Entry(name, "personal entries", source, file, None, Federation(personal=personal)))
+    kinds = list(dict.fromkeys(["client", "personal entries", *(entry.kind for entry in listed)]))
+    return sorted(listed, key=lambda e: (kinds.index(e.kind), e.name != "FedAvg", e.name.lower()))
+
+
+def classes_in(home: Any) -> list[tuple[str, type]]:
+    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source."""
+    public = {name: kind for name, kind in vars(home).items() if isinstance(kind, type)}
+    return [(name, kind) for name, kind in public.items() if home is methods or "Source:" in (kind.__doc__ or "")]
+
+
+def entry_of(name: str, kind: type) -> Entry:
+    """Describe an exported class."""
+    file = Path(inspect.getfile(kind))
+    made: Any = partial(kind, **ARGUMENTS.get(name, {}))
+    stackable: bool | None = None
+    if issubclass(kind, ClientModule):
+        part, federation = "client", Federation(client=kind)
+        stackable = bool(vars(kind).get("stackable", False))
+    elif issubclass(kind, Aggregator):
+        part, federation = "rule", Federation(rule=made)
+    elif issubclass(kind, ServerModule):
+        part, federation = "server module", Federation(server_module=made)
+    elif issubclass(kind, UpdateTransform):
+        part, federation = "transform", Federation(transform=made)
+    elif needs_closure(made([nn.Parameter(torch.zeros(1))])):
+        part, federation = "local optimizer", Federation(optimizer=made)
+    else:
+        part, federation = "server optimizer", Federation(server_optimizer=made)
+    source = source_in(kind.__doc__) or source_in(inspect.getmodule(kind).__doc__)
+    return Entry(name_of(name), part, source, file.relative_to(PACKAGE.parent).as_posix(), stackable, federation)
+
+
+def name_of(class_name: str) -> str:
+    """Name a method by its class.
+
+    >>> name_of("FedNovaAggregator"), name_of("FedProx")
+    ('FedNova', 'FedProx')
+    """
+    return class_name.removesuffix("Aggregator").removesuffix("Server")
+
+
+def source_in(text: str | None) -> str:
+    """Find the sentence after `Source:` in a docstring; empty where there is none.
+
+    >>> source_in("Title. Source: Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1. Server: FedAvg.")
+    'Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1'
+    """
+    sentence = re.search(r"Source:\s+(.+?)\.(?:\s+(?=[A-Z])|\s*\Z)", text or "", re.DOTALL)
+    return " ".join(sentence[1].split()) if sentence else ""
+
+
+def papers(source: str) -> list[tuple[str, str]]:
+    """Take the papers out of a source: what to call them, and their addresses.
+
+    >>> papers("Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1; and its code")
+    [('Li et al., ICLR 2021', 'https://arxiv.org/abs/2102.07623')]
+    """
+    on_arxiv = re.findall(r"(?:^|; )([^;]+?),? arXiv:([\d.]+\d)", source)
+    if not on_arxiv:
+        return [(re.split(r"[;(]", source)[0].strip(), "")]
+    return [(name, f"https://arxiv.org/abs/{number}") for name, number in on_arxiv]
+
+
+# --- the measurements
+
+
+def records() -> list[Record]:
+    """Measure all methods: the columns of each by name."""
+    measurable = entries()
+    rules = {entry.name: entry.federation.rule for entry in measurable if entry.kind == "rule"}
+    optimizers: dict[str, Any] = {"SGD": SERVER_SGD}
+    steps = [entry for entry in measurable if entry.kind == "server optimizer"]
+    optimizers |= {entry.name: entry.federation.server_optimizer for entry in steps}
+    with silent():
+        model = measurement_run(Federation()).down
+        return [measured(entry, model, rules, optimizers) for entry in measurable]
+
+
+def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
+    """Measure one method; its numbers are floats relative to the model's.
+
+    Args:
+        entry: of the method.
+        model: floats of the model.
+        rules: factories of the rules by name.
+        optimizers: factories of the server optimizers by name.
+
+    Raises:
+        RuntimeError: if the method by itself is refused.
+    """
+    federation = entry.federation
+    outcome = measurement_run(federation)
+    if outcome.refused:
+        raise RuntimeError(f"{entry.name} must run with the other parts of FedAvg, but: {outcome.refused}")
+    with_rules = {} if federation.rule else {name: replace(federation, rule=rule) for name, rule in rules.items()}
+    others = {} if federation.server_optimizer else optimizers
+    with_optimizers = {name: replace(federation, server_optimizer=made) for name, made in others.items()}
+    refused = {name: measurement_run(other, rounds=1).refused for name, other in (with_rules | with_optimizers).items()}
+    refused["module"] = measurement_run(federation, around_module=True, rounds=1).refused
+    return {
+        "method": entry.name,
+        "kind": entry.kind,
+        "papers": papers(entry.source),
+        "file": entry.file,
+        "down": outcome.down / model,
+        "down_contents": outcome.down_contents,
+        "up": outcome.up / model,
+        "up_contents": outcome.up_contents,
+        "client_state": outcome.client_state / model,
+        "server_state": outcome.server_state / model,
+        "data": outcome.data,
+        "stackable": entry.stackable,
+        "module": not refused["module"],
+        "rules": None if federation.rule else [name for name in with_rules if not refused[name]],
+        "server_optimizers": None if federation.server_optimizer else [n for n in with_optimizers if not refused[n]],
+        "refused": {name: sentence for name, sentence in refused.items() if sentence},
+    }
+
+
+if __name__ == "__main__":
+    TABLE.write_text(as_json(records()), encoding="utf-8")

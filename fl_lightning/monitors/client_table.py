@@ -1,0 +1,108 @@
+"""Callback that writes a table with a row for every client of every round."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytorch_lightning import LightningModule, Trainer
+
+from fl_lightning.engines.inspection import Moment
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.monitors.drift import OwnMoves, length
+from fl_lightning.monitors.monitor import Found, Monitor, deployed
+from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.types import ClientUpdate
+
+MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
+COLUMNS = ("round", "client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up", "skipped")
+
+
+class ClientTable(Monitor):
+    """Writes `clients.csv`: a row for each round and client of its cohort.
+
+    Columns: training samples; optimizer steps, over all exchanges; mean local loss on its own training samples, before
+    and after local training; accuracy on its own test samples and on the global test split, before and after; the
+    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
+    client was skipped. Before: of the weights as it received them; after: of what it would deploy. A cell without a
+    value is empty.
+
+    Args:
+        loss: measure the losses, which costs two passes over the client's training samples.
+        accuracy: measure the accuracies, which costs passes over the test samples.
+        every: measure every so many rounds.
+        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    def __init__(
+        self, loss: bool = True, accuracy: bool = True, every: int = 1, dirpath: str | Path | None = None
+    ) -> None:
+        super().__init__(every, None, dirpath)
+        self.loss, self.accuracy = loss, accuracy
+        self._table: RoundTable | None = None
+        self._found: Mapping[int, Found] = {}
+        self._counted: dict[str, int] = {}
+        self._own = OwnMoves()
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        self._table = self.table(trainer, "clients.csv", COLUMNS)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._found, self._counted = {}, {}
+        self._own.clear()
+
+    # --- one client ----------------------------------------------------------------------------------------------
+
+    def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
+        super().on_client_start(trainer, loop, client_id)
+        self._count(loop, client_id, "down")
+
+    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        self._count(loop, update.client_id, "up")
+        super().on_client_end(trainer, loop, update)
+
+    def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        super().on_round_repeat(trainer, loop)
+        self._counted = {way: loop.recorder.traffic.total(f"comm/bytes_{way}") for way in ("down", "up")}
+
+    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+        found = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
+        return {"samples": loop.server.size(client_id), **found}
+
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        found["steps"] = found.get("steps", 0) + update.num_steps
+        self._own.add(loop.client, update.client_id)
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        found |= self._evaluated(loop, update.client_id, deployed(loop, update.client_id), "")
+        found["loss_after"] = found.pop("loss", None)
+        found["drift"] = length(self._own.take(update.client_id), 2)
+
+    def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Found:
+        inspection, found = loop.evaluation.inspection, Found()
+        if self.loss:
+            found[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
+        if self.accuracy and loop.data.num_classes is not None:
+            found[f"acc_own{suffix}"] = float(inspection.own_scores(moment, client_id)[-2])
+            found[f"acc_global{suffix}"] = float(inspection.scores(moment, "test")[-2])
+        return found
+
+    def _count(self, loop: FederatedLoop, client_id: int, way: str) -> None:
+        """Add the bytes since the last client's to this one's."""
+        total = loop.recorder.traffic.total(f"comm/bytes_{way}")
+        if (found := self.under_way.get(client_id)) is not None:
+            found[f"bytes_{way}"] = found.get(f"bytes_{way}", 0) + total - self._counted.get(way, 0)
+        self._counted[way] = total
+
+    # --- the round -----------------------------------------------------------------------------------------------
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        self._found = found
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the round's rows, once it is known who was skipped."""
+        if self._table is None or not isinstance(pl_module, FederatedLoop) or not self.measures(trainer):
+            return
+        reasons = {fault.client_id: fault.reason for fault in pl_module.skipped}
+        for client_id in sorted(self._found.keys() | reasons.keys()):
+            values = {**self._found.get(client_id, {}), "skipped": reasons.get(client_id)}
+            self._table.append([[trainer.current_epoch, client_id, *(values.get(name) for name in COLUMNS[2:])]])

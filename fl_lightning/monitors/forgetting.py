@@ -1,0 +1,174 @@
+"""Monitors of what clients learn and forget in local training."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
+from fl_lightning.functional.classes import class_split, in_local, out_local
+from fl_lightning.functional.forgetting import forgetting_degree
+from fl_lightning.monitors.monitor import (
+    Found,
+    Monitor,
+    add_to_row,
+    check_classes,
+    deployed,
+    ended,
+    log_defined,
+    log_means,
+    stacked,
+)
+from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.types import ClientUpdate
+from fl_lightning.utils.settings import check_at_least
+
+
+class ForgettingMonitor(Monitor):
+    r"""Class-wise accuracies of every client before and after local training, and what follows of them.
+
+    Logged, over the clients of a round: the forgetting degree τ, mean over the classes where it is defined
+    (`local/forgetting_degree`), and over each client's missing, non-dominant and dominant classes
+    (`local/forgetting_degree/missing`, …); in- and out-local accuracy of the received and the trained model
+    (`local/acc_in_local/received`, `local/acc_in_local`, `…/std`, `…/weighted` by samples; `local/acc_out_local`); and
+    of the new global model for the pooled classes of the round's clients (`global/acc_in_local`, …).
+    `client_classwise.csv` has A_c in a row for each round, client and moment: `received`, `trained`, and with `epochs`
+    the number of each local epoch.
+
+    The trained model is what the client would deploy after its training: the trained weights w_i, as in both papers,
+    for all methods but those that deploy something else (`ClientModule.deployed`: FedRoD both heads, Ditto its own
+    model). The received model and those of the epochs are the client's weights as they are then.
+
+    Source: FedKA, Eq. 1 (τ); Lee et al. 2022, arXiv:2106.03097, Definition 1, Figs. 4 and 6.
+
+    Args:
+        split: that accuracies are measured on.
+        samples: measure on so many of its samples, drawn once for the run; None: all.
+        epochs: measure after every local epoch, too.
+        gamma: least share of a dominant class, ≥ 0; None: 0.5 / C.
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    def __init__(
+        self,
+        split: str = "test",
+        samples: int | None = None,
+        epochs: bool = False,
+        gamma: float | None = None,
+        every: int = 1,
+        clients: Sequence[int] | None = None,
+        dirpath: str | Path | None = None,
+    ) -> None:
+        super().__init__(every, clients, dirpath)
+        check_at_least(1, "None measures on all", samples=samples)
+        check_at_least(0, gamma=gamma)
+        self.split, self.samples, self.epochs, self.gamma = split, samples, epochs, gamma
+        self._table: RoundTable | None = None
+        self._pooled: Tensor | None = None
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        names = check_classes(loop, self).class_names
+        self._table = self.table(trainer, "client_classwise.csv", ("round", "client", "moment", *names))
+
+    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+        inspection = loop.evaluation.inspection
+        counts = loop.data.view(client_id, loop.server.round_idx).label_counts
+        return {
+            "counts": counts,
+            "received": inspection.scores(inspection.received, self.split, self.samples)[:-2],
+            "epochs_found": [],
+        }
+
+    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
+        if self.epochs:
+            scores = loop.evaluation.inspection.scores(
+                ended(loop, client_id, f"epoch {epoch}"), self.split, self.samples
+            )
+            found["epochs_found"].append(scores[:-2])
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        scores = loop.evaluation.inspection.scores(deployed(loop, update.client_id), self.split, self.samples)
+        found["trained"] = scores[:-2]
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        if self._table is not None:
+            for client_id, values in found.items():
+                moments: dict[str | int, Tensor] = {"received": values["received"]}
+                moments |= dict(enumerate(values["epochs_found"]))
+                moments["trained"] = values["trained"]
+                rows = ((trainer.current_epoch, client_id, m, *accuracy.tolist()) for m, accuracy in moments.items())
+                self._table.append(rows)
+        if not found:
+            return
+        counts, received, trained = (stacked(found, name) for name in ("counts", "received", "trained"))
+        degree = forgetting_degree(received, trained).masked_fill(received == 0, torch.nan)
+        degree = degree.masked_fill(counts.sum(1, keepdim=True) == 0, torch.nan)  # it did not train
+        gamma = 0.5 / counts.shape[1] if self.gamma is None else self.gamma
+        groups = group_means(degree, class_split(counts, gamma))._asdict()
+        values = {"local/forgetting_degree": degree.nanmean(1)}
+        values |= {f"local/forgetting_degree/{name}": mean for name, mean in groups.items()}
+        log_means(loop, {name: value.tolist() for name, value in values.items()}, deviations=False)
+        for side, weights in ("in", in_local(counts)), ("out", out_local(counts)):
+            name, now = f"local/acc_{side}_local", class_weighted_accuracy(trained, weights)
+            before = class_weighted_accuracy(received, weights)
+            log_means(loop, {name: now.tolist(), f"{name}/received": before.tolist()})
+            sizes = counts.sum(1).double().masked_fill(now.isnan(), 0.0)
+            log_defined(loop, {f"{name}/weighted": float(now.nan_to_num() @ sizes / sizes.sum())})
+        self._pooled = counts.sum(0)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._pooled = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the new global model's accuracies for the pooled classes to the round's row."""
+        if self._pooled is None or not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking:
+            return
+        accuracy, prefix = pl_module.recorder.class_accuracy, pl_module.data.evaluated
+        if accuracy is not None:
+            scope = "val" if prefix == "val" else "global"
+            weights = {"in": in_local(self._pooled), "out": out_local(self._pooled)}
+            found = {side: float(class_weighted_accuracy(accuracy, p)) for side, p in weights.items()}
+            add_to_row(pl_module, {f"{scope}/acc_{side}_local": value for side, value in found.items()})
+
+
+class PersonalisedAccuracy(Monitor):
+    """Accuracy on each client's own test samples: before local training (initial) and after it (personalised).
+
+    Logged, over the clients of a round: `local/initial` of the received model, `local/personalised` of what the client
+    would deploy after its training (`ClientModule.deployed`: for most methods the trained weights), each with `/std`;
+    with `train`, `local/train` of the latter on the client's own training samples.
+
+    Source: Yao and Sun 2020, arXiv:2005.12657, Table 1; Lee et al. 2022, arXiv:2106.03097, App. H (`local/train`).
+
+    Args:
+        train: measure on the clients' training samples, too.
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+    """
+
+    def __init__(self, train: bool = False, every: int = 1, clients: Sequence[int] | None = None) -> None:
+        super().__init__(every, clients)
+        self.train = train
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        check_classes(loop, self)
+
+    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+        inspection = loop.evaluation.inspection
+        return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        inspection, moment = loop.evaluation.inspection, deployed(loop, update.client_id)
+        found["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
+        if self.train:
+            found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        names = ("initial", "personalised", *(["train"] if self.train else []))
+        log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})

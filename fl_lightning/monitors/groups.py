@@ -1,0 +1,114 @@
+"""Callback that evaluates the global model on groups of clients."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytorch_lightning import LightningModule, Trainer
+from torchmetrics import MetricCollection
+
+from fl_lightning.distributed import current_communicator
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.metrics.reported import Metrics, alone, as_collection, update, values_of
+from fl_lightning.monitors.monitor import Monitor, add_to_row
+from fl_lightning.reports.terminal import print_table
+from fl_lightning.runs.round_table import RoundTable
+
+
+class GroupMetrics(Monitor):
+    """Evaluates torchmetrics objects on the test samples of groups of clients, with the global model of every round.
+
+    Logged: `global/NAME/GROUP`, beside the `global/NAME` of all samples that `model.metrics` gives, of the same weights
+    (with FedEXP the mean of the last two rounds'). `groups.csv` has a row for each evaluated round and group: its test
+    samples and every value. A client's test samples are those of its own test split.
+
+    Args:
+        groups: client ids by name of a group.
+        metrics: of predictions and targets; None: `model.metrics`.
+        every: measure every so many rounds.
+        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, list[int]],
+        metrics: Metrics | None = None,
+        every: int = 1,
+        dirpath: str | Path | None = None,
+    ) -> None:
+        super().__init__(every, None, dirpath)
+        self.groups, self.metrics = groups, as_collection(metrics)
+        self._table: RoundTable | None = None
+        self._last: dict[str, dict[str, float]] = {}
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Check groups and metrics.
+
+        Raises:
+            ValueError: a group without clients or with one that there is not, no metrics, or no test samples.
+        """
+        for name, clients in self.groups.items():
+            outside = [client for client in clients if not 0 <= client < loop.data.num_clients]
+            if outside or not clients:
+                raise ValueError(
+                    f"a group of clients must name some in [0, {loop.data.num_clients}), got {clients} for {name!r}"
+                )
+        self._collection(loop)
+        loop.data.split("test")
+        self._table, self._last = None, {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate the groups, each on one process."""
+        if not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if not self.measures(trainer):
+            return
+        processes = current_communicator(pl_module.device)
+        mine = list(self.groups)[processes.rank :: processes.world]
+        with pl_module.evaluation.evaluated_model():
+            own = {name: self._evaluated(pl_module, self.groups[name]) for name in mine}
+        parts = processes.gather(own)
+        found = {name: values for part in parts for name, values in part.items()}
+        self._last = {name: found[name] for name in self.groups}
+        self._write(trainer)
+        row = {f"global/{key}/{name}": v for name, values in self._last.items() for key, v in values.items()}
+        add_to_row(pl_module, {key: value for key, value in row.items() if f"/{SAMPLES}/" not in key})
+        pl_module.recorder.keep_round(trainer.current_epoch)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._last and trainer.is_global_zero:
+            names = list(next(iter(self._last.values())))
+            rows = [[group, *(f"{values[name]:.6g}" for name in names)] for group, values in self._last.items()]
+            print_table("Groups of clients, global model", ["group", *names], rows)
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, object]) -> None:
+        """Take nothing: the groups are evaluated when the round is over."""
+
+    def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
+        """Evaluate the global model on the test samples of these clients."""
+        inspection, own = loop.evaluation.inspection, alone(self._collection(loop)).to(loop.device)
+        samples = 0
+        for client_id in clients:
+            view = loop.data.view(client_id, loop.server.round_idx)
+            batches = view.batches("test", batch_size=loop.data.eval_batch_size)
+            inspection.over(batches, lambda batch: update(own, batch, loop.client))
+            samples += view.size("test")
+        values = values_of(own.compute(), "", inspection.class_names) if samples else {}
+        return {SAMPLES: float(samples), **{name.removeprefix("/"): value for name, value in values.items()}}
+
+    def _write(self, trainer: Trainer) -> None:
+        columns = list(dict.fromkeys(name for values in self._last.values() for name in values))
+        if self._table is None:
+            self._table = self.table(trainer, "groups.csv", ("round", "group", *columns))
+        if self._table is not None:
+            for group, values in self._last.items():
+                self._table.append([[trainer.current_epoch, group, *(values.get(name) for name in columns)]])
+
+    def _collection(self, loop: FederatedLoop) -> MetricCollection:
+        found = loop.metrics if self.metrics is None else self.metrics
+        if found is None:
+            raise ValueError("GroupMetrics needs metrics, got none; give it metrics=, or set model.metrics")
+        return found
+
+
+SAMPLES = "samples"
+"""Name of the column of the number of samples."""

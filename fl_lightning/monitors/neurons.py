@@ -1,0 +1,106 @@
+"""Monitor of the classes that a layer's neurons prefer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from fl_lightning.engines.inspection import Inspection, Moment
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
+from fl_lightning.types import ClientUpdate
+from fl_lightning.utils.settings import check_at_least
+
+
+class NeuronActivations(Monitor):
+    r"""Class preference argmax_c h_c of a layer's neurons in the received, the trained and the new global model.
+
+    h_c is the mean output over the samples of class c; the trained model is the client's weights as they were trained,
+    whatever it would deploy. Logged: `local/weight_alignment`, the share of neurons that
+    prefer the same class in the received and a client's trained model (mean over clients, and `/std`);
+    `global/weight_alignment`, the same for the received and the new global model; `local/dead_neurons`, the share of
+    neurons of the trained models that no sample activates: they agree in any two models. `neurons-ROUND.npz` has the
+    preferences: `received` (n,), `trained` (K, n) of `clients` (K,), and `aggregate` (n,).
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19, Table 2 and Fig. 17.
+
+    Args:
+        layer: name of a module within the client whose outputs are taken after their ReLU, such as `net.body.1`; None:
+            the features that the net's head reads.
+        split: whose samples are passed through the net.
+        samples: so many of them, drawn once for the run; None: all.
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+        dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).
+        name: ends the log keys (`local/weight_alignment/NAME`) and stands in the files' names, so that several layers
+            can be measured in one run; empty: left out.
+    """
+
+    def __init__(
+        self,
+        layer: str | None = None,
+        split: str = "test",
+        samples: int | None = None,
+        every: int = 1,
+        clients: Sequence[int] | None = None,
+        dirpath: str | Path | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(every, clients, dirpath)
+        check_at_least(1, "None measures on all", samples=samples)
+        self.layer, self.split, self.samples = layer, split, samples
+        self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
+        self._found: Mapping[int, Found] = {}
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        check_classes(loop, self).check_layer(self.layer, type(self).__name__)
+
+    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+        inspection = loop.evaluation.inspection
+        return {"received": self._preferences(inspection, inspection.received)[0]}
+
+    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+        found["trained"], dead = self._preferences(loop.evaluation.inspection, ended(loop, update.client_id))
+        found["dead"] = float(dead.double().mean())
+        found["alignment"] = float(weight_alignment(found["received"], found["trained"]))
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        self._found = found
+        log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in found.values()]})
+        log_means(
+            loop, {f"local/dead_neurons{self.ending}": [values["dead"] for values in found.values()]}, deviations=False
+        )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare with the new global model, and write the round's file."""
+        found, self._found = self._found, {}
+        if not found or not isinstance(pl_module, FederatedLoop):
+            return
+        arrays = {"clients": torch.tensor(list(found)), "received": next(iter(found.values()))["received"]}
+        shapes = {values["trained"].shape for values in found.values()}
+        if len(shapes) == 1:
+            arrays["trained"] = torch.stack([values["trained"] for values in found.values()])
+        if pl_module.weights.shared:
+            moment = ("aggregate", trainer.current_epoch)
+            arrays["aggregate"] = self._preferences(pl_module.evaluation.inspection, moment)[0]
+            alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))
+            add_to_row(pl_module, {f"global/weight_alignment{self.ending}": alignment})
+        if self.folder is not None and trainer.is_global_zero:
+            write_arrays(self.folder / f"{self.stem}-{trainer.current_epoch:05d}.npz", arrays)
+
+    def _preferences(self, inspection: Inspection, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Preferred class of each neuron, (n,) int64, and whether it is dead, (n,) bool, on the CPU."""
+        classes = inspection.data.num_classes or 0
+
+        def compute() -> tuple[Tensor, Tensor]:
+            parts = inspection.over(
+                inspection.batches(self.split, self.samples),
+                lambda batch: activation_sums(inspection.layer(batch[0], self.layer), batch[1], classes),
+            )
+            sums, samples = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+            return preferred_by_sums(sums, samples).cpu(), dead_neurons(sums).cpu()
+
+        return inspection.once(moment, ("neurons", self.layer, self.split, self.samples), compute)

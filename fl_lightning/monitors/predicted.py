@@ -1,0 +1,49 @@
+"""Monitor of the class distributions that a server reads from its clients' predictions."""
+
+from collections.abc import Mapping
+
+import torch
+from pytorch_lightning import Trainer
+
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.classes import estimated_distribution
+from fl_lightning.functional.state import to_float32
+from fl_lightning.monitors.monitor import Found, Monitor, check_classes
+from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.types import ClientUpdate
+
+
+class PredictedDistribution(Monitor):
+    r"""Mean prediction $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$ of each client on the transfer set (EPD).
+
+    Of the weights after local training, from which knowledge is sent, before they learn from the others.
+    `predicted_distribution.csv` has a row for each round and client, with a column for each class.
+
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5 and Fig. 1.
+
+    Args:
+        every: measure every so many rounds.
+        clients: measure these only; None: the whole cohort.
+        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+    """
+
+    _table: RoundTable | None = None
+
+    def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        names = check_classes(loop, self).class_names
+        self._table = self.table(trainer, "predicted_distribution.csv", ("round", "client", *names))
+
+    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
+        """Measure a client when its first exchange ends."""
+        found = self.under_way.get(update.client_id)
+        if found is not None and not self.exchange:
+            inspection = loop.evaluation.inspection
+            batches = inspection.batches("transfer")
+            parts = inspection.over(batches, lambda batch: to_float32(loop.client(batch[0])).softmax(1).cpu())
+            found["predictions"] = torch.cat(parts)
+        super().on_client_end(trainer, loop, update)
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        if self._table is not None:
+            rows = ((c, estimated_distribution(values["predictions"]).tolist()) for c, values in found.items())
+            self._table.append((trainer.current_epoch, client_id, *shares) for client_id, shares in rows)

@@ -1,0 +1,203 @@
+"""`fl-lightning figure`: lists the papers' figures, or runs what one needs and draws it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.cli.compare.cells import CellFiles
+from fl_lightning.cli.compare.command import FailedError, locked
+from fl_lightning.cli.compare.grid import Case, combinations, parse_settings
+from fl_lightning.cli.compare.running import run_cells
+from fl_lightning.cli.configs import title
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import CommandParser
+from fl_lightning.papers import Drawn, Series
+from fl_lightning.papers.spec import (
+    FOLDER,
+    FigureCell,
+    composer_of,
+    minutes_of,
+    name_of,
+    names,
+    paths_of,
+    places_of,
+    read,
+    shipped_path,
+)
+from fl_lightning.reports.page import Picture, Section, drawn, write_page
+from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
+from fl_lightning.reports.saved import Group, SavedRun, read_run
+from fl_lightning.runs.folder import CHECKPOINTS, LAST
+from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.text import printable
+
+DESCRIPTION = (
+    "Draw a figure of a paper: run what it needs, on data at hand, and write its pictures and tables. Without a name: "
+    "list all figures. Runs that are done are kept, and other figures use them too."
+)
+Form = Literal["png", "pdf", "svg"]
+WIDE = 6.5
+"""Inches; a wider picture has the whole width of the page."""
+
+
+def run(argv: list[str]) -> None:
+    """List the figures, or draw one.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: there is no such figure, or a setting is wrong.
+        FailedError: naming the runs that failed.
+        KeyboardInterrupt: naming how to go on.
+    """
+    given = command_parser().parse_args(argv)
+    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
+    if not given.names:
+        print(listed())
+        return
+    (more,) = combinations(parse_settings(given.set, "--set"))
+    wanted = [FigureRun(path, given.config or [], more, given.seeds) for path in paths_of(given.names)]
+    with locked(given.output):
+        begin = [place for figure in wanted for place in figure.starts]
+        run_places(begin, given.output, given.processes)
+        run_places([p for figure in wanted for p in figure.places(given.output)], given.output, given.processes)
+        for figure in wanted:
+            series = series_of(figure.places(given.output), given.output)
+            contents = {letter: drawing.draw(series) for letter, drawing in figure.file.draw.items()}
+            for letter, (_, caption) in contents.items():
+                print(printable(f"{figure.name}{letter}: {caption}"))
+            files = write_figure(figure.name, figure.heading, contents, given.output, given.format)
+            print(*map(printable, files), sep="\n")
+
+
+def command_parser() -> CommandParser:
+    """Build the parser of the command."""
+    parser = CommandParser(prog=f"{PROG} figure", description=DESCRIPTION)
+    add = parser.add_argument
+    add("names", nargs="*", type=str, help="paper/number, a paper for all of its figures, or a file; none: list all")
+    add("-c", "--config", action="append", help="a YAML file over the figure's own, such as data/cifar10")
+    add("--set", nargs="+", type=str, default=[], help="NAME=VALUE: a setting of all runs")
+    add("--seeds", nargs="+", type=int | None, default=None, help="in place of the figure's")
+    add("--output", type=Path, default=Path("figures"), help="folder of the runs and the pictures")
+    add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
+    add("--processes", type=int, default=1, help="runs at once; 0: in this process")
+    return parser
+
+
+def listed() -> str:
+    """List all figures: name, minutes, what each shows."""
+    found = [(name, minutes_of(shipped_path(name)), title(f"{FOLDER}/{name}")) for name in names()]
+    width = max(len(name) for name, _, _ in found)
+    return "\n".join(f"{name:{width}}  {minutes:4.1f} min  {said}" for name, minutes, said in found)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+class FigureRun:
+    """A figure that is to be drawn, with its cells.
+
+    Args:
+        path: of its file.
+        configs: of the user, over the file's.
+        more: settings of the user, which win.
+        seeds: in place of the file's; None: those.
+    """
+
+    def __init__(self, path: Path, configs: Sequence[str], more: Case, seeds: Sequence[int] | None) -> None:
+        self.file = read(path)
+        self.heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+        self.name = f"{path.parent.name}/{path.stem}"
+        composer = composer_of(self.file, configs)
+        self.starts = places_of(composer, self.file.start, self.file, more, seeds) if self.file.start else []
+        self._places = [place for runs in self.file.runs for place in places_of(composer, runs, self.file, more, seeds)]
+
+    def places(self, output: Path) -> list[FigureCell]:
+        """Its cells; where they begin with another run's weights that run is done."""
+        return started(self._places, self.starts, output) if self.starts else self._places
+
+
+def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> None:
+    """Run the cells that are not done.
+
+    Raises:
+        FailedError: naming those that failed.
+    """
+    cells = {place.cell.name: place.cell for place in places}
+    failed = run_cells(list(cells.values()), processes, output)
+    if failed:
+        named = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise FailedError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
+
+
+def started(places: Sequence[FigureCell], starts: Sequence[FigureCell], output: Path) -> list[FigureCell]:
+    """Let each run begin with the last weights of the start that has its seed; the starts are done."""
+    found = []
+    own = {place.cell.seed: CellFiles(output, place.cell.name) for place in starts}
+    for place in places:
+        files, cell = own[place.cell.seed], place.cell
+        model = {**cell.config["model"], "initial_weights": str(files.begun_run / CHECKPOINTS / LAST)}
+        config = {**cell.config, "model": model}
+        name = name_of(cell.method, cell.seed, cell.config, files.name)
+        found.append(replace(place, cell=replace(cell, config=config, name=name)))
+    return found
+
+
+def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
+    """Read the runs, those of the seeds of one method and case together."""
+    found: dict[tuple[str, str], list[SavedRun]] = {}
+    for place in places:
+        folder = CellFiles(output, place.cell.name).begun_run
+        found.setdefault((place.method, place.case), []).append(read_run(folder))
+    return [
+        Series(method, case, Group(", ".join(filter(None, (method, case))), runs))
+        for (method, case), runs in found.items()
+    ]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write_figure(
+    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[Form]
+) -> list[Path]:
+    """Write the pictures and tables of a figure, each in its own file, and a page with all of them.
+
+    Args:
+        name: of the figure, `paper/number`.
+        heading: of the page.
+        contents: by the letter of the panel.
+        output: folder.
+        forms: of the pictures.
+
+    Returns:
+        The files, the page last.
+    """
+    files, parts = [], list[Picture | Table | str]()
+    for letter, (content, caption) in contents.items():
+        stem = f"{name}{letter}"
+        said = f"({letter}) {caption}" if len(contents) > 1 else caption
+        if isinstance(content, Table):
+            table = replace(content, title=content.title or heading, note=caption)
+            texts = {f"{stem}.md": as_markdown(table), f"{stem}.tex": as_latex(table)}
+            encoded = {file: text.encode() for file, text in texts.items()}
+            parts.append(table)
+        else:
+            encoded = {f"{stem}.{form}": drawn(content, form) for form in forms}
+            parts.append(Picture(stem.replace("/", "-"), content, said, wide=bool(content.get_figwidth() > WIDE)))
+        for file, data in encoded.items():
+            write_bytes(output / file, data)
+            files.append(output / file)
+    page = output / f"{name}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_page(page, heading, [Section(name, parts)])
+    return [*files, page]
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, in one move."""
+    write_atomically(path, lambda part: part.write_bytes(data))

@@ -1,0 +1,115 @@
+"""Logged values over the rounds."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fl_lightning.functional.accuracy import prediction_consistency
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.panels import Numbers, draw_line, finish, name_rounds, panels
+from fl_lightning.reports.results import LAST
+
+Line = tuple[list[int], Numbers, Numbers | None]
+"""Rounds, (T,), mean and deviation, (T,)."""
+
+
+class Curves(Drawing):
+    """Values over the rounds: the mean over the seeds, with a band of one standard deviation.
+
+    Three things vary: the method, the case, the value (key). One is the line's, one the column's, one the row's.
+
+    Args:
+        keys: log keys by their names in the figure.
+        line: what the lines of a panel are.
+        column: what the panels beside each other are.
+        row: what the panels below each other are.
+        value: name and unit of the values.
+        scale: that they are multiplied by; 100 for percent.
+        clients: whether the band is the deviation over the clients, logged as `KEY/std`, instead of that over seeds.
+        methods: that are drawn; none named: all.
+        cases: likewise.
+        width: inches of a panel.
+        height: likewise.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str],
+        line: Dimension = "method",
+        column: Dimension = "case",
+        row: Dimension = "key",
+        value: str = "accuracy (%)",
+        scale: float = 100.0,
+        clients: bool = False,
+        methods: Sequence[str] = (),
+        cases: Sequence[str] = (),
+        width: float = 2.6,
+        height: float = 2.3,
+    ) -> None:
+        if {line, column, row} != {"method", "case", "key"}:
+            raise ValueError(f"line, column, row must be method, case and key in some order, got {line, column, row}")
+        self.keys, self.value, self.scale, self.clients = keys, value, scale, clients
+        self.line, self.column, self.row = line, column, row
+        self.methods, self.cases = methods, cases
+        self.width, self.height = width, height
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        found: dict[tuple[str, str, str], Line] = {}
+        for one in chosen(series, self.methods, self.cases):
+            for name, key in self.keys.items():
+                place = {"method": one.method, "case": one.case, "key": name}
+                if line := self.line_of(one, key):
+                    found[place[self.row], place[self.column], place[self.line]] = line
+        rows, columns, lines = (unique(key[i] for key in found) for i in range(3))
+        left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
+        figure, axes = panels(left, columns, self.width, self.height)
+        for (row, column, name), (rounds, mean, std) in found.items():
+            place = axes[rows.index(row), columns.index(column)]
+            draw_line(place, lines.index(name), rounds, mean, std, name)
+        name_rounds(axes, max((rounds for rounds, _, _ in found.values()), key=len))
+        finish(figure, axes)
+        return Drawn(figure, self.caption(found))
+
+    def line_of(self, one: Series, key: str) -> Line | None:
+        """Compute the line of a value; None where it is not known."""
+        rounds, values = one.group.curves(key)
+        if not rounds:
+            return None
+        std = values.std(0, ddof=1) if len(values) > 1 else None
+        if self.clients:
+            others, deviations = one.group.curves(f"{key}/std")
+            std = deviations.mean(0) if others == rounds else None
+        return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
+
+    def caption(self, found: Mapping[tuple[str, str, str], Line]) -> str:
+        """Say what the lines end with."""
+        parts: dict[str, dict[str, float]] = {}
+        for (row, column, name), (_, mean, _) in found.items():
+            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())
+        values = "; ".join(": ".join(filter(None, (panel, said(lines, "{:.3g}")))) for panel, lines in parts.items())
+        band = "clients" if self.clients else "seeds"
+        shaded = any(std is not None for _, _, std in found.values())
+        return f"Mean of the last five values. {values}." + f" Band: one standard deviation over the {band}." * shaded
+
+
+class Consistency(Curves):
+    """Prediction consistency: the cosine between the class-wise accuracies of the global model in successive rounds.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Sec. 2.2 and Fig. 2b.
+
+    Args:
+        line: what the lines of a panel are.
+        column: what the panels beside each other are.
+        cases: that are drawn; none named: all.
+    """
+
+    def __init__(self, line: Dimension = "case", column: Dimension = "method", cases: Sequence[str] = ()) -> None:
+        super().__init__({"": ""}, line, column, "key", "prediction consistency (cosine)", 1.0, cases=cases)
+
+    def line_of(self, one: Series, key: str) -> Line | None:
+        rounds, _, table = one.group.columns(BY_CLASS)
+        if len(rounds) < 2:
+            return None
+        return rounds[1:], prediction_consistency(torch.from_numpy(np.nan_to_num(table))).numpy(), None

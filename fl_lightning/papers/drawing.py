@@ -1,0 +1,68 @@
+"""The runs that a figure is drawn of, and the base class of the drawings."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.saved import Group
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Dimension = Literal["method", "case", "key"]
+
+
+class Series(NamedTuple):
+    """Runs of one method in one case, one for each seed."""
+
+    method: str
+    case: str
+    group: Group
+
+    @property
+    def name(self) -> str:
+        """Method and case, as far as they have names."""
+        return ", ".join(filter(None, (self.method, self.case)))
+
+
+class Drawn(NamedTuple):
+    """A picture or a table, with sentences that say what it shows."""
+
+    content: "Figure | Table"
+    caption: str
+
+
+class Drawing(ABC):
+    """A picture or a table of a figure's runs. A subclass takes in `__init__` what varies between figures."""
+
+    @abstractmethod
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        """Draw the runs of a figure."""
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Names in order, each once."""
+    return list(dict.fromkeys(names))
+
+
+def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequence[str] = ()) -> list[Series]:
+    """Select series by method and case; none named: all of them.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    found = [one for one in series if (not methods or one.method in methods) and (not cases or one.case in cases)]
+    if not found:
+        there = "; ".join(one.name for one in series)
+        raise ValueError(f"a drawing needs runs of {[*methods, *cases]}, and those of the figure are {there}")
+    return found
+
+
+def said(values: Mapping[str, float], form: str = "{:.1f}") -> str:
+    """Write values by name.
+
+    >>> said({"FedAvg": 81.25, "FedNTD": 90})
+    'FedAvg 81.2, FedNTD 90.0'
+    """
+    return ", ".join(f"{name} {form.format(value)}".strip() for name, value in values.items())

@@ -1,0 +1,93 @@
+"""Rounds to a target, and what KnFu's server learns of its clients."""
+
+import csv
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fl_lightning.functional.summary import rounds_to_target
+from fl_lightning.papers.clients import counts_of
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.papers.panels import draw_maps, finish, panels
+from fl_lightning.reports.figures import COLOURS
+from fl_lightning.reports.saved import read_columns
+from fl_lightning.utils.text import drawable, of_cell
+
+
+class RoundsToTarget(Drawing):
+    """Bars: rounds until a value reaches a target, mean over the seeds; a method that never does has none.
+
+    Source: Yao and Sun 2020, arXiv:2005.12657, Fig. 2.
+
+    Args:
+        targets: in percent, by case; under an empty name that of all other cases.
+        key: log key of the value.
+        baseline: method whose rounds are 100 %.
+    """
+
+    def __init__(self, targets: Mapping[str, float], key: str = "global/acc", baseline: str = "FedAvg") -> None:
+        self.targets, self.key, self.baseline = targets, key, baseline
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        cases, methods = unique(one.case for one in series), unique(one.method for one in series)
+        titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
+        figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
+        sentences = []
+        for place, case in zip(axes[0], cases, strict=True):
+            found = {one.method: self.rounds(one) for one in series if one.case == case}
+            for i, method in enumerate(methods):
+                if (rounds := found.get(method)) is not None:
+                    place.bar(i, rounds, color=COLOURS[i % len(COLOURS)])
+                    place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
+                else:
+                    place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
+            place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
+            place.set_xlabel("method")
+            base = found.get(self.baseline)
+            shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}
+            never = [m for m, r in found.items() if r is None]
+            text = ", ".join(f"{m} {share:.0f} %" for m, share in shares.items()) or "none"
+            text += f"; never: {', '.join(never)}" if never else ""
+            sentences.append(f"{case or 'All'}: {text}")
+        finish(figure, axes)
+        return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
+
+    def target(self, case: str) -> float:
+        """Target of a case, in percent."""
+        return self.targets.get(case, self.targets.get("", 100.0))
+
+    def rounds(self, one: Series) -> float | None:
+        """Rounds of a series, from 1, mean over its runs; None where one of them never gets there."""
+        found = []
+        for run in one.group.runs:
+            curve = run.history.curve(self.key)
+            reached = rounds_to_target([*curve.values()], self.target(one.case) / 100)
+            found.append(None if reached is None else [*curve][reached - 1] + 1)
+        known = [value for value in found if value is not None]
+        return float(np.mean(known)) if len(known) == len(found) else None
+
+
+class PredictedDistributions(Drawing):
+    """Client × class: the true class distributions, and the mean predictions (EPD) from which the server infers them.
+
+    Needs `PredictedDistribution`.
+
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892, Eq. 5 and Fig. 1.
+    """
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        run = series[0].group.runs[0]
+        with (run.folder / "predicted_distribution.csv").open(newline="", encoding="utf-8") as file:
+            names = [of_cell(name) for name in next(csv.reader(file))[2:]]
+        table = read_columns(run.folder / "predicted_distribution.csv")
+        rows = table["round"] == table["round"].max()
+        clients = table["client"][rows].astype(int)
+        predicted = np.stack([table[name][rows] for name in names], 1)
+        counts = counts_of(run).table[clients]
+        true = counts / counts.sum(1, keepdims=True)
+        maps = {"(a) true class distribution": true.T, "(b) mean prediction (EPD)": predicted.T}
+        figure = draw_maps(maps, "client", "class", "share", names, limits=(0, 1), cmap="YlGnBu", width=4.0)
+        distance = np.abs(true - predicted).sum(1).mean()
+        r = np.corrcoef(true.ravel(), predicted.ravel())[0, 1]
+        when = int(table["round"].max()) + 1
+        return Drawn(figure, f"After round {when}: mean 1-norm distance {distance:.2f}, Pearson's r {r:.2f}.")

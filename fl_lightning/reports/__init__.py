@@ -1,0 +1,1 @@
+"""Runs that are read again: groups, results, tables, figures, pages."""

@@ -1,0 +1,148 @@
+"""Figures that compare groups of runs, narrow enough for a phone; as pure functions, like those of `figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_lightning.reports.figures import (
+    COLOURS,
+    GREY,
+    STYLES,
+    finite,
+    in_legend,
+    label_places,
+    label_rounds,
+    new_figure,
+)
+from fl_lightning.utils.text import drawable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Numbers = NDArray[np.float64]
+WIDTH = 4.7
+"""Inches; a phone shows letters of such a figure in a readable size."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class Band(NamedTuple):
+    """Curves of one group: x, (T,), and a value for each run and x, (S, T)."""
+
+    x: Sequence[float]
+    values: Numbers
+
+
+def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "round") -> Figure:
+    """Mean over the runs of each group, with a band of one sample standard deviation.
+
+    Args:
+        bands: curves of each group by its label, None where it has none: a group has the same look in all figures.
+        ylabel: name and unit of the values.
+        xlabel: name and unit of x; `round` has whole numbers.
+    """
+    figure = new_figure(WIDTH, 3.2 + 0.17 * len(bands))
+    axes = figure.subplots()
+    for i, (label, band) in enumerate(bands.items()):
+        if band is None:
+            continue
+        places, values = finite(band.x), finite(band.values)
+        colour, mean = COLOURS[i % len(COLOURS)], values.mean(0)
+        style, marker = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
+        every = max(1, len(mean) // 8)
+        axes.plot(
+            places, mean, style, color=colour, label=in_legend(label), marker=marker, markersize=4, markevery=every
+        )
+        if len(values) > 1:
+            std = values.std(0, ddof=1)
+            axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if xlabel == "round":
+        label_rounds(axes, [int(r) for r in next(filter(None, bands.values())).x])
+    tidy(axes)
+    legend_above(figure, axes, len(bands))
+    return figure
+
+
+def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) -> Figure:
+    """Forgetting of each class: best minus last accuracy, the mean over the runs and one standard deviation.
+
+    Args:
+        table: values of each group by its label, in [0, 1], (S, C), NaN for a class without test samples.
+        class_names: C names.
+    """
+    height = float(np.clip((0.14 + 0.1 * len(table)) * len(class_names), 2.0, 14))
+    figure = new_figure(WIDTH, height + 0.9 + 0.17 * len(table))
+    axes = figure.subplots()
+    for i, (label, values) in enumerate(table.items()):
+        offset = 0.7 * ((i + 0.5) / len(table) - 0.5)
+        shown = finite(values)
+        mean, std = 100 * shown.mean(0), 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
+        place, colour = np.arange(len(class_names)) + offset, COLOURS[i % len(COLOURS)]
+        named, look = in_legend(label), MARKERS[i % len(MARKERS)]
+        axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
+    axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
+    label_places(axes.yaxis, class_names, 40)
+    axes.set_ylim(len(class_names) - 0.4, -0.6)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    tidy(axes)
+    for edge in np.arange(len(class_names) - 1) + 0.5 if len(class_names) <= 40 else ():
+        axes.axhline(edge, color=GREY, linewidth=0.5)
+    legend_above(figure, axes, len(table))
+    return figure
+
+
+def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str, names: tuple[str, str]) -> Figure:
+    """Two bars for each group, before and after local training: the mean over the runs and one standard deviation.
+
+    Args:
+        pairs: values of each group by its label, each (S,).
+        ylabel: name and unit of the values.
+        names: of the two bars.
+    """
+    figure = new_figure(WIDTH, 0.9 + 0.62 * len(pairs))
+    axes = figure.subplots()
+    for side, hatch in enumerate(("", "////")):
+        values = [finite(pair[side]) for pair in pairs.values()]
+        places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
+        std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
+        axes.barh(
+            places, means, 0.36, facecolor=COLOURS[(5, 0)[side]], hatch=hatch, edgecolor="white", label=names[side]
+        )
+        shown = [k for k, s in enumerate(std) if s]
+        axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")
+        for place, mean in zip(places, means, strict=True):
+            axes.text(mean / 2, place, f"{mean:.3g}", ha="center", va="center", fontsize=8, bbox=PLATE)
+    axes.set(xlabel=ylabel)
+    axes.set_yticks(range(len(pairs)), list(map(drawable, pairs)))
+    axes.invert_yaxis()
+    tidy(axes)
+    legend_above(figure, axes, 2)
+    return figure
+
+
+PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
+"""Background of a number on a bar."""
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def tidy(axes: Axes) -> None:
+    """Draw a grid below the curves, and no frame above and to the right."""
+    axes.grid(True, color=GREY, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(figure: Figure, axes: Axes, count: int) -> None:
+    """Put the legend above the axes, where it covers nothing; a single group needs none."""
+    if count > 1:
+        handles, names = axes.get_legend_handles_labels()
+        columns = 1 if max(map(len, names)) > 24 else 2
+        figure.legend(handles, names, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)

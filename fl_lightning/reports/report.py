@@ -1,0 +1,295 @@
+"""The report of one run or several: what it says and shows, from what their folders hold."""
+
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_lightning.functional.forgetting import forgetting_per_class
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
+from fl_lightning.reports.figures import plot_classwise, plot_partition
+from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.results import SCOPES, compare, in_percent, known_metrics, table_of
+from fl_lightning.reports.saved import Counts, Group, Numbers, data_differences, differing
+from fl_lightning.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_CURVES = 24
+"""Values over the rounds that are drawn, one figure each."""
+
+MOST_PARTITIONS = 6
+LONGEST_STEM = 100
+"""Characters of a key that stand in the name of its figure's file."""
+
+MEGABYTE = 1e6
+PAIRS = (("before", "after"), ("initial", "personalised"))
+"""Words by which two values are one pair, before and after local training."""
+
+NAMES = {
+    "global/acc": "accuracy, test split (%)",
+    "val/acc": "accuracy, validation split (%)",
+    "global/loss": "loss, test split",
+    "val/loss": "loss, validation split",
+    "global/forgetting": "forgetting F, test split (%)",
+    "local/alma": "ALMA, mean of the clients' own accuracies (%)",
+}
+"""Label of a value's axis, by log key; of any other it is the key."""
+
+
+def write_report(
+    groups: Sequence[Group],
+    folder: Path,
+    forms: Iterable[str] = (),
+    tables: Sequence[Table] | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write `report.html`, and each figure on its own.
+
+    Args:
+        groups: of runs.
+        folder: of the report, made where there is none.
+        forms: of the figures' files in `figures`: svg, png, pdf; none: they are in the report only.
+        tables: of results; None: those of all known metrics.
+        notes: sentences above them.
+
+    Returns:
+        The path of the page.
+    """
+    sections = sections_of(groups, [*notes, *(results_of(groups) if tables is None else tables)])
+    path = folder / "report.html"
+    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    for form in forms:
+        for picture in pictures:
+            save(picture.figure, folder / "figures" / f"{picture.name}.{form}", form)
+    write_page(path, title_of(groups), sections)
+    return path
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Name the groups; those with several settings have commas of their own."""
+    labels = [group.label for group in groups]
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
+
+
+def save(figure: "Figure", path: Path, form: str) -> None:
+    """Write a figure to a file of its own."""
+    content = drawn(figure, form)
+    write_atomically(path, lambda part: part.write_bytes(content))
+
+
+def sections_of(groups: Sequence[Group], tables: Sequence[Table | str]) -> list[Section]:
+    """Collect what there is to say and to show."""
+    found = [
+        Section("Results", [*warnings_of(groups), *tables]),
+        Section("Over the rounds", curves_of(groups)),
+        Section("Classes", classes_of(groups)),
+        Section("Before and after local training", before_after_of(groups)),
+        Section("Communication", communication_of(groups)),
+        Section("Partition", partitions_of(groups)),
+        Section("Settings", settings_of(groups)),
+    ]
+    return [section for section in found if section.parts]
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def results_of(groups: Sequence[Group]) -> list[Table]:
+    """Compare the groups by each known metric, where their data and cohorts are the same."""
+    if data_differences(groups):
+        return []
+    return [table_of(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
+
+
+def warnings_of(groups: Sequence[Group]) -> list[str]:
+    """Say what must be known before the runs are compared."""
+    found = data_differences(groups)
+    if not found:
+        return []
+    names = ", ".join(f"{one.name} ({one.was}, {one.now})" for one in found)
+    return [f"{WARNING}these runs differ in their data or cohorts, so their values do not make one table: {names}."]
+
+
+def settings_of(groups: Sequence[Group]) -> list[Table | str]:
+    """List the settings that differ between the groups, with their seeds and folders."""
+    header = ["setting", *(group.label for group in groups)]
+    rows = [
+        [Cell(name), *(Cell(value or "–") for value in values)]
+        for name, values in differing([group.runs[0].settings for group in groups]).items()
+    ]
+    rows.append([Cell("seeds"), *(Cell(", ".join(run.seed or "?" for run in group.runs)) for group in groups)])
+    rounds = [sorted({len(run.history) for run in group.runs}) for group in groups]
+    rows.append([Cell("rounds"), *(Cell(" or ".join(map(str, found))) for found in rounds)])
+    title = "Settings that differ" if len(groups) > 1 else "The run" if len(groups[0].runs) == 1 else "The runs"
+    folders = [f"{group.label}: {', '.join(str(run.folder) for run in group.runs)}" for group in groups]
+    return [Table(title, header, rows), "Folders. " + "; ".join(folders)]
+
+
+def file_stem(key: str) -> str:
+    """Name the file of a key: no two keys have one name, and a plain key can be read in it.
+
+    >>> file_stem("global/acc"), file_stem("global-acc")
+    ('global-acc', 'global-acc~51f1cd78')
+    """
+    readable = re.sub(r"[^\w.]+", "-", key, flags=re.ASCII)[:LONGEST_STEM]
+    if re.fullmatch(r"[\w.]+(/[\w.]+)*", key, re.ASCII) and len(key) <= LONGEST_STEM:
+        return readable
+    return f"{readable}~{sha256(key.encode(errors='backslashreplace')).hexdigest()[:8]}"
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
+    """Draw each value over the rounds; class-wise ones and bytes are drawn otherwise."""
+    keys = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.names)
+    shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
+    shown.sort(key=lambda key: ([*NAMES, key].index(key), key))
+    found: list[Picture | str] = []
+    for key in shown[:MOST_CURVES]:
+        scale = 100.0 if in_percent(key) else 1.0
+        bands: dict[str, Band | None] = {}
+        for group in groups:
+            rounds, values = group.curves(key)
+            bands[group.label] = Band(rounds, scale * values) if rounds else None
+        if any(bands.values()):
+            last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band)
+            caption = f"{key} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
+            figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
+            found.append(Picture("curve-" + file_stem(key), figure, caption))
+    if len(shown) > MOST_CURVES:
+        found.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
+    return found
+
+
+def bands_text(groups: Sequence[Group]) -> str:
+    """Say what line and band are, where a group has several runs."""
+    most = max(len(group.runs) for group in groups)
+    return ", mean and one standard deviation over the seeds" if most > 1 else ""
+
+
+def classes_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw the class × round accuracies of each group, and what each class forgot."""
+    maps, forgotten, names = [], {}, list[str]()
+    for i, group in enumerate(groups):
+        rounds, names, table = group.columns(BY_CLASS)
+        if not rounds:
+            continue
+        worst = int(np.nanargmin(table[-1])) if not np.isnan(table[-1]).all() else 0
+        over = f", mean over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
+        caption = (
+            f"Accuracy of the global model on each class after each round: {group.label}{over}. "
+            f"Lowest at the end: class {names[worst]}, {100 * table[-1, worst]:.1f} %."
+        )
+        title = f"{group.label}: accuracy by class"
+        maps.append(Picture(f"classes-{i}", plot_classwise(table, names, rounds, title), caption, wide=True))
+        each = [run.history.columns(BY_CLASS) for run in group.runs]
+        each = [one for one in each if one[1] == names]
+        forgotten[group.label] = np.stack([forgetting_per_class(one[2]).numpy() for one in each])
+    if not forgotten:
+        return []
+    alike = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
+    most = "; ".join(
+        f"{label} {names[int(np.nanargmax(v.mean(0)))]}" for label, v in alike.items() if not np.isnan(v).all()
+    )
+    caption = f"Best accuracy over the rounds minus the last, of each class. The class that is forgotten most: {most}."
+    return [Picture("forgetting-classes", plot_forgetting(alike, names), caption), *maps]
+
+
+def before_after_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw each pair of values before and after local training that all groups know, in the last round with it."""
+    found = []
+    for first, second in PAIRS:
+        known = dict.fromkeys(n for group in groups for run in group.runs for n in (*run.history.names, *run.clients))
+        for name in known:
+            others = (name.replace(first, second), name.replace(f"_{first}", ""))  # loss_after; acc_own
+            other = next((other for other in others if other in known and other != name), None)
+            if other is None:
+                continue
+            pairs = {
+                group.label: pair
+                for group in groups
+                if len((pair := (last(group, name), last(group, other)))[0]) and len(pair[0]) == len(pair[1])
+            }
+            if not pairs:
+                continue
+            label = name.replace(first, "").strip("/_ ") or name
+            scale = 100.0 if in_percent(name) or label.startswith("acc_") else 1.0
+            scaled = {group: (scale * was, scale * now) for group, (was, now) in pairs.items()}
+            change = "; ".join(f"{g} {now.mean() - was.mean():+.3g}" for g, (was, now) in scaled.items())
+            caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
+            figure = plot_before_after(scaled, label + " (%)" * (scale == 100), (first, second))
+            found.append(Picture("pair-" + file_stem(name), figure, caption))
+    return found
+
+
+def last(group: Group, name: str) -> Numbers:
+    """Last known value of each run: of its metrics, else the mean over the clients of the last round, (S,)."""
+    values = []
+    for run in group.runs:
+        curve = run.history.curve(name)
+        if curve:
+            values.append(curve[max(curve)])
+        elif name in run.clients and "round" in run.clients:
+            rounds, column = run.clients["round"], run.clients[name]
+            known = ~np.isnan(column)
+            if known.any():
+                values.append(float(column[known & (rounds == rounds[known].max())].mean()))
+    return np.array(values)
+
+
+def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
+    """Draw the accuracy over the bytes that were moved, and list what a round moves."""
+    rows, key = [], next(iter(known_metrics(groups)), "")
+    bands: dict[str, Band | None] = {group.label: None for group in groups}
+    for group in groups:
+        rounds, down = group.curves("comm/bytes_down")
+        up_rounds, up = group.curves("comm/bytes_up")
+        if not rounds or rounds != up_rounds:
+            continue
+        values = [down.mean(), up.mean(), (down + up).sum(1).mean()]
+        rows.append([Cell(group.label), *(Cell(f"{value / MEGABYTE:.4g}") for value in values)])
+        evaluated, found = group.curves(key)
+        if evaluated and len(found) == len(down) and set(evaluated) <= set(rounds):
+            places = [rounds.index(r) for r in evaluated]
+            moved = (down + up).cumsum(1).mean(0)[places] / MEGABYTE
+            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * found)
+    if not rows:
+        return []
+    header = ["method", "to clients, a round", "to the server, a round", "in all"]
+    note = "Float entries of the messages, 4 bytes each; mean over the rounds and seeds."
+    parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
+    if any(bands.values()):
+        caption = f"{SCOPES.get(key, key)} over the bytes moved in both directions{bands_text(groups)}."
+        figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
+        parts.append(Picture("communication", figure, caption[0].upper() + caption[1:]))
+    return parts
+
+
+def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
+    """Draw the different partitions, the first of them."""
+    found: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.partition is not None:
+                users = found.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
+                users.append(group.label + f", seed {run.seed}" * (len(group.runs) > 1))
+    parts: list[Picture | str] = []
+    for i, ((table, names), users) in enumerate(list(found.values())[:MOST_PARTITIONS]):
+        held = (table > 0).sum(1)
+        who = "; ".join(users[:3]) + f" and {len(users) - 3} more" * (len(users) > 3)
+        caption = (
+            f"Training samples of each class at each client: {who}. A client has {held.min()} to {held.max()} of the "
+            f"{len(names)} classes and {table.sum(1).min():.0f} to {table.sum(1).max():.0f} samples."
+        )
+        parts.append(Picture(f"partition-{i}", plot_partition(table, names), caption, wide=True))
+    if len(found) > MOST_PARTITIONS:
+        parts.append(f"{len(found) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
+    return parts

@@ -1,0 +1,289 @@
+"""Results of groups of runs: final, mean of the last five and best values, rounds to a target, paired differences."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.runs.value_names import is_accuracy, is_lower_better
+from fl_lightning.utils.text import write_cells
+
+Statistic = Literal["final", "last five", "best"]
+STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
+HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
+LAST = 5
+
+SCOPES = {
+    "global/acc": "accuracy of the global model on the test split",
+    "val/acc": "accuracy of the global model on the server's validation split",
+    "test/acc": "accuracy of the last round's global model on the test split",
+    "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
+    "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
+    "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
+    "accuracy",
+    "val/forgetting": "forgetting F of the global model on the server's validation split, the mean over classes of "
+    "best − last accuracy",
+}
+"""Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
+
+
+class Result(NamedTuple):
+    """One statistic of a metric for one group.
+
+    Attributes:
+        values: by seed.
+        mean: over the seeds.
+        std: sample standard deviation over the seeds; NaN for one.
+        difference: paired over the seeds with the baseline's, and its 95 % interval; None without one.
+    """
+
+    values: dict[str, float]
+    mean: float
+    std: float
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of one metric for groups of runs with the same data.
+
+    Attributes:
+        key: of the metric.
+        case: the settings that all of its groups share and other comparisons do not, as text.
+        results: of each group by its label, by statistic; empty where the group has no such metric.
+        baseline: label of the group that the others are compared with.
+        target: value of which the rounds are counted until it is reached; None: they are not.
+        rounds: until then, of each group by its label, by seed; None: not reached.
+    """
+
+    key: str
+    case: str
+    results: Mapping[str, Mapping[str, Result]]
+    baseline: str
+    target: float | None
+    rounds: Mapping[str, Mapping[str, int | None]]
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+SHARES = ("forgetting", "acc_in_local", "acc_out_local", "local/train")
+"""Ends of keys whose values are shares, besides those of accuracies."""
+
+KINDS = ("/std", "/weighted", "/received")
+"""Ends of keys that monitors log beside a value, in its unit."""
+
+
+def in_percent(key: str) -> bool:
+    """True for a key whose values are shares that are printed in percent.
+
+    >>> in_percent("local/acc_in_local/received/std"), in_percent("local/drift/std")
+    (True, False)
+    """
+    while key.endswith(KINDS):
+        key = key.rpartition("/")[0]
+    return is_accuracy(key) or key.endswith(SHARES)
+
+
+def known_metrics(groups: Sequence[Group]) -> list[str]:
+    """List the keys of `SCOPES` that some run has."""
+    known = {name for group in groups for run in group.runs for name in (*run.history.names, *run.test)}
+    return [key for key in SCOPES if key in known]
+
+
+def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
+    """Compute the statistics of a run's metric over the rounds that have it; empty where none has.
+
+    `best` is the lowest value where lower is better. What `test` gave is a final value only.
+    """
+    if key in run.test:
+        return {"final": run.test[key]}
+    values = list(run.history.curve(key).values())
+    if not values:
+        return {}
+    last = values[-LAST:]
+    found = {"final": values[-1], "last five": mean_of(last)}
+    if key.endswith("forgetting"):  # 0 before anything was learnt
+        return found
+    return found | {"best": min(values) if is_lower_better(key) else max(values)}
+
+
+def compare(
+    groups: Sequence[Group], key: str, baseline: str, target: float | None = None, case: str = ""
+) -> Comparison:
+    """Compare the groups by one metric.
+
+    Args:
+        groups: of runs with the same data.
+        key: of the metric.
+        baseline: label of the group that the others are compared with.
+        target: whose rounds are counted; None: the baseline's mean over the last five rounds, where a round is
+            evaluated and higher is better.
+        case: the settings that these groups share.
+    """
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    for group in groups:
+        own = values.setdefault(group.label, {})
+        for run in group.runs:
+            for name, value in statistics_of(run, key).items():
+                own.setdefault(name, {})[run.seed] = value
+    results = {}
+    for label, own in values.items():
+        base = {} if label == baseline else values.get(baseline, {})
+        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in own.items()}
+    if target is None and "last five" in results.get(baseline, {}):
+        target = results[baseline]["last five"].mean
+    if is_lower_better(key) or not any("last five" in own for own in results.values()):
+        target = None
+    rounds = {group.label: {run.seed: rounds_until(run, key, target) for run in group.runs} for group in groups}
+    return Comparison(key, case, results, baseline, target, rounds if target is not None else {})
+
+
+def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result:
+    """Summarise the values of the seeds, and compare those that the baseline has, too."""
+    mean, std = mean_std(torch.tensor(list(values.values()), dtype=torch.float64))
+    shared = [seed for seed in values if seed in baseline]
+    difference = None
+    if shared:
+        difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
+    return Result(dict(values), float(mean), float(std), difference)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Compute the mean; NaN or infinite where the values are, or are too large to be added."""
+    try:
+        return math.fsum(values) / len(values)
+    except (ValueError, OverflowError):
+        return sum(values) / len(values)
+
+
+def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
+    """Count the rounds of a run until its metric reaches the target; None: it does not."""
+    curve = run.history.curve(key)
+    if target is None:
+        return None
+    place = rounds_to_target(list(curve.values()), target)
+    return None if place is None else list(curve)[place - 1] + 1
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table_of(comparison: Comparison) -> Table:
+    """Lay a comparison out: a row for each group, the best mean of each column marked."""
+    key, results = comparison.key, comparison.results
+    columns = [name for name in STATISTICS if any(name in own for own in results.values())]
+    choose = min if is_lower_better(key) else max
+    best = {name: choose(own[name].mean for own in results.values() if name in own) for name in columns}
+    rows = []
+    for label, own in results.items():
+        row = [Cell(label)]
+        for name in columns:
+            cell = own.get(name)
+            row.append(Cell(spread(key, cell), cell.mean == best[name]) if cell else Cell("–"))
+        if comparison.rounds:
+            row.append(Cell(rounds_text(list(comparison.rounds[label].values()))))
+        if len(results) > 1:
+            row.append(Cell(difference_text(key, own.get("final"))))
+        rows.append(row)
+    header = ["method", *(HEADINGS[name] if len(columns) > 1 else "final" for name in columns)]
+    if comparison.target is not None:
+        header.append(f"rounds to {number(key, comparison.target)}")
+    if len(results) > 1:
+        header.append(f"final − {comparison.baseline}'s")
+    return Table(title_of(comparison), header, rows, note_of(comparison))
+
+
+def title_of(comparison: Comparison) -> str:
+    """Name metric, scope, unit and case."""
+    key = comparison.key
+    scope = SCOPES.get(key, "")
+    named = f"{scope[:1].upper()}{scope[1:]} ({key})" if scope else key
+    return named + (", %" if in_percent(key) else "") + (f"; {comparison.case}" if comparison.case else "")
+
+
+def note_of(comparison: Comparison) -> str:
+    """Say what the columns are, in sentences."""
+    counts = sorted({len(r.values) for own in comparison.results.values() for r in own.values()})
+    seeds = " or ".join(map(str, counts))
+    said = [f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."]
+    if any("best" in own for own in comparison.results.values()):
+        chosen = "lowest" if is_lower_better(comparison.key) else "highest"
+        said.append(f"The best over rounds is the {chosen} value of each run, which no one knows before its end.")
+    if comparison.target is not None:
+        said.append("Rounds to the target: the mean over the seeds that reach it, and how many do.")
+    if len(comparison.results) > 1:
+        said.append(f"Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval.")
+    return " ".join(said)
+
+
+def number(key: str, value: float, sign: bool = False) -> str:
+    """Write a value: percent with one decimal, others with four digits.
+
+    >>> number("global/acc", 0.7531), number("global/acc", -0.01, sign=True), number("train/loss", 1.23456)
+    ('75.3', '−1.0', '1.235')
+    """
+    plus = "+" if sign else ""
+    text = f"{100 * value:{plus}.1f}" if in_percent(key) else f"{value:{plus}.4g}"
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def spread(key: str, found: Result) -> str:
+    """Write mean ± standard deviation; the mean alone for one seed."""
+    mean = number(key, found.mean)
+    return mean if math.isnan(found.std) else f"{mean} ± {number(key, found.std)}"
+
+
+def rounds_text(rounds: Sequence[int | None]) -> str:
+    """Write the mean of the rounds, and how many seeds reach the target where not all do.
+
+    >>> rounds_text([4, 5]), rounds_text([4, None]), rounds_text([None])
+    ('4.5', '4 (1 of 2)', '–')
+    """
+    reached = [r for r in rounds if r is not None]
+    if not reached:
+        return "–"
+    mean = f"{sum(reached) / len(reached):.1f}".removesuffix(".0")
+    return mean if len(reached) == len(rounds) else f"{mean} ({len(reached)} of {len(rounds)})"
+
+
+def difference_text(key: str, found: Result | None) -> str:
+    """Write a paired difference with its interval."""
+    if found is None or found.difference is None:
+        return "–"
+    mean, low, high = (number(key, value, sign=True) for value in found.difference)
+    return mean if math.isnan(found.difference.low) else f"{mean} [{low}, {high}]"
+
+
+def as_csv(comparisons: Sequence[Comparison]) -> str:
+    """Write a line for each case, metric, group and statistic; fractions stay fractions."""
+    out = io.StringIO()
+    ends = ("difference", "difference_low", "difference_high")
+    rows: list[list[Any]] = [
+        ["case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline", *ends]
+    ]
+    for one in comparisons:
+        for label, own in one.results.items():
+            start = [one.case, one.key, SCOPES.get(one.key, ""), label]
+            for name, found in own.items():
+                difference = found.difference or Interval(math.nan, math.nan, math.nan)
+                numbers = [len(found.values), *map(blank, (found.mean, found.std))]
+                rows.append([*start, name, *numbers, one.baseline, *map(blank, difference)])
+            if one.target is not None:
+                reached = [float(r) for r in one.rounds[label].values() if r is not None]
+                mean, std = mean_std(torch.tensor(reached, dtype=torch.float64)) if reached else (math.nan, math.nan)
+                row = [f"rounds to {one.target!r}", len(reached), blank(float(mean)), blank(float(std))]
+                rows.append([*start, *row, one.baseline, "", "", ""])
+    write_cells(out, rows)
+    return out.getvalue()
+
+
+def blank(value: float) -> float | str:
+    """A number for a csv file; nothing for NaN."""
+    return "" if math.isnan(value) else value

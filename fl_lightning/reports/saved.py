@@ -1,0 +1,345 @@
+"""Runs on disk, read for reports: their values, settings and data; runs that differ only in the seed form a group."""
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
+from fl_lightning.metrics.history import History
+from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
+from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.runs.partition import PARTITION
+from fl_lightning.utils.text import of_cell
+
+Numbers = NDArray[np.float64]
+METRICS = "metrics.csv"
+CLIENTS = "clients.csv"
+TEST = "test.json"
+"""Name of the file with what `test` gave for the last checkpoint."""
+
+SEEDS = ("seed_everything", "model.seed", "data.seed", "data.sampling_seed")
+"""Settings in which the runs of one group may differ."""
+
+DIGESTS = ("data.clients", "data.labels")
+"""Settings of the data that are digests, known from checkpoints only."""
+
+NOT_DATA = ("data.batch_size", "data.shuffle", "data.eval_batch_size")
+"""Settings of the data module that change neither the samples of a client nor the cohorts."""
+
+MOST_PARTS, DEEPEST = 100_000, 100
+"""Parts of a configuration at most, and how deep they may be nested."""
+
+MOST_SAMPLES = 2**53
+
+CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class Counts(NamedTuple):
+    """Training samples of each client and class, (N, C), and the names of the classes."""
+
+    table: Numbers
+    names: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """One run.
+
+    Attributes:
+        folder: of the run.
+        history: the rows of its metrics.csv.
+        settings: fixed settings by dotted name; empty where neither config.yaml nor a checkpoint tells.
+        data: what a checkpoint tells of the data and cohorts.
+        test: values of the test split after the last round, by log key; empty where `test` was not run.
+        partition: None where the samples have no classes.
+        clients: columns of clients.csv by name, NaN where a cell holds no number; empty where there is none.
+    """
+
+    folder: Path
+    history: History
+    settings: Settings
+    data: Settings = field(default_factory=dict)
+    test: Mapping[str, float] = field(default_factory=dict)
+    partition: Counts | None = None
+    clients: Mapping[str, Numbers] = field(default_factory=dict)
+
+    @cached_property
+    def seeds(self) -> tuple[object, ...]:
+        """Settings that distinguish it within its group."""
+        return tuple(self.settings.get(name) for name in SEEDS)
+
+    @property
+    def seed(self) -> str:
+        """The seeds as text, equal ones once; empty where none is known."""
+        return "/".join(dict.fromkeys(str(seed) for seed in self.seeds if seed is not None))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ only in the seed.
+
+    Attributes:
+        label: their name in tables and figures.
+        runs: one of each seed.
+    """
+
+    label: str
+    runs: Sequence[SavedRun]
+
+    def curves(self, key: str) -> tuple[list[int], Numbers]:
+        """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
+        found = [curve for run in self.runs if (curve := run.history.curve(key))]
+        rounds = sorted(set.intersection(*map(set, found))) if found else []
+        return rounds, np.array([[curve[r] for r in rounds] for curve in found]).reshape(len(found), len(rounds))
+
+    def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
+        """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
+        tables = [(rounds, names, table) for run in self.runs for rounds, names, table in [run.history.columns(part)]]
+        tables = [one for one in tables if one[0] and one[1] == tables[0][1]]
+        if not tables:
+            return [], [], np.zeros((0, 0))
+        rounds = sorted(set.intersection(*(set(one[0]) for one in tables)))
+        chosen = [table.numpy()[[own.index(r) for r in rounds]] for own, _, table in tables]
+        return rounds, tables[0][1], np.mean(chosen, axis=0)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """Find the run folders that paths name: run folders, or folders with runs in them or below.
+
+    Raises:
+        FileNotFoundError: a path that holds no run.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        table = path / METRICS
+        own = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
+        own = own or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
+        if not own:
+            raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
+        found |= dict.fromkeys(sorted(own, key=natural))
+    return list(found)
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Key that orders folders by the numbers in their names: 2 before 10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def read_run(folder: Path) -> SavedRun:
+    """Read a run; of what the folder does not hold nothing is said.
+
+    Raises:
+        ValueError: naming the file that cannot be read as what it should be.
+    """
+    history, table = History(), RoundCSVLogger(folder)
+    if not table.path.is_file():
+        raise ValueError(f"{table.path} must be a file with a row for each round, and is none; leave that run out")
+    for round_idx, row in sorted(table.rows_on_disk().items()):
+        history.record(round_idx, row)
+    if not history.rounds:
+        raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
+    identity = next((found for path in checkpoints_of(folder) if (found := identity_in(path))), {})
+    objects = identity.get("objects", {})
+    settings = read_config(folder / CONFIG) or identity.get("config") or {}
+    if not settings:
+        settings = {name: value for name, value in objects.items() if name not in DIGESTS}
+    data = {name: value for name, value in objects.items() if is_data(name)}
+    partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
+    return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """List the checkpoints that know the run's settings, the newest first."""
+    return [path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT]
+
+
+def read_config(path: Path) -> Settings:
+    """Read the fixed settings in a run's configuration; empty where there is none.
+
+    Raises:
+        ValueError: it is no YAML of settings.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        events = yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if "<<" in text else ()
+        if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in events):
+            raise ValueError("mappings that take in others, which no run writes, may grow without end")
+        content = yaml.safe_load(text)
+        check_size(content)
+        return flat(content)
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
+        raise ValueError(
+            f"{path} must be the configuration of a run, and cannot be read ({type(error).__name__}); move it away"
+        ) from None
+
+
+def check_size(content: Any) -> None:
+    """Refuse a nest that is too deep or too large to be settings; YAML's aliases may make any file one.
+
+    Raises:
+        ValueError: if it is.
+    """
+    left, parts = MOST_PARTS, [(content, 0)]
+    while parts:
+        part, depth = parts.pop()
+        inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, Sequence | Set) else ()
+        left -= 0 if isinstance(part, str | bytes) else len(inner)
+        if left < 0 or depth > DEEPEST:
+            raise ValueError("too large")
+        parts += [(one, depth + 1) for one in inner if not isinstance(one, str | bytes)]
+
+
+def read_test(path: Path) -> dict[str, float]:
+    """Read what `test` gave; empty where it was not run.
+
+    Raises:
+        ValueError: it is no JSON object of numbers.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: float(number) for name, number in content.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be the numbers that test gave by name, and cannot be read as them ({type(error).__name__}); "
+            f"move it away"
+        ) from None
+
+
+def read_partition(path: Path) -> Counts | None:
+    """Read the training samples of each client and class; None where there is no such table, or it is empty.
+
+    Raises:
+        ValueError: it is no table of counts.
+    """
+    columns = read_columns(path)
+    columns.pop("client", None)
+    if not columns:
+        return None
+    table = np.stack([*columns.values()], axis=1)
+    if not ((table >= 0) & (table <= MOST_SAMPLES)).all():
+        raise ValueError(f"{path} must hold counts of samples, and has other cells; move it away")
+    return Counts(table, list(columns)) if len(table) else None
+
+
+def read_columns(path: Path) -> dict[str, Numbers]:
+    """Read a table of numbers by column; cells without a number are NaN, and lines that were cut are left out."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if None not in row and None not in row.values()]
+            names = reader.fieldnames or ()
+            return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path} must be a table, and cannot be read as one ({type(error).__name__}); move it away"
+        ) from None
+
+
+def as_number(text: str) -> float:
+    """Read a number; NaN for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def grouped(runs: Iterable[SavedRun]) -> list[Group]:
+    """Put the runs that differ only in the seed together; of several with the same seed the last one is taken."""
+    found: dict[object, dict[object, SavedRun]] = {}
+    for run in runs:
+        fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
+        found.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
+    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in found.values()]
+    return [Group(label, group) for label, group in zip(labels(members), members, strict=True)]
+
+
+def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
+    """Name groups by the settings that distinguish them, as few as are needed."""
+    if len(groups) == 1:
+        return [name_of_folder(groups[0][0].folder)]
+    table = differing([group[0].settings for group in groups])
+    shared = [name for name, values in table.items() if "" not in values]
+    top = [name for name in shared if not any(name != other and below(name, other) for other in shared)]
+    classes = [name for name in top if any(map(CLASS_PATH.fullmatch, table[name]))]
+    for chosen in (classes, top, list(table)):
+        named = [", ".join(filter(None, (short(name, table[name][i]) for name in chosen))) for i in range(len(groups))]
+        if len({*named, ""}) == len(groups) + 1:
+            return named
+    return [name_of_folder(group[0].folder) for group in groups]
+
+
+def name_of_folder(folder: Path) -> str:
+    """Name a run by its folder and the one above.
+
+    >>> name_of_folder(Path("runs/digits_fedntd/0-seed1"))
+    'digits_fedntd/0-seed1'
+    """
+    return "/".join(folder.resolve().parts[-2:])
+
+
+def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
+    """Find the settings that are not the same everywhere, seeds aside: the values as text, empty where unknown.
+
+    >>> differing([{"model.mu": 0.1, "a": 1}, {"a": 1}])
+    {'model.mu': ['0.1', '']}
+    """
+    names = dict.fromkeys(name for one in settings for name in one if name not in SEEDS)
+    table = {name: ["" if name not in one else str(one[name]) for one in settings] for name in names}
+    return {name: values for name, values in table.items() if len(set(values)) > 1}
+
+
+def short(name: str, value: str) -> str:
+    """Write a setting in few words; a class by its name alone, nothing for None.
+
+    >>> short("model.client", "fl_lightning.methods.FedNTD"), short("model.client.beta", "0.3")
+    ('FedNTD', 'beta=0.3')
+    """
+    if value in ("", "None"):
+        return ""
+    return value.rpartition(".")[2] if CLASS_PATH.fullmatch(value) else f"{name.rpartition('.')[2]}={value}"
+
+
+def is_data(name: str) -> bool:
+    """True for a setting of the samples, of their partition or of the cohorts."""
+    return below(name, "data") and not any(below(name, other) for other in NOT_DATA)
+
+
+def data_differences(groups: Sequence[Group]) -> list[Difference]:
+    """Compare the data and cohorts of runs with the same seed, of all groups: each difference once."""
+    found: dict[str, Difference] = {}
+    first: dict[str, SavedRun] = {}
+    for run in (run for group in groups for run in group.runs):
+        other = first.setdefault(run.seed, run)
+        pairs = [(other.data, run.data)]
+        pairs.append(({n: v for n, v in other.settings.items() if is_data(n)}, run.settings))
+        for was, now in pairs:
+            for one in differences(was, now):
+                found.setdefault(one.name, one)
+    return list(found.values())

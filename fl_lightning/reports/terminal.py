@@ -1,0 +1,97 @@
+"""Tables for the terminal."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from fl_lightning.metrics.history import History
+from fl_lightning.runs.value_names import is_lower_better, is_value
+from fl_lightning.utils.text import printable
+
+MOST_COLUMNS = 8
+"""Largest number of values in a line of the table by round."""
+
+
+def print_classes(
+    title: str,
+    names: Sequence[str],
+    samples: Tensor,
+    accuracy: Tensor,
+    peak: Tensor | None,
+    max_rows: int,
+) -> None:
+    """Print the accuracy of every class, and below it accuracy, forgetting F and worst class.
+
+    Args:
+        title: above the table.
+        names: of the C classes.
+        samples: evaluated samples of each class, (C,).
+        accuracy: A_c, (C,); NaN without samples.
+        peak: best A_c over the rounds, (C,); None: not known, then nothing is said of forgetting.
+        max_rows: of more classes only so many are shown, the worst.
+    """
+    order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
+    worst, shown = order[0], list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
+    overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
+    columns = {"samples": [str(int(n)) for n in samples], "accuracy": list(map(percent, accuracy))}
+    below = [f"accuracy {percent(overall)}"]
+    if peak is not None:
+        rounds = torch.stack([peak, accuracy])
+        columns |= {"best": list(map(percent, peak)), "forgetting": list(map(percent, forgetting_per_class(rounds)))}
+        below.append(f"forgetting F {percent(forgetting(rounds))}")
+    below.append(f"worst class {names[worst]}: {percent(accuracy[worst])}")
+    if len(shown) < len(names):
+        below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
+    rows = [[names[c], *(column[c] for column in columns.values())] for c in shown]
+    print_table(title, ["class", *columns], rows, shown.index(worst), "   ".join(below))
+
+
+def print_metrics(metrics: Mapping[str, float]) -> None:
+    """Print values by name."""
+    if metrics:
+        print_table("Last values", ["name", "value"], ([name, f"{value:.6g}"] for name, value in metrics.items()))
+
+
+def print_rounds(history: History, best: str, max_rows: int) -> None:
+    """Print the values of every round, numbered from 0 as in metrics.csv, but for bytes and single classes.
+
+    Args:
+        history: of the run.
+        best: key whose best round stands out; the last one where it is not known.
+        max_rows: of more rounds only so many are shown, the last ones.
+    """
+    names = [name for name in history.names if is_value(name)][:MOST_COLUMNS]
+    if not names or len(history) < 2:
+        return
+    columns = [history.curve(name) for name in names]
+    shown = history.rounds[-max_rows:]
+    rows = [[str(r), *(f"{column[r]:.6g}" if r in column else "-" for column in columns)] for r in shown]
+    known = history.curve(best)
+    bold = (min if is_lower_better(best) else max)(known, key=known.__getitem__) if known else shown[-1]
+    print_table("Values by round", ["round", *names], rows, shown.index(bold) if bold in shown else None)
+
+
+def print_table(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
+) -> None:
+    """Print a table whose first column holds names and the others numbers; the row `bold` stands out."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(header):
+        table.add_column(printable(name), justify="right" if i else "left")
+    for i, row in enumerate(rows):
+        table.add_row(*map(printable, row), style="bold" if i == bold else None)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
+    if below:
+        console.print(printable(below))
+
+
+def percent(value: Tensor) -> str:
+    """A fraction as printed; a dash for NaN."""
+    return "-" if value.isnan() else f"{100 * float(value):.1f} %"

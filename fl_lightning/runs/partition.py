@@ -1,0 +1,13 @@
+"""The table of a run's partition."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.utils.files import write_table
+
+PARTITION = "partition.csv"
+
+
+def write_partition(path: Path, counts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    """Write the training samples of each client (row) and class (column)."""
+    write_table(path, [["client", *names], *([client_id, *row] for client_id, row in enumerate(counts))])

@@ -1,0 +1,31 @@
+"""What the names of logged values tell of them."""
+
+from fl_lightning.metrics.history import BY_CLASS
+
+LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance")
+"""Ends of keys, in lower case, whose values are better where they are lower."""
+
+
+def is_accuracy(name: str) -> bool:
+    """True for a key whose values are accuracies in [0, 1], as `global/acc` or a user's `val_acc`."""
+    return name.endswith(("acc", "accuracy", "alma", "local/initial", "local/personalised"))
+
+
+def is_loss(name: str) -> bool:
+    """True for a key whose values are losses."""
+    return name.endswith("loss")
+
+
+def is_lower_better(key: str) -> bool:
+    """True for losses, errors and forgetting, under a module's own names too.
+
+    >>> [is_lower_better(key) for key in ("val_mse", "val/MeanAbsoluteError", "val_loss/dataloader_idx_1", "val_f1")]
+    [True, True, True, False]
+    """
+    name = key.partition("/dataloader_idx_")[0]
+    return is_loss(name) or name.lower().endswith(LOWER)
+
+
+def is_value(name: str) -> bool:
+    """True for a key of the client's own: no bytes, no count of clients, no class."""
+    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"

@@ -1,0 +1,117 @@
+"""All monitors at once: a run does not know of them, and one that was broken off goes on measuring as if it was not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchmetrics.classification import MulticlassF1Score
+
+from fl_lightning import monitors as kinds
+from fl_lightning.data import DirichletPartition
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, KnFu
+from fl_lightning.monitors import GroupMetrics, Monitor, PredictedDistribution, SampleReduction, features, landscape
+from fl_lightning.nets import Perceptron
+from fl_lightning.runs.loggers import RoundCSVLogger
+from tests.callbacks import toy
+from tests.monitors import test_monitors, test_probes
+from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = (10, 10, 10, 10)
+CLIENTS = {
+    "FedAvg": (FedAvg, {}),
+    "FedNTD": (FedNTD, {}),
+    "SCAFFOLD": (SCAFFOLD, {"optimizer": sgd(momentum=0)}),
+    "KnFu": (KnFu, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures_of_probes(monkeypatch):
+    """Those are drawn in test_probes.py, and take most of its time."""
+    for module in (features, landscape):
+        for name in ("save", "plot_landscape", "plot_embedding", "joint_embedding"):
+            monkeypatch.setattr(module, name, lambda *_, **__: None, raising=False)
+
+
+def every_monitor(folder):
+    """One of each kind, and the experiment that takes samples away."""
+    groups = GroupMetrics({"first": [0], "others": [1, 2, 3]}, {"f1": MulticlassF1Score(3)}, dirpath=folder)
+    own = [PredictedDistribution(dirpath=folder), groups, SampleReduction(class_idx=0, start=1, every=1, step=0.1)]
+    return [*test_monitors.monitors(folder), *test_probes.probes(folder), *own]
+
+
+def run(name, callbacks, rounds=3, chunk=1, folder=None, ckpt_path=None, **settings):
+    from fl_lightning import FederatedLoop
+
+    kind, more = CLIENTS[name]
+    # a stack draws its dropout for all of its clients, so the nets of stacks have none
+    net = Perceptron if chunk > 1 else BatchNormNet
+    partition = DirichletPartition(alpha=1.0, min_samples=2)
+    data = toy_data(SIZES, partition=partition, transfer_size=9)
+    loop = FederatedLoop(
+        kind(**{"net": net, "optimizer": sgd(), **more}), seed=3, local_epochs=2, chunk=chunk, **settings
+    )
+    logger = {"logger": RoundCSVLogger(folder)} if folder else {}
+    fitted = trainer(rounds, callbacks=list(callbacks), log_every_n_steps=1, **logger)
+    fitted.fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    return loop
+
+
+def test_there_is_one_of_each_kind():
+    found = {type(callback) for callback in every_monitor(None)}
+    measuring = {kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, Monitor)}
+    assert found == (measuring - {Monitor}) | {SampleReduction}
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        ("FedAvg", 1),
+        ("FedAvg", 4),
+        *(slow("FedAvg", 2), slow("FedNTD", 1), slow("FedNTD", 2), slow("FedNTD", 4)),
+        *(slow("SCAFFOLD", 1), slow("SCAFFOLD", 4), slow("KnFu", 1)),
+    ],
+)
+def test_at_equal_chunk_the_weights_are_those_of_a_run_without(name, chunk, tmp_path):
+    everything = every_monitor(tmp_path)
+    with_them, without = (run(name, callbacks, 2, chunk) for callbacks in (everything, everything[-1:]))
+    assert (with_them.engine.why_not() is None) if chunk > 1 else not hasattr(with_them.engine, "why_not")
+    assert equal(weights_of(with_them), weights_of(without))
+    measured, plain = with_them.recorder.history, without.recorder.history
+    assert {key: measured.curve(key) for key in plain.names} == {key: plain.curve(key) for key in plain.names}
+    assert len(measured.names) > len(plain.names) + 20
+
+
+def contents(folder):
+    """What the files of a run hold: text, and arrays by name."""
+    found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.csv")}
+    for path in folder.glob("*.npz"):
+        with np.load(path) as file:
+            found |= {f"{path.name}/{name}": file[name].tobytes() for name in file.files}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "last"),
+    [("FedAvg", 4, 0), slow("FedAvg", 1, 0), slow("FedAvg", 1, 1), slow("FedNTD", 4, 1), slow("KnFu", 1, 1)],
+)
+def test_a_run_that_was_broken_off_measures_what_the_whole_one_does(name, chunk, last, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    rounds = last + 3
+    expected = run(name, every_monitor(whole), rounds, chunk, whole)
+    save = toy.At(last, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))
+    broken = [*every_monitor(parts), save, toy.At(last + 1, lambda _: 1 / 0)]
+    with pytest.raises(ZeroDivisionError):  # a round later, which has written its rows
+        run(name, broken, rounds, chunk, parts)
+    again = run(name, every_monitor(parts), rounds, chunk, parts, tmp_path / "at.ckpt")
+    assert equal(weights_of(again), weights_of(expected))
+    one, other = again.recorder.history, expected.recorder.history
+    assert one.names == other.names
+    assert {key: one.curve(key) for key in one.names} == {key: other.curve(key) for key in other.names}
+    assert contents(parts) == contents(whole)
+    assert {Path(name).parts[0] for name in contents(whole)} >= {"clients.csv", "features-00001.npz"}

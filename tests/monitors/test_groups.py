@@ -1,0 +1,87 @@
+"""Metrics of the global model on groups of clients are those of their test samples taken together."""
+
+import copy
+import csv
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import FedEXPAggregator
+from fl_lightning.monitors import GroupMetrics
+from tests.callbacks.toy import Regression, data, trainer
+
+GROUPS = {"north": [0, 2], "south": [3], "all": [0, 1, 2, 3]}
+
+
+class Line(Regression):
+    def forward(self, x):
+        return self.net(x)
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fitted(tmp_path, groups=GROUPS, metrics=None, of_loop=None, rounds=2):
+    loop, divided = FederatedLoop(Line(), metrics=of_loop), data(classes=False)
+    watch = GroupMetrics(groups, metrics, dirpath=tmp_path)
+    trainer([watch], rounds=rounds).fit(loop, datamodule=divided)
+    return loop, divided
+
+
+def test_each_group_has_its_own_values(tmp_path, capsys):
+    own = MetricCollection({"mae": MeanAbsoluteError(), "mse": MeanSquaredError()})
+    loop, divided = fitted(tmp_path, metrics=own)
+    table = rows(tmp_path / "groups.csv")
+    assert [(row["round"], row["group"]) for row in table] == [(str(r), name) for r in range(2) for name in GROUPS]
+    x, y = divided.split("test").all()
+    for row in table[3:]:
+        chosen = torch.cat([divided.client_indices("test", client) for client in GROUPS[row["group"]]])
+        with torch.no_grad():
+            residual = (loop.client.module(x[chosen]) - y[chosen]).double()
+        assert float(row["samples"]) == len(chosen)
+        assert float(row["mae"]) == pytest.approx(float(residual.abs().mean()), rel=1e-5)
+        assert float(row["mse"]) == pytest.approx(float(residual.square().mean()), rel=1e-5)
+        assert loop.round_metrics[f"global/mse/{row['group']}"] == float(row["mse"])
+    assert "Groups of clients" in capsys.readouterr().out
+
+
+def test_the_metrics_are_those_of_the_loop_where_none_are_given(tmp_path):
+    loop, _ = fitted(tmp_path, of_loop={"mae": MeanAbsoluteError()}, rounds=1)
+    assert loop.round_metrics.keys() >= {"global/mae", "global/mae/north", "global/mae/south"}
+
+
+def test_the_weights_are_those_that_are_evaluated():
+    """FedEXP's mean of the last two rounds; the next round begins from the last one's."""
+    after = []
+
+    class Weights(Callback):
+        def on_train_batch_end(self, trainer, loop, *_):
+            after.append(copy.deepcopy(loop.client.module.net.state_dict()))
+
+    loop, divided = FederatedLoop(Line(), FedEXPAggregator(), seed=0), data(classes=False)
+    trainer([GroupMetrics(GROUPS, {"mae": MeanAbsoluteError()}), Weights()], rounds=2).fit(loop, datamodule=divided)
+    weight, bias = (after[0][name] / 2 + after[1][name] / 2 for name in ("weight", "bias"))
+    x, y = divided.split("test").all()
+    for name, clients in GROUPS.items():
+        chosen = torch.cat([divided.client_indices("test", client) for client in clients])
+        wanted = float((x[chosen] @ weight.T + bias - y[chosen]).abs().mean())
+        assert loop.round_metrics[f"global/mae/{name}"] == pytest.approx(wanted, rel=1e-5)
+    assert torch.equal(loop.client.module.net.weight, after[1]["weight"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "metrics", "words"),
+    [
+        ({"a": [4]}, MeanSquaredError(), r"name some in \[0, 4\), got \[4\] for 'a'"),
+        ({"a": []}, MeanSquaredError(), r"got \[\] for 'a'"),
+        ({"a": [1]}, None, "needs metrics, got none; give it metrics=, or set model.metrics"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(groups, metrics, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        fitted(tmp_path, groups, metrics)

@@ -1,0 +1,313 @@
+"""`fl-lightning figure`: every figure's file, its drawing on made-up runs, and one figure from command to picture."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from fl_lightning.cli.compare.grid import method_file
+from fl_lightning.cli.configs import locate
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.papers import Series, Sweep, spec
+from fl_lightning.papers.panels import draw_line, finish, panels
+from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.saved import Group, read_run
+from tests.commands import refusal, say
+
+CLASSES, CLIENTS, ROUNDS = 10, 12, 6
+CURVES = (
+    *(f"global/{name}" for name in ("acc", "forgetting", "acc_in_local", "acc_out_local")),
+    *(f"local/{name}" for name in ("alma", "train", "initial", "personalised", "acc_in_local", "acc_out_local")),
+    *("local/weight_divergence", "local/distribution_distance", "data/class_count"),
+    *(f"{scope}/weight_alignment/{name}" for scope in ("global", "local") for name in ("first", "second")),
+)
+TINY = """
+# A tiny figure.
+minutes: 0.1
+base: [experiment/digits_fedavg]
+config: {trainer: {max_epochs: 2}, model: {local_epochs: 1, max_local_steps: 1}}
+runs:
+  - methods: [FedAvg]
+    cases:
+      few: {data.participation: 0.2}
+      more: {data.participation: 0.5}
+draw:
+  a: {class_path: fl_lightning.papers.Curves, init_args: {keys: {"": global/acc}}}
+  b: {class_path: fl_lightning.papers.EndTable, init_args: {keys: {accuracy: global/acc}, highest: [accuracy]}}
+"""
+
+
+# --- every figure ---------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, header: list[str], rows) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """The folder of a run that has every file that a drawing reads, with random values."""
+    folder, draws = tmp_path_factory.mktemp("made_up"), np.random.default_rng(0)
+    names = [f"{c:02d}" for c in range(CLASSES)]
+    keys = [*CURVES, *(f"{key}/std" for key in CURVES), *(f"global{BY_CLASS}{name}" for name in names)]
+    write_rows(folder / "metrics.csv", ["round", *keys], [[t, *draws.random(len(keys))] for t in range(ROUNDS)])
+    write_rows(
+        folder / "partition.csv", ["client", *names], [[i, *draws.integers(0, 30, CLASSES)] for i in range(CLIENTS)]
+    )
+    moments = ["received", "0", "1", "trained"]
+    rows = [[t, i, m, *draws.random(CLASSES)] for t in range(ROUNDS) for i in range(CLIENTS) for m in moments]
+    write_rows(folder / "client_classwise.csv", ["round", "client", "moment", *names], rows)
+    columns = ["round", "client", "drift", "weight_divergence", "distribution_distance"]
+    each = [(t, i) for t in range(ROUNDS) for i in range(CLIENTS)]
+    write_rows(folder / "drift.csv", columns, [[*one, *draws.random(3)] for one in each])
+    shares = [[*one, *draws.dirichlet(np.ones(CLASSES))] for one in each]
+    write_rows(folder / "predicted_distribution.csv", ["round", "client", *names], shares)
+    preferred = {
+        name: draws.integers(0, CLASSES, size)
+        for name, size in (("received", 8), ("trained", (3, 8)), ("aggregate", 8))
+    }
+    np.savez(folder / "neurons-00005.npz", clients=np.arange(3), **preferred)
+    models = ["received", "client 0", "client 1", "client 2", "aggregate"]
+    features = draws.normal(size=(5, 20, 2)).astype(np.float32)
+    np.savez(folder / "features-00005.npz", features=features, models=models, targets=np.arange(20) % CLASSES)
+    np.savez(
+        folder / "landscape-00005-global.npz",
+        sigmas=np.array([0.0, 0.1]),
+        noise_loss=1 + draws.random((2, 3)),
+        noise_accuracy=draws.random((2, 3)),
+        line=np.linspace(-1, 1, 5),
+        plane=1 + draws.random((5, 5)),
+        eigenvalues=np.array([2.0, 1.0]),
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", spec.names())
+def test_a_figure_can_be_read(name):
+    """Its file names configurations, methods and drawings that exist."""
+    figure = spec.read(spec.shipped_path(name))
+    assert [locate(base) for base in figure.base]
+    assert [method_file(method) for runs in figure.runs for method in runs.methods]
+    assert figure.draw
+
+
+def drawn_figures():
+    """Names of figures, slow where others before have all their kinds of drawings."""
+    seen = set()
+    for name in spec.names():
+        kinds = set(re.findall(r"fl_lightning\.papers\.\w+", spec.shipped_path(name).read_text(encoding="utf-8")))
+        yield pytest.param(name, marks=[pytest.mark.slow] * (kinds <= seen))
+        seen |= kinds
+
+
+@pytest.mark.parametrize("name", list(drawn_figures()))
+def test_a_figure_can_be_drawn(name, made_up, monkeypatch):
+    """Its drawings say what they show, on axes with names."""
+    monkeypatch.setattr("fl_lightning.papers.models.joint_embedding", lambda features, seed: features[..., :2])  # slow
+    figure = spec.read(spec.shipped_path(name))
+    run = read_run(made_up)
+    series = [
+        Series(runs.label or method, case, Group("", [run]))
+        for runs in figure.runs
+        for method in runs.methods
+        for case in runs.cases
+    ]
+    contents = {letter: drawing.draw(series) for letter, drawing in figure.draw.items()}
+    for content, caption in contents.values():
+        assert caption.endswith(".")
+        assert " : " not in caption
+        if not isinstance(content, Table):
+            shown = [axes for axes in content.axes if axes.axison]
+            assert any(axes.get_xlabel() for axes in shown), name
+            assert any(axes.get_ylabel() for axes in shown), name
+
+
+def test_a_level_of_a_sweep_is_said_once(made_up):
+    run = read_run(made_up)
+    series = [
+        Series("FedAvg", "none", Group("", [run])),
+        *(Series("FedNTD", case, Group("", [run])) for case in ("0.1", "1")),
+    ]
+    _, caption = Sweep({"": "global/acc"}, "β", levels={"FedAvg": {"": "none"}}).draw(series)
+    value = 100 * np.mean(list(run.history.curve("global/acc").values())[-5:])
+    assert caption == f"Accuracy (%) at the end. FedAvg: {value:.3g}; FedNTD: 0.1 {value:.3g}, 1 {value:.3g}."
+
+
+def test_each_panel_of_a_sweep_has_the_names_of_its_own_cases(made_up):
+    series = [
+        Series("FedAvg", case, Group("", [read_run(made_up)])) for case in ("R = 0.5", "R = 1", "N = 10", "N = 20")
+    ]
+    groups = {"R": {"R = 0.5": "0.5", "R = 1": "1"}, "N": {"N = 10": "10", "N = 20": "20"}}
+    figure, _ = Sweep({"": "global/acc"}, "value", groups=groups).draw(series)
+    found = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
+    assert found == [["0.5", "1"], ["10", "20"]]
+
+
+def test_settings_that_json_cannot_write_reach_the_runs():
+    figure = spec.read(spec.shipped_path("fedcl/1"))
+    (runs, *_) = figure.runs
+    runs.methods, runs.cases = runs.methods[:1], {"α = ∞": runs.cases["α = ∞"]}
+    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
+    assert place.cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
+
+
+PUBLISHED = [
+    ("fedntd/12", "FedCurv", {"fisher": "batch", "fisher_samples": 500, "lam": 1.0}),
+    ("fedntd/12", "FedProx", {"mu": 0.1}),
+    ("fedntd/12", "MOON", {"mu": 1.0, "temperature": 0.5}),
+    ("fedntd/13", "FedAlign", {"mu": 0.45, "width": 0.25, "narrow_input": True}),
+    ("feded/5", "FedProx", {"mu": 0.01}),
+    ("feded/5", "MOON", {"mu": 0.01, "temperature": 0.5}),
+    *((f"feded/{number}", "FedNTD", {"beta": 0.1, "temperature": 1.0}) for number in (5, 6)),
+    *((f"feded/{number}", "FedLC", {"tau": 0.5, "form": "softmax"}) for number in (1, 4, 5)),
+    *((f"feded/{number}", "FedED", {"lam": 0.1, "omega": None, "logit_form": "official"}) for number in (1, 4, 5, 6)),
+]
+"""Figures, the names of methods in them, and what these have in the paper of the figure."""
+
+
+def composed(name, method):
+    """The model's configuration of a method, as the figure names it, in the first case of its runs."""
+    figure = spec.read(spec.shipped_path(name))
+    (runs,) = (runs for runs in figure.runs if method == runs.label or (not runs.label and method in runs.methods))
+    runs.cases = dict(list(runs.cases.items())[:1])
+    runs.methods = runs.methods if runs.label else [method]
+    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
+    return place.cell.config["model"]
+
+
+@pytest.mark.parametrize(("name", "method", "settings"), PUBLISHED)
+def test_a_method_has_the_settings_of_the_figure_s_paper_and_is_what_it_is_named(name, method, settings):
+    client = composed(name, method)["client"]
+    assert client["class_path"] == f"fl_lightning.methods.{method}"
+    assert settings.items() <= client["init_args"].items()
+
+
+def test_fedcl_s_learning_rate_falls_by_a_hundredth_each_round():
+    for name in ("fedcl/1", "fedcl/2", "fedcl/table1"):
+        assert composed(name, "FedCL")["lr_decay"] == 0.99
+
+
+def test_fedalign_clips_as_its_paper_and_the_others_do_not():
+    assert composed("fedntd/13", "FedAlign")["clip_norm"] == 10.0
+    assert composed("fedntd/13", "FedAvg")["clip_norm"] is None
+
+
+@pytest.mark.parametrize("width", [3.3, 5.0, 12.0])
+@pytest.mark.parametrize(
+    "names",
+    [["FedAvg", "FedProx", "MOON", "FedDyn", "FedNTD", "FedKA"], ["FedAvg", "FedCL", "FedCL every 10 rounds"]],
+    ids=len,
+)
+def test_a_legend_lies_within_its_figure(names, width):
+    figure, axes = panels(["accuracy (%)"], [""], width=width)
+    for i, name in enumerate(names):
+        draw_line(axes[0, 0], i, [0, 1], np.array([0.1 * i, 1.0]), label=name)
+    finish(figure, axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    found = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert found.x0 >= 0
+    assert found.x1 <= figure.bbox.width
+    assert found.height <= 0.6 * figure.bbox.height
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", spec.names())
+def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
+    """Two rounds of all its runs, with monitors that measure every round; then its pictures."""
+    read = spec.read
+
+    def short(path):
+        figure = read(path)
+        for callback in figure.config.get("trainer", {}).get("callbacks", []):
+            if "every" in callback.get("init_args", {}):
+                callback["init_args"]["every"] = 1
+        return figure
+
+    monkeypatch.setattr("fl_lightning.papers.command.read", short)
+    said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
+    assert said.code == 0, said
+    assert cells_here
+    assert list((tmp_path / name.partition("/")[0]).glob("*.html"))
+
+
+def test_the_list_has_every_figure_with_its_minutes():
+    lines = say("figure").out.splitlines()
+    assert [line.split()[0] for line in lines] == spec.names()
+    assert len(lines) == len(set(lines)) > 30
+    assert all(float(line.split()[1]) > 0 and line.split()[2] == "min" for line in lines)
+    assert all(line.endswith((".", "!")) for line in lines)
+
+
+# --- from command to picture ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch, cells_here, without_pictures):
+    """A folder with a tiny figure's file, where runs are made in this process; their names, as they are begun."""
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/tiny.yaml").write_text(TINY.lstrip(), encoding="utf-8")
+    return cells_here
+
+
+def test_a_figure_is_run_once_and_drawn_again(begun):
+    said = say("figure own/tiny.yaml --format png svg")
+    assert said.code == 0, said
+    assert len(begun) == 2
+    there = {path.name for path in Path("figures/own").iterdir()}
+    assert there == {"tinya.png", "tinya.svg", "tinyb.md", "tinyb.tex", "tiny.html"}
+    table = Path("figures/own/tinyb.md").read_text()
+    assert all(f"| FedAvg, {case} |" in table for case in ("few", "more"))
+    assert "A tiny figure." in Path("figures/own/tiny.html").read_text()
+    assert not list(Path("figures/runs").rglob("*.png"))
+    again = say("figure own/tiny.yaml")
+    assert again.code == 0, again
+    assert len(begun) == 2
+    assert Path("figures/own/tinyb.md").read_text() == table
+    assert say("figure own/tiny.yaml --seeds 1 --set data.participation=0.3").code == 0
+    assert len(begun) == 3  # a setting of the user wins over those of the cases, which are then the same runs
+
+
+@pytest.mark.slow
+def test_runs_begin_with_the_weights_of_the_start(begun):
+    content = yaml.safe_load(TINY)
+    content["start"] = {"methods": ["FedAvg"], "settings": {"trainer.max_epochs": 1}}
+    Path("own/tiny.yaml").write_text("# Started.\n" + yaml.safe_dump(content, sort_keys=False))
+    assert say("figure own/tiny.yaml").code == 0
+    assert len(begun) == 3
+    for path in Path("figures/cells").glob("*.yaml"):
+        weights = yaml.safe_load(path.read_text())["model"]["initial_weights"]
+        assert (weights is None) == (begun[0] in path.name), path
+        assert weights is None or Path(weights).is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "sentence"),
+    [
+        ("fedntd/99", 1, "a figure is one that fl-lightning figure lists, or a file, got 'fedntd/99'"),
+        ("own/tiny.yaml --set model.nosuch=1", 2, "nosuch"),
+        ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
+        ("own/wrong.yaml", 1, "own/wrong.yaml must say what a figure needs and how it is drawn"),
+        ("own/label.yaml", 1, "a label names one method, got 'both' for FedAvg, FedProx"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_is_refused(begun, line, code, sentence):
+    Path("own/wrong.yaml").write_text(TINY.replace("Curves", "NoSuchDrawing"))
+    Path("own/label.yaml").write_text(TINY.replace("[FedAvg]\n", "[FedAvg, FedProx]\n    label: both\n"))
+    assert sentence in refusal(f"figure {line}", code)
+    assert not begun
+
+
+def test_a_run_that_fails_is_named(begun):
+    Path("own/tiny.yaml").write_text(TINY.replace("max_epochs: 2", "max_epochs: 2, callbacks: [LearningRateFinder]"))
+    said = say("figure own/tiny.yaml")
+    assert said.code == 1
+    assert "a figure needs all its runs, and 2 failed. FedAvg-seed0-" in said.err

@@ -1,0 +1,102 @@
+"""Names that users chose are drawn as they are, whatever letters they have."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.text import Text
+
+from fl_lightning.monitors.probe_figures import plot_circles, plot_embedding
+from fl_lightning.papers.panels import draw_line, draw_maps, finish, panels
+from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
+from fl_lightning.reports.figures import new_figure, plot_accuracy, plot_classwise, plot_partition, plot_values
+from fl_lightning.runs.logged_figures import pixels
+from tests.commands import say
+from tests.reports.saved_runs import settings, write_run
+
+NAMES = ("cost_$_a", "$\\frac$", "a^b_{", "_hidden", "\\", "$", "$$", "a\x00\x1b[2J\nb", "\ud800", "x" * 5000)
+CURVES = {name: [0.1 * k, 0.5] for k, name in enumerate(NAMES)}
+BANDS = {name: Band([0, 1], np.array([values])) for name, values in CURVES.items()}
+TABLE = np.full((len(NAMES), len(NAMES)), 0.5)
+
+
+def grid():
+    figure, axes = panels(NAMES, NAMES, width=0.4, height=0.4)
+    for i, name in enumerate(NAMES):
+        draw_line(axes[0, 0], i, [0, 1], np.array([0.1, 0.2]), label=name)
+    finish(figure, axes)
+    return figure
+
+
+def titled():
+    figure = new_figure(3, 3)
+    axes = figure.subplots()
+    axes.set(title=NAMES[0], xlabel=NAMES[1], ylabel=NAMES[2])
+    axes.annotate(NAMES[1], (0, 0))
+    axes.set_xticks([0, 1], ["$_a", "b$^"])
+    figure.suptitle(NAMES[1])
+    return figure
+
+
+DRAWN = {
+    "accuracy": lambda: plot_accuracy([0, 1], CURVES, CURVES, "$\\bad$"),
+    "values": lambda: plot_values([0, 1], CURVES, "$\\bad$"),
+    "classwise": lambda: plot_classwise(TABLE, NAMES, title="$\\bad$"),
+    "partition": lambda: plot_partition(TABLE * 4, NAMES, "$\\bad$"),
+    "bands": lambda: plot_bands(BANDS, "$\\bad$", "$_^$"),
+    "forgetting": lambda: plot_forgetting(dict.fromkeys(NAMES, TABLE), NAMES),
+    "before and after": lambda: plot_before_after(
+        dict.fromkeys(NAMES, (np.ones(1), np.ones(1))), "$\\bad$", ("$_", "^$")
+    ),
+    "maps": lambda: draw_maps(dict.fromkeys(NAMES, TABLE), "$\\bad$", "^_", "$\\a$", NAMES),
+    "grid": grid,
+    "embedding": lambda: plot_embedding(torch.rand(10, 4, 2), torch.arange(4), NAMES, NAMES),
+    "circles": lambda: plot_circles(torch.rand(10, 10, 2), torch.arange(10), NAMES, NAMES),
+    "any": titled,
+}
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied", "ignore:Glyph", "ignore:Tight layout")
+@pytest.mark.parametrize("name", DRAWN)
+def test_any_name_is_drawn(name):
+    """By whoever draws the figure: the page, a file, or a logger."""
+    figure = DRAWN[name]()
+    figure.savefig(io.BytesIO(), format="svg")
+    assert pixels(figure).size
+
+
+def test_no_text_is_read_as_a_formula():
+    """Also those of ticks, which are made while a figure is drawn: a formula would not look as it was written."""
+    figure = plot_values([0], {"a$x^2$": [1.0]})
+    pixels(figure)
+    assert not any(text.get_parse_math() for text in figure.findobj(Text))
+
+
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
+    for figure in (plot_bands({"_a": BANDS["$"], "_b": BANDS["$"]}, "y"), plot_accuracy([0, 1], {"_acc": [0.1, 0.2]})):
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg")
+        assert "_a" in svg.getvalue()
+
+
+def test_a_report_of_keys_and_settings_with_a_dollar(tmp_path):
+    for number, name in enumerate(("$\\a$", "_^$")):
+        run = write_run(tmp_path / f"{number}", [0.1], {"model": {"tag": name}}, classes=("$\\i$", "b_$", "^"))
+        (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("train/ce", "cost_$_{a"))
+    assert say(f"report {tmp_path} --output {tmp_path}/out").code == 0
+    assert "cost_$_{a" in (tmp_path / "out/report.html").read_text("utf-8")
+
+
+def test_each_key_has_a_figure_of_its_own(tmp_path):
+    keys = ["a/b", "a-b", "a b", "a//b", "a$b", "global/acc", "../../etc", "x" * 300, "x" * 301]
+    run = write_run(tmp_path / "0", [0.1], settings("FedAvg", 0))
+    (run / "metrics.csv").write_text("round," + ",".join(keys) + "\n0" + ",0.5" * len(keys) + "\n")
+    assert say(f"report {run} --output {tmp_path}/out --format svg").code == 0
+    files = {path.name for path in (tmp_path / "out/figures").iterdir()}
+    assert len(files) == len(keys)
+    assert {"curve-a-b.svg", "curve-global-acc.svg"} <= files
+
+
+def test_values_that_are_all_infinite_leave_an_empty_panel():
+    pixels(plot_accuracy([0], {"val_acc": [0.5]}, {"val_loss": [float("inf")]}))

@@ -1,0 +1,122 @@
+import base64
+import re
+
+import pytest
+
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
+from tests.commands import refusal, say
+from tests.reports.saved_runs import settings, write_run, write_table
+
+PARTITION = [[5, 0, 1], [0, 7, 2]]
+
+
+def report(folder, **options):
+    return write_report(grouped(map(read_run, find_runs([folder]))), folder / "out", **options).read_text("utf-8")
+
+
+def pictures(page):
+    return [base64.b64decode(part) for part in re.findall(r"src='data:image/svg\+xml;base64,([^']+)'", page)]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        for method in ("FedAvg", "FedNTD"):
+            curve = [0.2, 0.5, 0.4 + 0.1 * seed]
+            run = write_run(folder / f"{method}/{seed}", curve, settings(method, seed), partition=PARTITION)
+            header = ["round", "client", "loss_before", "loss_after", "acc_own_before", "acc_own"]
+            write_table(run / "clients.csv", header, [[0, 0, 2, 1, 0.1, 0.2], [2, 1, 1, 0.25, 0.5, 0.75]])
+    return report(folder, forms=("png", "pdf")), folder / "out"
+
+
+def test_the_page_needs_nothing_but_itself(page):
+    text, _ = page
+    assert not re.findall(r"<script|<link|@import|url\(", text)
+    assert not [value for value in re.findall(r"(?:src|href)='([^']*)'", text) if not value.startswith("data:")]
+    assert all(picture.startswith(b"<?xml") for picture in pictures(text))
+    assert "name='viewport'" in text
+    assert "@media print" in text
+
+
+def test_it_has_every_section_and_each_figure_a_sentence(page):
+    text, _ = page
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert titles == [
+        "Results",
+        "Over the rounds",
+        "Classes",
+        "Before and after local training",
+        "Communication",
+        "Partition",
+        "Settings",
+    ]
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) == len(pictures(text)) == 10  # 3 curves, forgetting, 2 maps, 2 pairs, bytes, partition
+    assert any("FedNTD, mean over 2 seeds. Lowest at the end: class cat, 35.0 %." in caption for caption in captions)
+    assert any("A client has 2 to 2 of the 3 classes and 6 to 9 samples" in caption for caption in captions)
+    assert any("Change: FedAvg -0.75; FedNTD -0.75" in caption for caption in captions)
+    assert any("acc_own_before and acc_own, " in caption and "FedNTD +25" in caption for caption in captions)
+
+
+def test_the_figures_are_files_of_their_own(page):
+    _, folder = page
+    files = {path.name for path in (folder / "figures").iterdir()}
+    assert {"curve-global-acc.png", "curve-global-acc.pdf", "partition-0.png", "classes-1.pdf"} <= files
+    assert (folder / "figures/communication.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0), partition=PARTITION)
+    assert report(tmp_path) == report(tmp_path)
+
+
+def test_a_run_of_losses_only_gets_what_it_has(tmp_path):
+    run = write_run(tmp_path / "0", [0.1])
+    (run / "metrics.csv").write_text("round,val/mse\n0,2.0\n1,1.0\n", encoding="utf-8")
+    text = report(tmp_path)
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over the rounds", "Settings"]
+    assert len(pictures(text)) == 1
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_runs_with_different_data_get_no_common_table(tmp_path):
+    write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0))
+    other = settings("FedNTD", 0)
+    other["data"]["num_clients"] = 9
+    write_run(tmp_path / "1", [0.1, 0.2], other)
+    text = report(tmp_path)
+    assert "data.num_clients (2, 9)" in text
+    assert "mean of last five" not in text
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_title_keeps_groups_with_several_settings_apart(tmp_path):
+    run = read_run(write_run(tmp_path / "0", [0.1]))
+    text = write_report([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])], tmp_path / "out").read_text("utf-8")
+    assert "<h1>FedAvg, a=1; FedNTD</h1>" in text
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_names_are_escaped(tmp_path):
+    for number, name in enumerate(("<b>", "&")):
+        write_run(tmp_path / f"{number}", [0.1], {"model": {"tag": name}}, classes=("<i>", "b", "c"))
+    text = report(tmp_path)
+    assert "tag=&lt;b&gt;" in text
+    assert "<b>," not in text.split("<style>")[0]
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_command_says_where_the_page_is(tmp_path):
+    run = write_run(tmp_path / "a/0", [0.1, 0.2], settings("FedAvg", 0))
+    said = say(f"report {run}")
+    assert (said.code, said.out.strip()) == (0, str(run / "report.html"))
+    said = say(f"report {tmp_path} --output {tmp_path}/out --format html svg")
+    assert said.out.strip() == f"{tmp_path}/out/report.html"
+    assert (tmp_path / "out/figures/curve-global-acc.svg").is_file()
+
+
+def test_wrong_options_are_one_sentence(tmp_path):
+    assert "none in" in refusal(f"report {tmp_path}", 1)
+    assert "html" in refusal(f"report {tmp_path} --format gif", 2)

@@ -1,0 +1,104 @@
+import csv
+import io
+import statistics
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fl_lightning.functional.summary import paired_difference
+from fl_lightning.reports.result_tables import as_latex, as_markdown
+from fl_lightning.reports.results import as_csv, compare, known_metrics, statistics_of, table_of
+from fl_lightning.reports.saved import find_runs, grouped, read_run
+from tests.reports.saved_runs import settings, write_run
+
+CURVES = {
+    "FedAvg": ([0.1, 0.3, 0.5, 0.4, 0.6, 0.5], [0.2, 0.3, 0.4, 0.5, 0.5, 0.7]),
+    "FedNTD": ([0.3, 0.6, 0.7, 0.7, 0.9, 0.8], [0.2, 0.2, 0.4, 0.4, 0.5, 0.6]),
+}
+
+
+@pytest.fixture
+def groups(tmp_path):
+    for method, curves in CURVES.items():
+        for seed, curve in enumerate(curves):
+            write_run(tmp_path / f"{method}/{seed}", curve, settings(method, seed))
+    return grouped(map(read_run, find_runs([tmp_path])))
+
+
+def test_final_last_five_and_best_are_three_things(groups):
+    found = statistics_of(groups[0].runs[0], "global/acc")
+    assert found == pytest.approx({"final": 0.5, "last five": 0.46, "best": 0.6})
+    assert statistics_of(groups[0].runs[0], "global/loss")["best"] == pytest.approx(0.4)  # the lowest
+    assert statistics_of(groups[0].runs[0], "unknown") == {}
+
+
+def test_means_deviations_and_paired_differences_are_those_of_the_seeds(groups):
+    found = compare(groups, "global/acc", "FedAvg").results
+    last = {method: [curve[-1] for curve in curves] for method, curves in CURVES.items()}
+    for method, values in last.items():
+        assert found[method]["final"].mean == pytest.approx(statistics.mean(values))
+        assert found[method]["final"].std == pytest.approx(statistics.stdev(values))
+    assert found["FedAvg"]["final"].difference is None
+    differences = np.subtract(last["FedNTD"], last["FedAvg"])
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    mean, low, high = found["FedNTD"]["final"].difference
+    assert (mean, low, high) == pytest.approx((differences.mean(), interval.low, interval.high))
+
+
+def test_an_interval_holds_the_true_difference_as_often_as_it_says():
+    draws = np.random.default_rng(0).normal(0.3, 1.0, (2000, 4))
+    held = [low <= 0.3 <= high for _, low, high in (paired_difference(row, [0.0] * 4) for row in draws)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)
+
+
+def test_rounds_are_counted_from_one_up_to_the_target(groups):
+    found = compare(groups, "global/acc", "FedAvg")
+    assert found.target == pytest.approx((0.46 + 0.48) / 2)  # the baseline's mean of the last five
+    assert found.rounds == {"FedAvg": {"0": 3, "1": 4}, "FedNTD": {"0": 2, "1": 5}}
+    high = compare(groups, "global/acc", "FedAvg", target=0.75)
+    assert high.rounds == {"FedAvg": {"0": None, "1": None}, "FedNTD": {"0": 5, "1": None}}
+    table = table_of(high)
+    assert [row[4].text for row in table.rows] == ["–", "5 (1 of 2)"]
+    assert compare(groups, "global/loss", "FedAvg").target is None
+
+
+def test_the_best_mean_of_each_column_is_bold(groups):
+    text = as_markdown(table_of(compare(groups, "global/acc", "FedAvg")))
+    avg, ntd = (line for line in text.splitlines() if line.startswith("| Fed"))
+    assert avg.startswith("| FedAvg | 60.0 ± 14.1 | 47.0 ± 1.4 | 65.0 ± 7.1 |")
+    assert ntd.startswith("| FedNTD | **70.0 ± 14.1** | **58.0 ± 22.6** | **75.0 ± 21.2** |")
+    assert "accuracy of the global model on the test split (global/acc), %" in text.lower()
+    latex = as_latex(table_of(compare(groups, "global/loss", "FedAvg")))
+    assert r"FedNTD & \textbf{0.3 $\pm$ 0.1414}" in latex  # the lower loss
+
+
+def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
+    run = write_run(tmp_path / "Local/0", [0.1], settings("Local", 0))
+    (run / "metrics.csv").write_text("round,local/alma\n0,0.5\n1,0.7\n", encoding="utf-8")
+    every = [*groups, *grouped([read_run(run)])]
+    assert known_metrics(every) == ["global/acc", "local/alma"]
+    *_, row = table_of(compare(every, "global/acc", "FedAvg")).rows
+    assert [cell.text for cell in row[1:]] == ["–"] * 5
+
+
+def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):
+    for method, curves in CURVES.items():
+        write_run(tmp_path / method, curves[0], settings(method, 0))
+    every = grouped(map(read_run, find_runs([tmp_path])))
+    avg, ntd = table_of(compare(every, "global/acc", "FedAvg")).rows
+    assert [avg[1].text, avg[-1].text, ntd[1].text, ntd[-1].text] == ["50.0", "–", "80.0", "+30.0"]
+
+
+def test_what_test_gave_is_a_final_value(groups):
+    groups[0].runs[0].test["test/acc"] = 0.25
+    assert statistics_of(groups[0].runs[0], "test/acc") == {"final": 0.25}
+
+
+def test_the_csv_has_what_the_tables_round(groups):
+    rows = list(csv.DictReader(io.StringIO(as_csv([compare(groups, "global/acc", "FedAvg")]))))
+    (ntd,) = (row for row in rows if (row["method"], row["statistic"]) == ("FedNTD", "final"))
+    assert float(ntd["mean"]) == pytest.approx(0.7)
+    assert (ntd["metric"], ntd["seeds"], ntd["baseline"]) == ("global/acc", "2", "FedAvg")
+    assert float(ntd["difference_low"]) < float(ntd["difference"]) < float(ntd["difference_high"])
+    assert sum(row["statistic"].startswith("rounds to 0.47") for row in rows) == 2
