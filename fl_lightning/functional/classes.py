@@ -47,8 +47,8 @@ def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarra
         )
     counts = torch.zeros(len(indices_per_client), num_classes, dtype=torch.int64)
     for client_id, indices in enumerate(indices_per_client):
-        own = labels[torch.as_tensor(indices, dtype=torch.int64)]
-        counts[client_id] = torch.bincount(own, minlength=num_classes)
+        classes = labels[torch.as_tensor(indices, dtype=torch.int64)]
+        counts[client_id] = torch.bincount(classes, minlength=num_classes)
     return counts
 
 

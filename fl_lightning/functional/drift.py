@@ -72,8 +72,8 @@ def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tu
     >>> activation_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 1, 1]), num_classes=2)[0].tolist()
     [[1.0], [6.0]]
     """
-    own = true_class(target, num_classes).T.double()
-    return own @ activations.double(), own.sum(1)
+    members = true_class(target, num_classes).T.double()
+    return members @ activations.double(), members.sum(1)
 
 
 def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:

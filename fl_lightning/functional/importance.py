@@ -85,9 +85,9 @@ def samples_at_once(params: StateLike) -> int:
 
 def first_length(batch: Any) -> int:
     """Number of samples in a batch, the length of the first tensor in it."""
-    found: list[int] = []
-    apply_to_collection(batch, Tensor, lambda t: found.append(len(t)))
-    return found[0]
+    lengths: list[int] = []
+    apply_to_collection(batch, Tensor, lambda t: lengths.append(len(t)))
+    return lengths[0]
 
 
 class _Method(nn.Module):

@@ -244,8 +244,8 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
-        one = tensor.detach() if tensor.requires_grad else tensor
-        groups.setdefault(tensor.dtype, []).append(one.reshape(-1))
+        data = tensor.detach() if tensor.requires_grad else tensor
+        groups.setdefault(tensor.dtype, []).append(data.reshape(-1))
     vectors, scratch = {}, state.scratch or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
         out = scratch.get(dtype)
@@ -285,7 +285,7 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
         groups.setdefault(value.dtype, []).append(value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1))
     flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
     vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
-    found = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
+    maxima = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
     columns, ends = [], dict.fromkeys(flat, 0)
     for value in stack.values():
         start, ends[value.dtype] = ends[value.dtype], ends[value.dtype] + value[0].numel()
@@ -294,7 +294,7 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
         FlatState(
             zip(stack, entries, strict=True),
             {dtype: rows[row] for dtype, rows in vectors.items()},
-            greatest=[rows[row] for rows in found],
+            greatest=[rows[row] for rows in maxima],
         )
         for row, entries in enumerate(zip(*columns, strict=True))
     ]
@@ -306,11 +306,11 @@ def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
     >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
     [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
     """
-    found: list[Tensor] = []
+    ends: list[Tensor] = []
     for vector in vectors:
         if vector.is_floating_point() and vector.numel():
-            found += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
-    return found
+            ends += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
+    return ends
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
@@ -379,9 +379,9 @@ def mean_of(total: StateSum) -> State:
             vectors[dtype] = common_flags(vector, total)
         else:
             vectors[dtype] = torch.empty_like(vector, dtype=dtype)
-            for own, part in in_pieces(vectors[dtype], vector):
+            for out, part in in_pieces(vectors[dtype], vector):
                 mean = part / total.weight
-                own.copy_(mean if dtype.is_floating_point else mean.round_())
+                out.copy_(mean if dtype.is_floating_point else mean.round_())
     return unflatten(vectors, total.layout)
 
 

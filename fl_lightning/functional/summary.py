@@ -92,14 +92,14 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], level:
     """
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
 
-    found = [one - other for one, other in zip(values, baseline, strict=True)]
-    n = len(found)
+    differences = [value - other for value, other in zip(values, baseline, strict=True)]
+    n = len(differences)
     if not n:
         return Interval(math.nan, math.nan, math.nan)
-    mean = math.fsum(found) / n
+    mean = math.fsum(differences) / n
     if n == 1:
         return Interval(mean, math.nan, math.nan)
-    std = math.sqrt(math.fsum((one - mean) ** 2 for one in found) / (n - 1))
+    std = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (n - 1))
     half = float(stdtrit(n - 1, (1 + level) / 2)) * std / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
