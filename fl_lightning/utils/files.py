@@ -225,12 +225,12 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     checked = check_digest(path)
     try:
         content = loaded(path, mmap and checked)
-        found = type(content).__name__
+        problem = type(content).__name__
     except Exception as error:  # whatever pickle and zip say of a damaged file
-        content, found = None, type(error).__name__
+        content, problem = None, type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({found}): it is damaged, or holds more than tensors and plain "
+            f"{path} cannot be read as a checkpoint ({problem}): it is damaged, or holds more than tensors and plain "
             f"values; give another one, or a state dict"
         )
     if DIGEST in content and not checked:

@@ -11,9 +11,9 @@ def raised_by_check(error: BaseException) -> bool:
     """Return True for an error of a `raise` statement in one of the packages `CHECKED`, in this process or another."""
     if (known := getattr(error, "raised_by_check", None)) is not None:
         return bool(known)
-    found = list(walk_tb(error.__traceback__))
-    if not found:
+    frames = list(walk_tb(error.__traceback__))
+    if not frames:
         return False
-    frame, line = found[-1]
+    frame, line = frames[-1]
     checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
     return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
