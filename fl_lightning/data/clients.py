@@ -114,9 +114,9 @@ class ClientIndices(Sequence[Tensor]):
 
     def __copy__(self) -> "ClientIndices":
         """The same parts, of which clients may be given others by `replace` without a change of these."""
-        found = type(self)(())
-        vars(found).update({**vars(self), "_replaced": dict(self._replaced)})
-        return found
+        copy = type(self)(())
+        vars(copy).update({**vars(self), "_replaced": dict(self._replaced)})
+        return copy
 
     def replace(self, client_id: int, part: Tensor) -> None:
         """Give a client other indices, (n',) int64."""
@@ -151,7 +151,7 @@ class ClientView:
         dealt: the training samples of every client: int64 indices (n,) into the split.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        own: the client's samples by split, where they are others; or None.
+        indices: the client's samples by split, where they are others; or None.
     """
 
     ended = False
@@ -163,21 +163,21 @@ class ClientView:
         dealt: Sequence[Tensor],
         client_id: int,
         round_idx: int,
-        own: Mapping[str, Tensor] | None = None,
+        indices: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.client_id, self.round_idx, self._dealt = client_id, round_idx, dealt
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self.drop_last = data.drop_last
         self._data, self._train = data, train
-        self._indices = {"train": dealt[client_id]} if own is None else dict(own)
+        self._indices = {"train": dealt[client_id]} if indices is None else dict(indices)
 
     @property
     def label_counts(self) -> Tensor:
         return self._data.count_labels([self._indices["train"]])[0]
 
     def size(self, split: str = "train") -> int:
-        own = self._indices.get(split)
-        return (self._look_up(split) if own is None else own).shape[0]
+        indices = self._indices.get(split)
+        return (self._look_up(split) if indices is None else indices).shape[0]
 
     @property
     def num_samples(self) -> int:
@@ -202,8 +202,8 @@ class ClientView:
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:
-        own = self._look_up(split)
-        return next(iter(self._data.split(split).batches([own], None)))
+        indices = self._look_up(split)
+        return next(iter(self._data.split(split).batches([indices], None)))
 
     def labels(self, split: str = "train") -> Tensor:
         labels = self.source(split).labels
@@ -219,17 +219,17 @@ class ClientView:
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        own, order = self.order(split, epoch, shuffle)
-        n = own.shape[0]
+        indices, order = self.order(split, epoch, shuffle)
+        n = indices.shape[0]
         size = self.samples_per_batch(split) if batch_size is None else batch_size
         if epoch is not None and self.drop_last and n % size:
             n -= n % size
-            own, order = own[:n], None if order is None else order[:n]
+            indices, order = indices[:n], None if order is None else order[:n]
         if not n:
             return iter(())
         source = self.source(split)
-        own = source.placed(own)
-        batches = source.batches([own] if n <= size else torch.split(own, size), self.draws(split, epoch))
+        indices = source.placed(indices)
+        batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
         if not with_index:
             return batches
         return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
@@ -243,12 +243,12 @@ class ClientView:
 
         Both (n,) int64; positions None: 0, 1, 2, …
         """
-        own = self._indices.get(split)
-        own = self._look_up(split) if own is None else own
-        if epoch is None or not own.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
-            return own, None
-        order = torch.randperm(own.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
-        return own[order], order
+        indices = self._indices.get(split)
+        indices = self._look_up(split) if indices is None else indices
+        if epoch is None or not indices.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
+            return indices, None
+        order = torch.randperm(indices.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
+        return indices[order], order
 
     def draws(self, split: str, epoch: int | None) -> torch.Generator | None:
         """The generator of an epoch's augmentation, where there is one."""
@@ -261,12 +261,12 @@ class ClientView:
         Raises:
             ValueError: positions of another type, or outside [0, n).
         """
-        own, positions = self._look_up(split), positions.cpu()
-        n, whole = own.shape[0], positions.dtype == torch.int64
+        held, positions = self._look_up(split), positions.cpu()
+        n, whole = held.shape[0], positions.dtype == torch.int64
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {**self._indices, split: own[positions]}
+        indices = {**self._indices, split: held[positions]}
         return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:

@@ -87,11 +87,11 @@ class DataModuleSource(Source):
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
         """Get the training samples, or the clients' streams, and the settings of their loader."""
-        found = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
-        if are_streams(found):
-            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in found.items()})
+        returned = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
+        if are_streams(returned):
+            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in returned.items()})
             return split, split.streams[0].loader_spec
-        loader = self._only("train_dataloader", self._checked("train_dataloader", found))
+        loader = self._only("train_dataloader", self._checked("train_dataloader", returned))
         if loader is None:
             raise ValueError(
                 f"{type(self.datamodule).__name__} must define train_dataloader, whose samples are divided among the "
@@ -118,13 +118,13 @@ class DataModuleSource(Source):
         """Get the DataLoaders that the method of this name returns."""
         return self._checked(name, getattr(self.datamodule, name)() if self._has(name) else None)
 
-    def _checked(self, name: str, found: Any) -> list[DataLoader[Any]]:
+    def _checked(self, name: str, returned: Any) -> list[DataLoader[Any]]:
         """List what the method of this name returned, DataLoaders all."""
-        if found is None:
+        if returned is None:
             return []
-        if isinstance(found, Mapping):
-            found = list(found.values())
-        loaders = list(found) if isinstance(found, list | tuple) else [found]
+        if isinstance(returned, Mapping):
+            returned = list(returned.values())
+        loaders = list(returned) if isinstance(returned, list | tuple) else [returned]
         for loader in loaders:
             if not isinstance(loader, DataLoader):
                 raise TypeError(

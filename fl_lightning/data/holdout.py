@@ -124,8 +124,8 @@ def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, 
     """
     generator = keyed_numpy(seed, "shared set")
     shuffled = generator.permutation(pool)
-    own = labels[shuffled]
-    return np.concatenate([shuffled[own == c][:per_class] for c in range(num_classes)]).astype(np.int64)
+    classes = labels[shuffled]
+    return np.concatenate([shuffled[classes == c][:per_class] for c in range(num_classes)]).astype(np.int64)
 
 
 def load_extra(sources: Mapping[str, Source], train: Split) -> dict[str, Split]:

@@ -172,10 +172,10 @@ class FederatedDataModule(LightningDataModule):
 
         def __getattr__(self, name: str) -> Any:
             """Look up an attribute in the user's own data module (`self.trainer.datamodule.vocabulary`)."""
-            own = getattr(vars(self).get("source"), "datamodule", None)
-            if own is None or name.startswith("_"):
+            datamodule = getattr(vars(self).get("source"), "datamodule", None)
+            if datamodule is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            return getattr(own, name)
+            return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
         for source in (self.source, *self.extra_splits.values()):
@@ -214,9 +214,9 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
-        found = {"train": train, "test": test, "val": source.validation}
-        found |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
-        splits = {name: split for name, split in found.items() if split is not None}
+        candidates = {"train": train, "test": test, "val": source.validation}
+        candidates |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
+        splits = {name: split for name, split in candidates.items() if split is not None}
         return Splits(splits | load_extra(self.extra_splits, train), None if now else source)
 
     @cached_property
@@ -410,9 +410,9 @@ class FederatedDataModule(LightningDataModule):
         return self._batches_of("test")
 
     def predict_dataloader(self) -> Any:
-        own = self.source.predicted()
-        self._splits |= {} if own is None else {"predict": own}
-        return self._batches_of("test" if own is None else "predict")
+        samples = self.source.predicted()
+        self._splits |= {} if samples is None else {"predict": samples}
+        return self._batches_of("test" if samples is None else "predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """This process's evaluation batches of a split."""

@@ -362,13 +362,13 @@ class ColumnPartition(Partition):
         return self._deal(values, test.labels, len(dealt.parts))
 
     @staticmethod
-    def _deal(values: Array, found: Array, num_clients: int) -> list[Array]:
+    def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
         """Samples of each client, where the sorted `values` are dealt in turn.
 
         Those of another value go to nobody.
         """
-        owner = np.searchsorted(values, found) % num_clients
-        known = np.isin(found, values)
+        owner = np.searchsorted(values, column) % num_clients
+        known = np.isin(column, values)
         return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 

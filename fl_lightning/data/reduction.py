@@ -38,9 +38,9 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
     """
     keeps = torch.ones(len(part), dtype=torch.bool)
     for class_idx, count in counts.items():
-        own = (labels[part] == class_idx).nonzero().flatten()
-        order = torch.randperm(len(own), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
-        keeps[own[order[count:]]] = False
+        rows = (labels[part] == class_idx).nonzero().flatten()
+        order = torch.randperm(len(rows), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
+        keeps[rows[order[count:]]] = False
     return part[keeps]
 
 

@@ -84,12 +84,12 @@ class Splits(dict[str, Split]):
     For test samples that `load` has left out the source is asked once somebody looks for them.
 
     Args:
-        found: those that are known.
+        splits: those that are known.
         source: that is asked; None: nobody.
     """
 
-    def __init__(self, found: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
-        super().__init__(found)
+    def __init__(self, splits: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
+        super().__init__(splits)
         self._source = source
 
     def __contains__(self, name: object) -> bool:

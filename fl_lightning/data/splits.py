@@ -193,5 +193,5 @@ class TensorSplit(Split):
         if self._staging is not None:
             x, y = self._staging((x, y))
         if self.transform is not None:
-            x = torch.stack([self.transform(own, draws) for own, draws in zip(x, generators, strict=True)])
+            x = torch.stack([self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)])
         return x, y

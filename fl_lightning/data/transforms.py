@@ -139,8 +139,8 @@ class ResizedCropFlip:
         rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
         images = x if x.is_floating_point() else x.float()
         grid = F.affine_grid(to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
-        found = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-        return found if x.is_floating_point() else found.round().clamp(0, 255).to(x.dtype)
+        resized = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        return resized if x.is_floating_point() else resized.round().clamp(0, 255).to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,8 @@ def _fault(path: Path, md5: str | None) -> str | None:
     """Name the fault of a file, or None: by its md5 where one is given, else by its length against its idx header."""
     with path.open("rb") as file:
         if md5 is not None:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            return None if found == md5 else f"its md5 is {found}, not {md5}"
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            return None if digest == md5 else f"its md5 is {digest}, not {md5}"
         head = file.read(4)
         sizes = file.read(4 * head[3]) if len(head) == 4 else b""
     if len(head) < 4 or head[:3] != b"\0\0\x08" or len(sizes) < 4 * head[3]:
