@@ -30,11 +30,11 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
         check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
-    found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
-    for name in found:
+    collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
+    for name in collection:
         if name in OWN:
             raise ValueError(f"model.metrics must not be named {', '.join(OWN)}, got {name!r}; give it another name")
-    return found
+    return collection
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
@@ -84,16 +84,16 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
     Raises:
         ValueError: a value with more than one dimension (a confusion matrix).
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in result.items():
         if value.ndim == 0:
-            found[f"{prefix}/{name}"] = float(value)
+            values[f"{prefix}/{name}"] = float(value)
         elif value.ndim == 1:
             names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
-            found |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
+            values |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
         else:
             raise ValueError(
                 f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "
                 f"in a callback"
             )
-    return found
+    return values
