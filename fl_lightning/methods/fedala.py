@@ -20,14 +20,14 @@ WINDOW = 10
 """Passes whose losses tell whether the first mixing has settled."""
 
 
-def mixed(own: State, received: State, mixing: State) -> State:
+def mixed(old: State, received: State, mixing: State) -> State:
     """θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
-    return {name: value + (received[name] - value) * mixing[name] for name, value in own.items()}
+    return {name: value + (received[name] - value) * mixing[name] for name, value in old.items()}
 
 
-def stepped(mixing: State, gradients: State, own: State, received: State, eta: float) -> State:
+def stepped(mixing: State, gradients: State, old: State, received: State, eta: float) -> State:
     """A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
-    moved = S.sub(received, own)
+    moved = S.sub(received, old)
     return {name: (value - eta * gradients[name] * moved[name]).clamp(0, 1) for name, value in mixing.items()}
 
 
@@ -88,12 +88,12 @@ class FedALA(OwnModelClient):
         return order[: max(1, int(self.share * len(order) + 1e-9))]
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        own = self.own_model()
-        if own is None or not local.size() or not self.received:
+        model = self.own_model()
+        if model is None or not local.size() or not self.received:
             return
         names, parameters = list(self.received)[-self.layers :], dict(self.named_parameters())
-        self.load_model({name: value for name, value in own.items() if name not in parameters})
-        old, new = ({name: state[name] for name in names} for state in (own, self.received))
+        self.load_model({name: value for name, value in model.items() if name not in parameters})
+        old, new = ({name: state[name] for name in names} for state in (model, self.received))
         learnt: State = self.memory.get("mixing", {})
         first = not learnt
         mixing = {name: learnt.get(name, torch.ones_like(value)) for name, value in old.items()}
@@ -112,7 +112,7 @@ class FedALA(OwnModelClient):
             return len(losses) >= self.first_epochs
         return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
-    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, Tensor]:
+    def one_pass(self, mixing: State, old: State, received: State, local: ClientData) -> tuple[State, Tensor]:
         """Step the mixing weights once a batch.
 
         Returns them, and the mean loss, each batch's before its step.
@@ -120,10 +120,10 @@ class FedALA(OwnModelClient):
 
         def step(batch: Batch) -> Tensor:
             nonlocal mixing
-            params = {name: value.requires_grad_() for name, value in mixed(own, received, mixing).items()}
+            params = {name: value.requires_grad_() for name, value in mixed(old, received, mixing).items()}
             loss = self.loss_at(params, batch)
-            found = torch.autograd.grad(loss, [*params.values()], allow_unused=True, materialize_grads=True)
-            mixing = stepped(mixing, dict(zip(params, found, strict=True)), own, received, self.eta)
+            gradients = torch.autograd.grad(loss, [*params.values()], allow_unused=True, materialize_grads=True)
+            mixing = stepped(mixing, dict(zip(params, gradients, strict=True)), old, received, self.eta)
             return loss
 
         loss = self.mean_over(local, step)

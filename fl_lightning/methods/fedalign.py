@@ -88,11 +88,11 @@ def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State
     Raises:
         ValueError: if a layer within the block has as many channels as an input that stays whole.
     """
-    found: State = {}
+    narrow: State = {}
     made_before = False
     for name, layer in block.named_modules():
-        own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
-        for entry, value in own:
+        tensors = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+        for entry, value in tensors:
             cut = value[: kept(len(value), width)] if value.ndim else value
             reads_input = value.ndim > 1 and value.shape[1] == inputs
             if reads_input and made_before:
@@ -105,8 +105,8 @@ def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State
             if value.ndim > 1 and not reads_input:
                 cut = cut[:, : kept(value.shape[1], width)]
             buffer = not isinstance(value, nn.Parameter)
-            found[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics
-    return found
+            narrow[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics
+    return narrow
 
 
 def check_block(block: nn.Module) -> None:

@@ -150,9 +150,9 @@ class FedCurv(ClientModule):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         for name in ("u", "v"):
-            own = self.own(name, broadcast)
-            self.round_buffer(f"own_{name}", own)
-            self.round_buffer(name, S.sub(broadcast.extras[name], own))
+            pair = self.own(name, broadcast)
+            self.round_buffer(f"own_{name}", pair)
+            self.round_buffer(name, S.sub(broadcast.extras[name], pair))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
@@ -177,11 +177,11 @@ class FedCurv(ClientModule):
         params = S.clone(self.params())
         if self.is_fedavg_equivalent or not params:
             return {}
-        own = {name: self.round[f"own_{name}"] for name in ("u", "v")}
+        known = {name: self.round[f"own_{name}"] for name in ("u", "v")}
         if not self.num_steps:  # no data: the pair stays
             none = S.zeros_like(params)
             return {"u": none, "v": none}
         u = self.information(params, local)
         pair = {"u": u, "v": {name: value * params[name] for name, value in u.items()}}
         self.memory.update(pair, round=local.round_idx)
-        return {name: S.sub(new, own[name]) if self.scope == "seen" else new for name, new in pair.items()}
+        return {name: S.sub(new, known[name]) if self.scope == "seen" else new for name, new in pair.items()}

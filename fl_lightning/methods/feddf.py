@@ -82,10 +82,10 @@ class FedDFServer(ServerModule):
         if not len(self.server.data("proxy")):
             raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
         saved, named = self.client.state_dict(), [*self.client.named_parameters(), *self.client.named_buffers()]
-        own = [name for name, _ in named if name in saved and name not in self.server.weights]
-        if own:
+        kept = [name for name, _ in named if name in saved and name not in self.server.weights]
+        if kept:
             raise ValueError(
-                f"FedDF distils into a whole net, but {own[0]!r} stays with each client; leave model.personal unset"
+                f"FedDF distils into a whole net, but {kept[0]!r} stays with each client; leave model.personal unset"
             )
         try:
             self.validation = self.server.data("val")
@@ -159,8 +159,8 @@ class FedDFServer(ServerModule):
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
         """Logits (n, C) of all samples of a split, and their labels (n,)."""
         rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
-        found = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
-        return torch.cat([logits for logits, _ in found]), torch.cat([y for _, y in found])
+        answers = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
+        return torch.cat([logits for logits, _ in answers]), torch.cat([y for _, y in answers])
 
     def accuracy(self, state: State) -> float:
         """Accuracy on the validation split.

@@ -52,13 +52,13 @@ def logit_suppression(
     z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰, which bounds the term of a class
     that the batch has from below.
     """
-    z, own, observed = to_float32(logits), true_class(target, logits.shape[1]), prior > 0
+    z, true, observed = to_float32(logits), true_class(target, logits.shape[1]), prior > 0
     if form == "official":
         offset = prior.masked_fill(~observed, 1.0).log() + math.log(len(prior))
-        z, skipped = (z - offset).masked_fill(own, 0.0), ~observed
+        z, skipped = (z - offset).masked_fill(true, 0.0), ~observed
     else:
-        every = own.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
-        z, skipped = z.masked_fill(own & ~every, -math.inf), every | ~observed
+        every = true.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
+        z, skipped = z.masked_fill(true & ~every, -math.inf), every | ~observed
     terms = z.logsumexp(0) - math.log(len(z))
     return (prior * terms.masked_fill(skipped, 0.0)).sum()
 

@@ -32,10 +32,10 @@ def candidate_weights(raw: Tensor) -> Tensor:
     return nn.functional.normalize(raw.clamp(min=0), p=1, dim=0, eps=torch.finfo(raw.dtype).tiny)
 
 
-def moved_towards(own: StateLike, candidates: Sequence[StateLike], weights: Tensor) -> State:
+def moved_towards(model: StateLike, candidates: Sequence[StateLike], weights: Tensor) -> State:
     """θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3), the mean in which θ_i weighs 1 − Σ_n w_n, >= 0: M candidates, (M,)."""
     own_weight = (1 - weights.double().sum()).clamp(min=0)
-    return weighted_mean([own, *candidates], [own_weight.item(), *weights.tolist()])
+    return weighted_mean([model, *candidates], [own_weight.item(), *weights.tolist()])
 
 
 class FedFOMOServer(ServerModule):
@@ -179,16 +179,16 @@ class FedFOMO(InitialModelClient):
 
         That of a candidate whose loss is not finite is 0.
         """
-        own, losses, distances = clone(self.entries()), [], []
-        for model in (own, *candidates):
+        last, losses, distances = clone(self.entries()), [], []
+        for model in (last, *candidates):
             self.load_model(model)
             losses.append(self.mean_over(held, lambda batch: self.local_loss(batch, 0)))
-            away = sub({name: model[name].double() for name in self.params()}, own)
+            away = sub({name: model[name].double() for name in self.params()}, last)
             distances.append(inner(away, away).sqrt())
         others = torch.stack(losses[1:])
         raw = helpfulness(losses[0], others, torch.stack(distances[1:])).masked_fill(~others.isfinite(), 0).cpu()
-        shared = {name: own[name] for name in candidates[0]}
-        self.load_model(own | moved_towards(shared, candidates, candidate_weights(raw)))
+        shared = {name: last[name] for name in candidates[0]}
+        self.load_model(last | moved_towards(shared, candidates, candidate_weights(raw)))
         return raw
 
     def phases(self, exchange: str) -> tuple[Phase, ...]:

@@ -80,8 +80,8 @@ def pick(labels: Tensor, label: int, strategy: str, losses: Tensor, generator: t
     if strategy == "random":
         chosen = torch.randint(len(positions), (), generator=generator)
     else:
-        own = losses[positions]
-        chosen = own.argmax() if strategy == "hard" else own.argmin()
+        values = losses[positions]
+        chosen = values.argmax() if strategy == "hard" else values.argmin()
     return int(positions[int(chosen)])
 
 
@@ -141,8 +141,8 @@ class FedKA(ClientModule):
             hardness = self.losses(*samples["local"]).cpu()
         anchors = []
         for k in classes.tolist():
-            own = plan[k] == "local"
-            strategy = self.strategy if own else "random"
+            is_local = plan[k] == "local"
+            strategy = self.strategy if is_local else "random"
             anchors.append(Anchor(k, plan[k], pick(labels[plan[k]], k, strategy, hardness, generator)))
         return anchors
 
@@ -173,8 +173,8 @@ class FedKA(ClientModule):
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        found = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
-        plan = {k: source for k, source in plan.items() if source == "local" or k in found}
+        held = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
+        plan = {k: source for k, source in plan.items() if source == "local" or k in held}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return

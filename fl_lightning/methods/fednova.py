@@ -74,17 +74,17 @@ class FedNovaAggregator(Aggregator):
         super().add(update)
         if update.weights is None or not update.accumulated_lr:
             return
-        own = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
-        length, start = own["length"], self.server.weights
+        extras = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
+        length, start = extras["length"], self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
         self.sum("moved", moved, self.weight(update))
-        self.gather(replace(update, extras=own), weights=False)
+        self.gather(replace(update, extras=extras), weights=False)
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        found = [row for _, row in sorted(self.rows.items())]
-        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in found])
-        rows, sizes = list(compress(found, weights)), [weight for weight in weights if weight]
+        gathered = [row for _, row in sorted(self.rows.items())]
+        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in gathered])
+        rows, sizes = list(compress(gathered, weights)), [weight for weight in weights if weight]
         if mean is None or not rows:
             return mean
         lengths = [row.extras["length"] for row in rows]

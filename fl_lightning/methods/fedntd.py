@@ -71,8 +71,8 @@ def kl_parts(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Te
     >>> true, not_true, true + not_true
     (tensor(0.3041), tensor(-0.1733), tensor(0.1308))
     """
-    terms, own = kl_terms(local, teacher), true_class(target, local.shape[1])
-    return (terms * own).sum(1).mean(), (terms * ~own).sum(1).mean()
+    terms, is_true = kl_terms(local, teacher), true_class(target, local.shape[1])
+    return (terms * is_true).sum(1).mean(), (terms * ~is_true).sum(1).mean()
 
 
 def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,8 +85,8 @@ def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[T
     >>> kl_parts_by_class(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
     (tensor([   nan, 0.3041]), tensor([-0.1733,     nan]))
     """
-    terms, own = kl_terms(local, teacher), true_class(target, local.shape[1])
-    inside, outside = ((terms * mask).sum(0) / mask.sum(0) for mask in (own, ~own))
+    terms, is_true = kl_terms(local, teacher), true_class(target, local.shape[1])
+    inside, outside = ((terms * mask).sum(0) / mask.sum(0) for mask in (is_true, ~is_true))
     return inside, outside
 
 

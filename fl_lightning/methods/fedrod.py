@@ -80,10 +80,10 @@ class FedRoD(ClientModule):
         x, y = batch
         generic, personal = self.both_heads(x)
         balanced = calibrated_cross_entropy(generic, y, self.round["log_counts"])
-        own = personal_loss(generic, personal, y)
+        ce = personal_loss(generic, personal, y)
         self.log("train/balanced", balanced)
-        self.log("train/personal", own)
-        return balanced + own
+        self.log("train/personal", ce)
+        return balanced + ce
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Predict with the sum of both heads.

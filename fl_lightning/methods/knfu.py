@@ -42,9 +42,9 @@ def fusion_weights(distance: Tensor, beta: float, eps: float = 1e-8) -> Tensor:
     n = len(distance)
     if n == 1:
         return torch.ones_like(distance)
-    own = torch.eye(n, dtype=torch.bool, device=distance.device)
-    others = distance.clamp(min=eps).masked_fill(own, torch.inf)
-    weights = (others.min(1, keepdim=True).values / others).square().masked_fill(own, beta)
+    diagonal = torch.eye(n, dtype=torch.bool, device=distance.device)
+    others = distance.clamp(min=eps).masked_fill(diagonal, torch.inf)
+    weights = (others.min(1, keepdim=True).values / others).square().masked_fill(diagonal, beta)
     return weights / weights.sum(1, keepdim=True)
 
 

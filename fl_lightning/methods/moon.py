@@ -31,8 +31,8 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
     Returns:
         (), ≥ 0; log 2 with zero gradient where the only previous model is the received one.
     """
-    given = (local, received.detach(), *(one.detach() for one in previous))
-    z, *others = (F.normalize(to_float32(one), dim=1, eps=1e-8) for one in given)
+    given = (local, received.detach(), *(features.detach() for features in previous))
+    z, *others = (F.normalize(to_float32(features), dim=1, eps=1e-8) for features in given)
     similarity = torch.stack([(z * other).sum(1) for other in others], 1) / temperature
     return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 

@@ -143,13 +143,13 @@ class SCAFFOLD(ClientModule):
         return self.accumulated_lr if self.where == "grad" else after
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
-        control, own = self.round["c"], self.round["c_i"]
+        control, client_control = self.round["c"], self.round["c_i"]
         if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
             return {"control_change": S.zeros_like(self.received)}
         if self.option == "I":
-            change = S.sub(self.round["gradient"], own)
+            change = S.sub(self.round["gradient"], client_control)
         else:
             change = control_change(self.received, S.clone(self.params()), control, self.travelled)
         change = {name: value.to(self.received[name].dtype) for name, value in change.items()}
-        self.memory["control"] = S.add(own, change)
+        self.memory["control"] = S.add(client_control, change)
         return {"control_change": change}

@@ -151,13 +151,13 @@ class SelectiveFD(KnowledgeClient):
         n, device = local.size(), next(self.parameters()).device
         if not n:
             return torch.zeros(0, dtype=torch.int64, device=device)
-        own, transfer = (self.represented(local, split) for split in ("train", "transfer"))
+        train, transfer = (self.represented(local, split) for split in ("train", "transfer"))
         generator = local.generator("selector", per_round=False)
         order = torch.randperm(n, generator=generator).to(device)
         known = max(1, int(KNOWN * n + 1e-9))
-        uniform = torch.rand(self.num_reference, own.shape[1], generator=generator, dtype=torch.float64).to(device)
-        ratio = DensityRatio.fit(own[order[:known]], own.min() + uniform * (own.max() - own.min()), self.width)
-        threshold = ratio(own[order[known:]] if n > known else own).quantile(self.quantile)
+        uniform = torch.rand(self.num_reference, train.shape[1], generator=generator, dtype=torch.float64).to(device)
+        ratio = DensityRatio.fit(train[order[:known]], train.min() + uniform * (train.max() - train.min()), self.width)
+        threshold = ratio(train[order[known:]] if n > known else train).quantile(self.quantile)
         return (ratio(transfer) > threshold).nonzero().flatten()
 
     def represented(self, local: ClientData, split: str) -> Tensor:
