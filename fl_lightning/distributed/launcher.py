@@ -133,16 +133,16 @@ def first_error(mail: Path, ended: Exception) -> BaseException:
 
     Where no process has left one, say how one ended.
     """
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
             error, checked, text = pickle.loads(path.read_bytes())
             error.raised_by_check = checked
             error.__cause__ = RemoteTracebackError(f"\n{text}")
-            found.append(error)
-    found.sort(key=lambda error: isinstance(error, RemoteError))
-    if found:
-        return found[0]
+            errors.append(error)
+    errors.sort(key=lambda error: isinstance(error, RemoteError))
+    if errors:
+        return errors[0]
     if isinstance(ended, ProcessExitedException):
         return RemoteError(f"rank {ended.error_index} ended without a word: {ended}")
     return ended

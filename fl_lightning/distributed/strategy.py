@@ -52,8 +52,8 @@ class ClientParallelStrategy(DDPStrategy):
     @property
     def launcher(self) -> Any:
         """Lightning's launcher, under watch: what one process raises is said once."""
-        found = super().launcher
-        return found if found is None else WatchedLauncher(found, self)
+        launcher = super().launcher
+        return launcher if launcher is None else WatchedLauncher(launcher, self)
 
     def setup_environment(self) -> None:
         super().setup_environment()

@@ -149,8 +149,8 @@ class Watch:
         if isinstance(error, KeyboardInterrupt):
             self._tell(Verdict("", self.rank))
         elif not isinstance(error, RemoteError):
-            said = " ".join(str(error).split())
-            self._tell(Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {said}", self.rank))
+            text = " ".join(str(error).split())
+            self._tell(Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {text}", self.rank))
         return error
 
     @property
@@ -233,11 +233,11 @@ class Watch:
         elif not busy and len(silent) == self.world:
             self._end(root, f"all {self.world} processes have waited for each other")
 
-    def _end(self, peer: Peer, said: str) -> None:
+    def _end(self, peer: Peer, reason: str) -> None:
         """End the run since a process is silent."""
         self._decide(
             Verdict(
-                f"{said} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
+                f"{reason} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
                 f"ClientParallelStrategy if it needs longer",
                 peer.rank,
             )
