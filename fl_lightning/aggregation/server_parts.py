@@ -144,8 +144,8 @@ class ServerPart(nn.Module):
 
     def take_unchecked(self) -> list[float | Tensor]:
         """Hand over `unchecked`."""
-        found, self.unchecked = self.unchecked, []
-        return found
+        unchecked, self.unchecked = self.unchecked, []
+        return unchecked
 
     def total_weight(self, name: str) -> float | Tensor:
         """Σ of the weights in the sum `name`.
