@@ -24,7 +24,10 @@ class GatheringAggregator(Aggregator, ABC):
         """
 
     def add(self, update: ClientUpdate) -> None:
-        """Keep the update, and take the weighted mean of the entries that are not trained."""
+        """Keep the update.
+
+        Of the entries that are not trained the weighted mean is taken.
+        """
         if update.weights is None:
             return
         trainable = set(self.server.trainable)

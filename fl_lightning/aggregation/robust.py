@@ -18,7 +18,7 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_numbe
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
-    """Take the median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
+    """Median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
 
     >>> coordinate_median(torch.tensor([[4.0], [1.0], [3.0], [2.0]]))
     tensor([2.5000])
@@ -28,7 +28,9 @@ def coordinate_median(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    """Average every coordinate without its `trim` smallest and largest values, m > 2 trim: (m, P) -> (P,).
+    """Mean of every coordinate without its `trim` smallest and largest values: (m, P) -> (P,).
+
+    Needs m > 2 trim.
 
     >>> trimmed_mean(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), trim=1)
     tensor([2.])
@@ -37,7 +39,9 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
 
 def krum_scores(rows: Tensor, f: int) -> Tensor:
-    """Sum each row's m − f − 2 smallest squared distances to others, m ≥ f + 3: (m, P) -> (m,).
+    """Sum of each row's m − f − 2 smallest squared distances to others: (m, P) -> (m,).
+
+    Needs m ≥ f + 3.
 
     >>> krum_scores(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), f=1)
     tensor([1.0000e+00, 1.0000e+00, 4.0000e+00, 9.2160e+03])
@@ -48,7 +52,7 @@ def krum_scores(rows: Tensor, f: int) -> Tensor:
 
 
 def geometric_median(rows: Tensor, weights: Tensor, iters: int, nu: float) -> Tensor:
-    """Find z of least Σ w_i ‖z − v_i‖ by smoothed Weiszfeld steps from the mean: (m, P), (m,) -> (P,).
+    """Point z of least Σ w_i ‖z − v_i‖ by smoothed Weiszfeld steps from the mean: (m, P), (m,) -> (P,).
 
     A step is the mean with weights w_i / max(ν, ‖z − v_i‖).
 
@@ -73,7 +77,10 @@ class RobustAggregator(GatheringAggregator):
         """Make the new weights of the clients' rows and their weights in a mean: (m, P), (m,) -> (P,), float64."""
 
     def too_few(self, m: int) -> str | None:
-        """Tell how many rows the rule needs, where m are too few, or return None."""
+        """Report how many rows the rule needs, where m are too few.
+
+        None where they are not.
+        """
         return None
 
     def setup(self) -> None:
@@ -96,7 +103,9 @@ class RobustAggregator(GatheringAggregator):
 
 
 class MedianAggregator(RobustAggregator):
-    """Median of every coordinate, in which client weights do not count.
+    """Median of every coordinate.
+
+    Client weights do not count.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
@@ -107,7 +116,9 @@ class MedianAggregator(RobustAggregator):
 
 
 class TrimmedMeanAggregator(RobustAggregator):
-    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values, where client weights do not count.
+    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values.
+
+    Client weights do not count.
 
     Args:
         beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.
@@ -134,7 +145,7 @@ class TrimmedMeanAggregator(RobustAggregator):
             rank_zero_warn(f"TrimmedMeanAggregator with beta={self.beta} trims nothing of {m} clients; raise beta")
 
     def trim(self, m: int) -> int:
-        """Count the values cut off at each end, of m."""
+        """Values cut off at each end, of m."""
         return int(self.beta * m + 1e-9)
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parts of the server that a paper may replace: the rule for the weights, and the method's own server side.
+"""The two parts of the server that a paper may replace: the rule for the weights, and the method's own server side.
 
 Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
@@ -30,7 +30,7 @@ class PartialAggregate:
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
     def mean(self, name: str, fallback: Callable[[], Mapping[str, Tensor]]) -> State | None:
-        """Take the weighted mean of what was added to the sum `name`, or None for nothing of any weight.
+        """The weighted mean of what was added to the sum `name`, or None: nothing of any weight.
 
         Args:
             name: of the sum.
@@ -49,7 +49,9 @@ class PartialAggregate:
 
 
 class NotSetUp:
-    """Placeholder of the server until a FederatedLoop sets it, with an error at every access.
+    """Placeholder of the server until a FederatedLoop sets it.
+
+    Every access is an error that says so.
 
     Args:
         name: of the class that asks for it.
@@ -91,22 +93,27 @@ class ServerPart(nn.Module):
         check_overrides(cls)
 
     def attach(self, server: ServerView) -> None:
-        """Set `server`, before the loop calls `setup`."""
+        """Set `server`.
+
+        The loop calls it before `setup`.
+        """
         self.server = server
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
 
     def begin_round(self, cohort: list[int]) -> None:
-        """Prepare for a round with the clients in `cohort`, once before its first exchange.
+        """Prepare for a round with the clients in `cohort`.
+
+        Called once, before its first exchange.
 
         A round that is repeated without clients that failed begins anew, from the state before it.
         """
 
     def end_exchange(self) -> None:
-        """Forget the exchange's sums and rows, but keep the memory of the sums for the next ones.
+        """Forget the exchange's sums and rows.
 
-        The round calls it.
+        The round calls it. The memory of the sums is kept for the next ones.
         """
         self._ended, self.partial = self.partial.sums, PartialAggregate()
 
@@ -118,7 +125,10 @@ class ServerPart(nn.Module):
         return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
-        """Give the weights that are evaluated in place of the global ones, and not fed back."""
+        """The weights that are evaluated in place of the global ones.
+
+        Not fed back.
+        """
         return weights
 
     # --- helpers ---
@@ -134,16 +144,22 @@ class ServerPart(nn.Module):
 
     def take_unchecked(self) -> list[float | Tensor]:
         """Hand over `unchecked`."""
-        found, self.unchecked = self.unchecked, []
-        return found
+        unchecked, self.unchecked = self.unchecked, []
+        return unchecked
 
     def total_weight(self, name: str) -> float | Tensor:
-        """Sum the weights in the sum `name`, 0 if no client added to it."""
+        """Σ of the weights in the sum `name`.
+
+        0 if no client added to it.
+        """
         total = self.partial.sums.get(name)
         return 0 if total is None else total.weight
 
     def summed(self, name: str) -> State:
-        """Get the sum `name` over the cohort, float64, empty if no client added to it."""
+        """The sum `name` over the cohort, float64.
+
+        Empty if no client added to it.
+        """
         total = self.partial.sums.get(name)
         return {} if total is None else total.state()
 
@@ -158,12 +174,15 @@ class ServerPart(nn.Module):
         return self.partial.rows
 
     def rows_with(self, name: Literal["num_samples", "included"]) -> dict[int, ClientUpdate]:
-        """Select the `rows` whose `name` is not 0, with one read where these lie on a device."""
+        """The `rows` whose `name` is not 0.
+
+        Where these lie on a device, they are read at once.
+        """
         rows = dict(sorted(self.rows.items()))
         return dict(compress(rows.items(), to_host([torch.as_tensor(getattr(row, name)) for row in rows.values()])))
 
     def server_state(self, names: Iterable[str]) -> "StateBuffers":
-        """Make float64 zeros shaped as the named entries of the global model, kept in buffers.
+        """Float64 zeros shaped as the named entries of the global model, kept in buffers.
 
         Call it in `setup`.
         """
@@ -171,12 +190,14 @@ class ServerPart(nn.Module):
         return StateBuffers({name: torch.zeros_like(weights[name], dtype=torch.float64) for name in names})
 
     def moved(self, aggregate: State, changes: Mapping[str, Tensor]) -> State:
-        """Take `aggregate` with the entries of `changes` in place of its own, in its own types."""
+        """`aggregate` with the entries of `changes` in place of its own, in its own types."""
         return {**aggregate, **{name: value.to(aggregate[name].dtype) for name, value in changes.items()}}
 
 
 class Aggregator(ServerPart):
-    """Streams the clients' weights into one new state, by default their mean.
+    """Streams the clients' weights into one new state.
+
+    The base class is their mean.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `add` for every client of the cohort and one `finish`.
@@ -194,19 +215,26 @@ class Aggregator(ServerPart):
         self.weighting = weighting
 
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
-        """Compute extras of a client for this rule, whatever its method (FedEXP's norm), to be read in `add`.
+        """Compute extras of a client for this rule, whatever its method (FedEXP's norm).
+
+        `add` finds them.
 
         They are of the `update` as it will be added, weights live, after every transform: at the server, no traffic.
         """
         return {}
 
     def add(self, update: ClientUpdate) -> None:
-        """Take one client's update, whose `update.weights` are live, so that what is kept must be cloned."""
+        """Take one client's update.
+
+        `update.weights` are live, so what is kept must be cloned.
+        """
         if update.weights is not None:
             self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
-        """Make the new shared weights, or None where they stay as they are (no client had data).
+        """Make the new shared weights.
+
+        None: they stay as they are (no client had data).
 
         Under `nonfinite: skip`, and where a transform weighs a client by a tensor, the total weight is a tensor that is
         read after the round: where it is 0 what a rule makes of it is dropped, and the base class's mean is the weights
@@ -215,9 +243,9 @@ class Aggregator(ServerPart):
         return self.partial.mean("weights", lambda: self.server.weights)
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
-        """Weigh a client: n_i, or 1 under uniform weighting, and 0 without samples.
+        """n_i, or 1 under uniform weighting.
 
-        A rule may give any number >= 0.
+        0 for a client without samples. A rule may give any number >= 0.
         """
         n = update.num_samples
         if self.weighting == "samples":
@@ -226,21 +254,31 @@ class Aggregator(ServerPart):
 
 
 class ServerModule(ServerPart):
-    """The server side of a method: what it sends, takes in and keeps, by default FedAvg's. Any rule goes with it.
+    """The server side of a method: what it sends, takes in and keeps.
+
+    As it stands, FedAvg's. Any rule goes with it.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
     """
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        """Make the message to one client, by default the global weights."""
+        """Make the message to one client.
+
+        The default sends the global weights.
+        """
         return self.sends(exchange)
 
     def add(self, update: ClientUpdate) -> None:
-        """Take in what the method itself needs of an update (`sum`, `gather`), while the rule takes the weights."""
+        """Take in what the method itself needs of an update (`sum`, `gather`).
+
+        The rule takes the weights.
+        """
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        """Make the new shared weights, by default the rule's aggregate, or None where they stay as they are.
+        """Make the new shared weights, by default the rule's aggregate.
+
+        None: they stay as they are.
 
         They stay, too, where all clients together turn out to weigh nothing (`Aggregator.finish`).
         A state returned before the last exchange is what the next exchange sends down.
@@ -248,10 +286,13 @@ class ServerModule(ServerPart):
         return aggregate
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a server optimizer that breaks the method's own server step, at start where one is set."""
+        """Refuse a server optimizer that breaks the method's own server step.
+
+        Called at start where one is set.
+        """
 
     def client_of(self, kind: type[Client]) -> Client:
-        """Get the client module, whose settings the server reads.
+        """The client module, whose settings the server reads.
 
         Raises:
             ValueError: if it is none of the `kind` that this server side belongs to.
@@ -279,7 +320,7 @@ class ServerModule(ServerPart):
             )
 
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
-        """Make a broadcast of the global weights and `extras`, server state in the weights' own types."""
+        """A broadcast of the global weights and `extras`, server state in the weights' own types."""
         weights = self.server.weights
         if extras:
             extras = {name: self._typed(value, weights) for name, value in extras.items()}

@@ -1,4 +1,4 @@
-"""Attack by training on wrong labels."""
+"""The attack that trains on wrong labels."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -44,17 +44,17 @@ class FlippedData:
         return self.local.label_counts.flip(0)
 
     def all(self, split: str = "train") -> Batch:
-        """Read the whole split as one batch."""
+        """The whole split as one batch."""
         batch = self.local.all(split)
         return batch if split in EVALUATED else flipped(batch, self.num_classes)
 
     def labels(self, split: str = "train") -> Tensor:
-        """Read the classes of a split's samples, (n,) int64 on the CPU."""
+        """The classes of a split's samples, (n,) int64 on the CPU."""
         labels = self.local.labels(split)
         return labels if split in EVALUATED else self.num_classes - 1 - labels
 
     def batches(self, split: str = "train", *args: Any, **settings: Any) -> Iterator[Batch]:
-        """Yield batches of a split."""
+        """Batches of a split."""
         batches = self.local.batches(split, *args, **settings)
         return batches if split in EVALUATED else (flipped(batch, self.num_classes) for batch in batches)
 

@@ -1,4 +1,4 @@
-"""Attacks that train honestly and send other weights than they have learned."""
+"""Attacks that train as they should and send other weights than they have learned."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -15,14 +15,16 @@ from fl_lightning.utils.settings import check_above
 
 
 class WeightAttack(Attack):
-    """An attack on the shared trainable weights that are sent, which leaves all else that is sent and kept.
+    """An attack on the shared trainable weights that are sent.
+
+    What else is sent and kept stays as it is.
 
     The transforms of an honest client have no say in it: the attack replaces what they have made.
     """
 
     @abstractmethod
     def poisoned(self, received: Tensor, trained: Tensor, generator: torch.Generator) -> Tensor:
-        """Poison a weight to be sent, given as received and as trained, all of one shape."""
+        """Make what is sent of a weight as it came and as it was trained, all of one shape."""
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         kept = set(personal)

@@ -1,4 +1,4 @@
-"""The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
+"""The clients' side of the data: the cohorts of the rounds, whose samples are whose, and the view that a client has."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -14,7 +14,7 @@ from fl_lightning.utils.settings import check_kind, check_numbers
 
 
 class Cohorts:
-    """The client ids of every round: drawn anew, or taken from a schedule.
+    """The client ids of every round: drawn anew, or as a schedule says.
 
     Args:
         num_clients: N.
@@ -47,7 +47,7 @@ class Cohorts:
         self.size = max(1, int(participation * num_clients + 1e-9))
 
     def __call__(self, round_idx: int) -> list[int]:
-        """List the client ids of a round, ascending where they are drawn.
+        """The client ids of a round, ascending where they are drawn.
 
         Raises:
             ValueError: if the schedule has no such round.
@@ -66,7 +66,7 @@ class Cohorts:
 
 
 class ClientIndices(Sequence[Tensor]):
-    """Index tensors, one for each client, as views of one tensor, since each apart would take 1.2 kB.
+    """Index tensors, one for each client, as views of one tensor: apart they would take 1.2 kB each.
 
     Args:
         arrays: for each client int64 indices (n,).
@@ -113,10 +113,10 @@ class ClientIndices(Sequence[Tensor]):
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
 
     def __copy__(self) -> "ClientIndices":
-        """Copy the list, so that `replace` in the copy leaves this one unchanged."""
-        found = type(self)(())
-        vars(found).update({**vars(self), "_replaced": dict(self._replaced)})
-        return found
+        """The same parts, of which clients may be given others by `replace` without a change of these."""
+        copy = type(self)(())
+        vars(copy).update({**vars(self), "_replaced": dict(self._replaced)})
+        return copy
 
     def replace(self, client_id: int, part: Tensor) -> None:
         """Give a client other indices, (n',) int64."""
@@ -133,13 +133,13 @@ class FederatedData(Protocol):
     drop_last: bool
 
     def split(self, name: str) -> Split:
-        """Get the samples of a split."""
+        """The samples of a split."""
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """Get a client's samples, as int64 indices (n,) into the split."""
+        """A client's samples, as int64 indices (n,) into the split."""
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
-        """Count the training samples of each class, (len(parts), C) int64, for indices into the training split."""
+        """Training samples of each class, (len(parts), C) int64, for index tensors into the training split."""
 
 
 class ClientView:
@@ -151,7 +151,7 @@ class ClientView:
         dealt: the training samples of every client: int64 indices (n,) into the split.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        own: the client's samples by split, where they are others; or None.
+        indices: the client's samples by split, where they are others; or None.
     """
 
     ended = False
@@ -163,44 +163,47 @@ class ClientView:
         dealt: Sequence[Tensor],
         client_id: int,
         round_idx: int,
-        own: Mapping[str, Tensor] | None = None,
+        indices: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.client_id, self.round_idx, self._dealt = client_id, round_idx, dealt
         self.num_clients, self.batch_size = data.num_clients, data.batch_size
         self.drop_last = data.drop_last
         self._data, self._train = data, train
-        self._indices = {"train": dealt[client_id]} if own is None else dict(own)
+        self._indices = {"train": dealt[client_id]} if indices is None else dict(indices)
 
     @property
     def label_counts(self) -> Tensor:
         return self._data.count_labels([self._indices["train"]])[0]
 
     def size(self, split: str = "train") -> int:
-        own = self._indices.get(split)
-        return (self._look_up(split) if own is None else own).shape[0]
+        indices = self._indices.get(split)
+        return (self._look_up(split) if indices is None else indices).shape[0]
 
     @property
     def num_samples(self) -> int:
         return self.size()
 
     def _look_up(self, split: str) -> Tensor:
-        """Look up a split's indices at its first use."""
+        """Ask for a split's indices at its first use."""
         if split not in self._indices:
             self._indices[split] = self._data.client_indices(split, self.client_id)
         return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Choose the samples per batch of a split: those given or the data module's, for `full` the whole split."""
+        """Samples per batch of a split: those given, else the data module's.
+
+        `full` is the whole split.
+        """
         chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
     def augments(self, split: str = "train") -> bool:
-        """Tell whether a sample differs from one local epoch to the next: only training samples do."""
+        """Return True where a sample differs from one local epoch to the next: only training samples do."""
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:
-        own = self._look_up(split)
-        return next(iter(self._data.split(split).batches([own], None)))
+        indices = self._look_up(split)
+        return next(iter(self._data.split(split).batches([indices], None)))
 
     def labels(self, split: str = "train") -> Tensor:
         labels = self.source(split).labels
@@ -216,39 +219,39 @@ class ClientView:
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        own, order = self.order(split, epoch, shuffle)
-        n = own.shape[0]
+        indices, order = self.order(split, epoch, shuffle)
+        n = indices.shape[0]
         size = self.samples_per_batch(split) if batch_size is None else batch_size
         if epoch is not None and self.drop_last and n % size:
             n -= n % size
-            own, order = own[:n], None if order is None else order[:n]
+            indices, order = indices[:n], None if order is None else order[:n]
         if not n:
             return iter(())
         source = self.source(split)
-        own = source.placed(own)
-        batches = source.batches([own] if n <= size else torch.split(own, size), self.draws(split, epoch))
+        indices = source.placed(indices)
+        batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
         if not with_index:
             return batches
         return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
 
     def source(self, split: str) -> Split:
-        """Get the split whose samples are indexed."""
+        """The split whose samples are indexed."""
         return self._train if split == "train" else self._data.split(split)
 
     def order(self, split: str, epoch: int | None, shuffle: bool | None = None) -> tuple[Tensor, Tensor | None]:
-        """Order the client's samples for an epoch, and give their positions within the client's split.
+        """The client's samples in the order of an epoch, and their positions within the client's split.
 
         Both (n,) int64; positions None: 0, 1, 2, …
         """
-        own = self._indices.get(split)
-        own = self._look_up(split) if own is None else own
-        if epoch is None or not own.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
-            return own, None
-        order = torch.randperm(own.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
-        return own[order], order
+        indices = self._indices.get(split)
+        indices = self._look_up(split) if indices is None else indices
+        if epoch is None or not indices.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
+            return indices, None
+        order = torch.randperm(indices.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
+        return indices[order], order
 
     def draws(self, split: str, epoch: int | None) -> torch.Generator | None:
-        """Make the generator of an epoch's augmentation, where there is one."""
+        """The generator of an epoch's augmentation, where there is one."""
         augments = split == "train" and epoch is not None and self._train.augments
         return self.generator(f"augment/{split}/{epoch}") if augments else None
 
@@ -258,12 +261,12 @@ class ClientView:
         Raises:
             ValueError: positions of another type, or outside [0, n).
         """
-        own, positions = self._look_up(split), positions.cpu()
-        n, whole = own.shape[0], positions.dtype == torch.int64
+        held, positions = self._look_up(split), positions.cpu()
+        n, whole = held.shape[0], positions.dtype == torch.int64
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {**self._indices, split: own[positions]}
+        indices = {**self._indices, split: held[positions]}
         return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:

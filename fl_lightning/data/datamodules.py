@@ -20,7 +20,7 @@ ABSENT = ("MisconfigurationException", "NotImplementedError")
 
 
 class DataModuleSource(Source):
-    """A source made of a user's LightningDataModule: its datasets, read as its loaders read them.
+    """A source made of a LightningDataModule of the user's own: its datasets, read as its loaders read them.
 
     `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
     `predict_dataloader`.
@@ -82,16 +82,16 @@ class DataModuleSource(Source):
         return split
 
     def _count_classes(self) -> None:
-        """Count the classes of the splits, or keep a function that counts them on demand."""
+        """Count the classes of the splits, or note what counts them when asked."""
         self.num_classes, self.classes = count_known(self._splits, getattr(self.datamodule, "num_classes", None))
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
         """Get the training samples, or the clients' streams, and the settings of their loader."""
-        found = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
-        if are_streams(found):
-            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in found.items()})
+        returned = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
+        if are_streams(returned):
+            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in returned.items()})
             return split, split.streams[0].loader_spec
-        loader = self._only("train_dataloader", self._checked("train_dataloader", found))
+        loader = self._only("train_dataloader", self._checked("train_dataloader", returned))
         if loader is None:
             raise ValueError(
                 f"{type(self.datamodule).__name__} must define train_dataloader, whose samples are divided among the "
@@ -118,13 +118,13 @@ class DataModuleSource(Source):
         """Get the DataLoaders that the method of this name returns."""
         return self._checked(name, getattr(self.datamodule, name)() if self._has(name) else None)
 
-    def _checked(self, name: str, found: Any) -> list[DataLoader[Any]]:
-        """List what the method of this name returned, all of it DataLoaders."""
-        if found is None:
+    def _checked(self, name: str, returned: Any) -> list[DataLoader[Any]]:
+        """List what the method of this name returned, DataLoaders all."""
+        if returned is None:
             return []
-        if isinstance(found, Mapping):
-            found = list(found.values())
-        loaders = list(found) if isinstance(found, list | tuple) else [found]
+        if isinstance(returned, Mapping):
+            returned = list(returned.values())
+        loaders = list(returned) if isinstance(returned, list | tuple) else [returned]
         for loader in loaders:
             if not isinstance(loader, DataLoader):
                 raise TypeError(
@@ -138,7 +138,10 @@ class DataModuleSource(Source):
         return self._only(name, self._loaders(name))
 
     def _only(self, name: str, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
-        """Take the only one of the DataLoaders that the method of this name returned, or None without any."""
+        """Take the only one of the DataLoaders that the method of this name returned.
+
+        None: there is none.
+        """
         if len(loaders) > 1:
             raise TypeError(
                 f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "

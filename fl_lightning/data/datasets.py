@@ -69,7 +69,7 @@ class DatasetSplit(LoadedSplit):
 
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
-        """Class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
+        """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
         if self._whole is None:
             return as_classes(labels_of(self.dataset))
         split, indices = self._whole
@@ -80,13 +80,13 @@ class DatasetSplit(LoadedSplit):
         return None if vars(self).get("labels", ...) is None else as_classes(attribute_of(self.dataset, LABELS))
 
     def column(self, name: str) -> Array:
-        found = self.columns.get(name)
-        if found is None:
-            found = attribute_of(self.dataset, (name,))
-        if found is None and len(self):
+        values = self.columns.get(name)
+        if values is None:
+            values = attribute_of(self.dataset, (name,))
+        if values is None and len(self):
             first = self.dataset[0]
-            found = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
-        return super().column(name) if found is None else found
+            values = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
+        return super().column(name) if values is None else values
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
@@ -126,12 +126,15 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 
 
 def plain(value: Any) -> Any:
-    """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
+    """Convert a 0-d tensor or array to a Python number.
+
+    All else stays as it is.
+    """
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
 
 
 def items_at(dataset: Any, key: Any) -> Array:
-    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset."""
+    """Read what every item holds at a key or position, (n, ...): a pass over the dataset."""
     return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
 
 
@@ -142,8 +145,8 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     a `TensorDataset` for its labels.
     """
     if isinstance(dataset, Subset):
-        found = attribute_of(dataset.dataset, names)
-        return None if found is None else found[np.asarray(dataset.indices, dtype=np.int64)]
+        values = attribute_of(dataset.dataset, names)
+        return None if values is None else values[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [attribute_of(part, names) for part in dataset.datasets]
         return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
@@ -160,29 +163,34 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
 
 
 def labels_of(dataset: Any) -> Array | None:
-    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items, else None.
+    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items.
+
+    None: no classes.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
     array([2, 0, 1])
     """
-    found = attribute_of(dataset, LABELS)
-    if found is None and len(dataset):
+    labels = attribute_of(dataset, LABELS)
+    if labels is None and len(dataset):
         item = dataset[0]
         keys: list[Any] = [name for name in LABELS if name in item] if isinstance(item, Mapping) else []
         keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
         if keys and isinstance(plain(item[keys[0]]), int):
-            found = items_at(dataset, keys[0])
-    return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
+            labels = items_at(dataset, keys[0])
+    return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
 
-def as_classes(found: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64, or None where they are no whole numbers."""
-    whole = found is not None and found.ndim == 1 and found.dtype.kind in "iu"
-    return torch.from_numpy(found.astype(np.int64)) if whole and found is not None else None
+def as_classes(labels: Array | None) -> Tensor | None:
+    """Convert labels to (n,) int64.
+
+    None where they are no whole numbers.
+    """
+    whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
+    return torch.from_numpy(labels.astype(np.int64)) if whole and labels is not None else None
 
 
 class DatasetSource(Source):
-    """A source of a user's own datasets.
+    """A source of datasets of the user's own.
 
     Args:
         train: the training samples; or by client id a stream for each client.
@@ -221,7 +229,7 @@ class DatasetSource(Source):
 
 
 def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
-    """Refuse anything but datasets.
+    """Refuse what is given in place of datasets.
 
     Raises:
         TypeError: a dataset that is one of the `wrong` kinds.
@@ -264,7 +272,7 @@ def make_split(
     """
     if isinstance(dataset, Mapping):
         if not are_streams(dataset):
-            kinds = ", ".join(sorted({type(one).__name__ for one in dataset.values()}))
+            kinds = ", ".join(sorted({type(value).__name__ for value in dataset.values()}))
             raise TypeError(
                 f"a mapping of clients must hold an IterableDataset for each, got {kinds or 'none'}; join map-style "
                 f"datasets by ConcatDataset, and give by= the client of every sample"
@@ -279,7 +287,10 @@ def make_split(
 def count_known(
     splits: Mapping[str, KnownSplit], num_classes: int | None
 ) -> tuple[int | None, Callable[[], int | None] | None]:
-    """Count the classes at once where that takes no pass over the samples, else give a function that counts them."""
+    """Count the classes at once where that takes no pass over the samples.
+
+    Else give what counts them when asked.
+    """
     known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
     if num_classes is not None or len(known) == len(splits):
         return count_classes(known, num_classes), None
@@ -287,7 +298,9 @@ def count_known(
 
 
 def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> int | None:
-    """Count the classes of these splits, and drop labels that are no classes, since some are below 0.
+    """Count the classes of these splits.
+
+    Labels that are no classes, since some are below 0, are dropped.
 
     Args:
         splits: by name, `train` among them.
@@ -303,13 +316,13 @@ def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> 
     3
     """
     labels = {name: split.labels for name, split in splits.items()}
-    found = {name: y for name, y in labels.items() if y is not None and len(y)}
+    labelled = {name: y for name, y in labels.items() if y is not None and len(y)}
     if num_classes is not None:
-        for name, y in found.items():
+        for name, y in labelled.items():
             check_labels(y, num_classes, name)
         return num_classes
-    if any(bool((y < 0).any()) for y in found.values()):
+    if any(bool((y < 0).any()) for y in labelled.values()):
         for split in splits.values():
             split.forget_labels()
         return None
-    return None if labels["train"] is None or not found else max(int(y.max()) for y in found.values()) + 1
+    return None if labels["train"] is None or not labelled else max(int(y.max()) for y in labelled.values()) + 1

@@ -172,10 +172,10 @@ class FederatedDataModule(LightningDataModule):
 
         def __getattr__(self, name: str) -> Any:
             """Look up an attribute in the user's own data module (`self.trainer.datamodule.vocabulary`)."""
-            own = getattr(vars(self).get("source"), "datamodule", None)
-            if own is None or name.startswith("_"):
+            datamodule = getattr(vars(self).get("source"), "datamodule", None)
+            if datamodule is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            return getattr(own, name)
+            return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
         for source in (self.source, *self.extra_splits.values()):
@@ -214,9 +214,9 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
-        found = {"train": train, "test": test, "val": source.validation}
-        found |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
-        splits = {name: split for name, split in found.items() if split is not None}
+        candidates = {"train": train, "test": test, "val": source.validation}
+        candidates |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
+        splits = {name: split for name, split in candidates.items() if split is not None}
         return Splits(splits | load_extra(self.extra_splits, train), None if now else source)
 
     @cached_property
@@ -236,7 +236,10 @@ class FederatedDataModule(LightningDataModule):
         return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device, early: bool = True) -> None:
-        """Move the samples in memory to `device`, and copy batches of others there when they are read, if `early`."""
+        """Move the samples in memory to `device`.
+
+        Batches of others are copied there when they are read, if `early`.
+        """
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
@@ -250,7 +253,10 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either."""
+        """Name of the split evaluated every round: the server's `val`, else `test`.
+
+        None where there is neither.
+        """
         validates = self.source.validation is not None if self._splits else self.source.validates
         if self.holdout_sizes["val"] or validates:
             return "val"
@@ -279,9 +285,9 @@ class FederatedDataModule(LightningDataModule):
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """Get the client's samples, as int64 indices into the split.
+        """The client's samples, as int64 indices into the split.
 
-        Of a set that everyone holds, these are all.
+        Of a set that everyone holds, all of them.
 
         Raises:
             ValueError: for a split that no client sees.
@@ -308,12 +314,15 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
+        """Training samples of each client and class, (N, C) int64.
+
+        Errors are those of `count_labels`.
+        """
         self.client_indices("train", 0)
         return self.count_labels(self._clients["train"])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
-        """Count the training samples of each part and class, (len(parts), C) int64.
+        """Training samples of each part and class, (len(parts), C) int64.
 
         Args:
             parts: int64 indices (n,) into the training split.
@@ -327,24 +336,27 @@ class FederatedDataModule(LightningDataModule):
         return label_counts(labels, parts, num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
-        """Make the view of one client's data in one round."""
+        """One client's data in one round."""
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
-        """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
+        """Every client's data, as `(client_id, round_idx) -> ClientView`."""
         self.client_indices("train", 0)
         if isinstance(self.samples, ClientStreams):
             return self.samples.view
         return partial(ClientView, self, self._splits["train"], self.samples.current)
 
     def size(self, client_id: int) -> int:
-        """Count the training samples of a client, for a stream those of its longest pass."""
+        """Training samples of a client.
+
+        Of one that has a stream, those of its longest pass.
+        """
         self.client_indices("train", 0)
         return self.samples.size(client_id)
 
     @property
     def has_streams(self) -> bool:
-        """Tell whether the training samples are a stream for each client."""
+        """True where the training samples are a stream for each client."""
         return isinstance(self._splits.get("train"), StreamSplit)
 
     def limit_streams(self, batches: int) -> None:
@@ -355,7 +367,9 @@ class FederatedDataModule(LightningDataModule):
             self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have only `count` of its training samples of a class from now on, or with None all.
+        """Let a client have only `count` of its training samples of a class from now on.
+
+        None: all it was dealt.
 
         To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
         only; the client's test samples stay. The counts are part of every checkpoint.
@@ -396,11 +410,11 @@ class FederatedDataModule(LightningDataModule):
         return self._batches_of("test")
 
     def predict_dataloader(self) -> Any:
-        own = self.source.predicted()
-        self._splits |= {} if own is None else {"predict": own}
-        return self._batches_of("test" if own is None else "predict")
+        samples = self.source.predicted()
+        self._splits |= {} if samples is None else {"predict": samples}
+        return self._batches_of("test" if samples is None else "predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
-        """Make this process's evaluation batches of a split."""
+        """This process's evaluation batches of a split."""
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)

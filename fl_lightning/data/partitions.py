@@ -36,7 +36,7 @@ class PartitionInput:
 
 
 class Dealt(NamedTuple):
-    """A training split as it was dealt, from which `Partition.partition_test` deals the test split.
+    """A training split as it was dealt: what `Partition.partition_test` goes by.
 
     Args:
         parts: what the call of the partition returned.
@@ -50,7 +50,10 @@ class Dealt(NamedTuple):
 
 
 class Partition(ABC):
-    """Deals the samples of a split to the clients, equally for equal states of the generator."""
+    """Deals the samples of a split to the clients.
+
+    The same generator state gives the same parts.
+    """
 
     column: str | None = None
     """The column whose values are handed over as labels; None: the samples' classes."""
@@ -101,20 +104,22 @@ class Partition(ABC):
         return deal.draw_by_proportions(test.labels, counts, size, generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
-        """Get the labels, or raise an error that tells what to use instead."""
+        """The labels, or an error that says what to use instead."""
         if samples.labels is None:
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return samples.labels
 
     def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
-        """Get labels and the number of classes, or raise an error that tells what to use instead."""
+        """Labels and the number of classes, or an error that says what to use instead."""
         labels, num_classes = self._labels(samples), samples.num_classes
         deal.check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
 class IIDPartition(Partition):
-    """Shuffled and cut into equal parts, without labels, of which the first take one more each of the remainder.
+    """Shuffled and cut into equal parts.
+
+    What does not divide goes one each to the first clients. Needs no labels.
 
     >>> parts = IIDPartition()(PartitionInput(7), 3, np.random.default_rng(0))
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
@@ -357,15 +362,20 @@ class ColumnPartition(Partition):
         return self._deal(values, test.labels, len(dealt.parts))
 
     @staticmethod
-    def _deal(values: Array, found: Array, num_clients: int) -> list[Array]:
-        """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
-        owner = np.searchsorted(values, found) % num_clients
-        known = np.isin(found, values)
+    def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
+        """Samples of each client, where the sorted `values` are dealt in turn.
+
+        Those of another value go to nobody.
+        """
+        owner = np.searchsorted(values, column) % num_clients
+        known = np.isin(column, values)
         return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 
 class FixedPartition(Partition):
-    """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
+    """Explicit index lists, one per client.
+
+    They may overlap, be empty or leave samples out.
 
     Args:
         indices: for each client the indices of its samples, each from 0 to n-1.

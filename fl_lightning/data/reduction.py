@@ -1,4 +1,4 @@
-"""The clients' training samples as they were dealt, and as each client has them now."""
+"""The clients' training samples: as they were dealt, and as each has them now."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -38,21 +38,24 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
     """
     keeps = torch.ones(len(part), dtype=torch.bool)
     for class_idx, count in counts.items():
-        own = (labels[part] == class_idx).nonzero().flatten()
-        order = torch.randperm(len(own), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
-        keeps[own[order[count:]]] = False
+        rows = (labels[part] == class_idx).nonzero().flatten()
+        order = torch.randperm(len(rows), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
+        keeps[rows[order[count:]]] = False
     return part[keeps]
 
 
 class Labelled(Protocol):
-    """The part of the data module that knows the class of a sample."""
+    """The part of the data module that says which class a sample has."""
 
     @property
     def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes."""
+        """C.
+
+        None: the samples have no classes.
+        """
 
     def split(self, name: str) -> Split:
-        """Get the samples of a split."""
+        """The samples of a split."""
 
 
 class ClientSamples:
@@ -73,11 +76,13 @@ class ClientSamples:
         self._counts: ClassCounts = {}
 
     def size(self, client_id: int) -> int:
-        """Count the samples that a client has now."""
+        """Samples that a client has now."""
         return len(self.current[client_id])
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have `count` samples of a class, or with None all.
+        """Let a client have `count` samples of a class.
+
+        None: all.
 
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].

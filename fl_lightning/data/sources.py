@@ -1,4 +1,4 @@
-"""Sources of samples: the base class, scikit-learn's digits, and a user's tensors."""
+"""Sources of samples: the base class, scikit-learn's digits, tensors of one's own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from fl_lightning.utils.signatures import check_overrides
 
 
 class Source(ABC):
-    """A source of samples: a training split and, where there are any, a test and a validation split."""
+    """A source of samples: a training split, and where there are any a test and a validation split."""
 
     class_names: tuple[str, ...] | None = None
     """Known after `load`; None: classes are printed as numbers."""
@@ -45,17 +45,25 @@ class Source(ABC):
         check_overrides(cls)
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
-        """Take the Trainer, or None, before `load` is called."""
+        """Take the Trainer, or None.
+
+        Called before `load`.
+        """
 
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
         """Clean up when the Trainer is done."""
 
     def predicted(self) -> Split | None:
-        """Give the samples to be predicted, or None for the test samples."""
+        """Give the samples to be predicted.
+
+        None: the test samples.
+        """
         return None
 
     def tested(self, counted: bool = False) -> Split | None:
-        """Give test samples that `load` has left out, or None without any.
+        """Give test samples that `load` has left out.
+
+        None: there are none.
 
         Args:
             counted: whether their classes are counted with the others', as long as nobody has asked for `num_classes`.
@@ -63,10 +71,7 @@ class Source(ABC):
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
-        """Fetch the data that `load` will read.
-
-        Called on one process only, so it keeps nothing in the object.
-        """
+        """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
 
     @abstractmethod
     def load(self) -> tuple[Split, Split | None]:
@@ -74,15 +79,17 @@ class Source(ABC):
 
 
 class Splits(dict[str, Split]):
-    """Splits by name, whose source is asked for test samples that `load` has left out when they are first needed.
+    """Splits by name.
+
+    For test samples that `load` has left out the source is asked once somebody looks for them.
 
     Args:
-        found: those that are known.
+        splits: those that are known.
         source: that is asked; None: nobody.
     """
 
-    def __init__(self, found: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
-        super().__init__(found)
+    def __init__(self, splits: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
+        super().__init__(splits)
         self._source = source
 
     def __contains__(self, name: object) -> bool:
@@ -127,7 +134,9 @@ def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
 
 
 class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1], without a download.
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1].
+
+    Nothing is downloaded.
 
     The first 1,437 in file order are the training split, the last 360 the test split.
     """

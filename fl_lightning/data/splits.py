@@ -17,7 +17,10 @@ class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform x (B, ...), without random draws (evaluation) where `generator` is None."""
+        """Transform x (B, ...).
+
+        `generator` None: evaluation, nothing is drawn.
+        """
 
 
 class Split(ABC):
@@ -43,10 +46,13 @@ class Split(ABC):
 
     @abstractmethod
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        """Make one batch for each index tensor (B,) int64, without augmentation where `generator` is None."""
+        """Make one batch for each index tensor (B,) int64.
+
+        `generator` None: without augmentation.
+        """
 
     def all(self) -> Batch:
-        """Read the whole split as one batch, without augmentation."""
+        """The whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
 
     def placed(self, indices: Tensor) -> Tensor:
@@ -55,10 +61,10 @@ class Split(ABC):
 
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
-        """Make a split of its own of the samples at `indices` (k,) int64."""
+        """The samples at `indices` (k,) int64 as a split of their own."""
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """Read the value of every sample in a column, (n,).
+        """The value of every sample in a column, (n,).
 
         Raises:
             ValueError: the samples have no such column.
@@ -70,12 +76,18 @@ class Split(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """Shape of one sample as the net reads it, without the batch dimension, or None where it is not known."""
+        """Shape of one sample as the net reads it, without the batch dimension.
+
+        None where it is not known.
+        """
         return None
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the samples as they are stored, without labels, or None where that is not known."""
+        """Bytes of the samples as they are stored, without labels.
+
+        None where it is not known.
+        """
         return None
 
     def to(self, device: torch.device) -> None:  # noqa: B027 - most splits hold nothing in memory
@@ -91,7 +103,9 @@ class Split(ABC):
 
 
 class LoadedSplit(Split):
-    """Samples that are read on demand, for a GPU through pinned memory.
+    """Samples that are read as they are asked for.
+
+    A GPU's batches come from pinned memory.
 
     Attributes:
         staging: copies batches to the device as they are read; None: that is left to others.
@@ -106,7 +120,9 @@ class LoadedSplit(Split):
 
 
 class TensorSplit(Split):
-    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64, transformed a batch at a time.
+    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64.
+
+    Transformed a batch at a time.
 
     Args:
         x: samples.
@@ -177,5 +193,5 @@ class TensorSplit(Split):
         if self._staging is not None:
             x, y = self._staging((x, y))
         if self.transform is not None:
-            x = torch.stack([self.transform(own, draws) for own, draws in zip(x, generators, strict=True)])
+            x = torch.stack([self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)])
         return x, y

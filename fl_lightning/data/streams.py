@@ -24,7 +24,9 @@ class Stream(NamedTuple):
 
 
 class StreamSplit(LoadedSplit):
-    """Training samples that come as one stream for each client, counted as 0 since none of them has an index.
+    """Training samples that come as one stream for each client.
+
+    None of them has an index, so that their number is 0.
 
     Args:
         streams: by client id.
@@ -67,7 +69,9 @@ class StreamedData(FederatedData, Protocol):
 
 
 class ClientStreams:
-    """The clients' training samples where they are streams, with the attributes of `ClientSamples`.
+    """The clients' training samples where they are streams.
+
+    Its attributes are those of `ClientSamples`.
 
     Args:
         split: the streams.
@@ -106,7 +110,7 @@ class ClientStreams:
         self._most_batches = batches
 
     def size(self, client_id: int) -> int:
-        """Count the samples of the longest pass that a client makes.
+        """Samples of the longest pass that a client makes.
 
         Raises:
             ValueError: it is not limited.
@@ -116,7 +120,7 @@ class ClientStreams:
         return self._most_batches * int(self._data.batch_size)  # never "full"
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
-        """Make the view of one client's data in one round."""
+        """One client's data in one round."""
         stream, most = self.split.streams[client_id], self.size(client_id)
         return StreamView(self._data, self.split, {}, client_id, round_idx, stream, most)
 
@@ -140,7 +144,7 @@ class StreamView(ClientView):
     Args:
         data: the data module.
         train: the training split of all clients.
-        own: the client's samples by split; `train` is none of them.
+        indices: the client's samples by split; `train` is none of them.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
         stream: the client's.
@@ -151,13 +155,13 @@ class StreamView(ClientView):
         self,
         data: FederatedData,
         train: StreamSplit,
-        own: Mapping[str, Tensor],
+        indices: Mapping[str, Tensor],
         client_id: int,
         round_idx: int,
         stream: Stream,
         most: int,
     ) -> None:
-        super().__init__(data, train, (), client_id, round_idx, own)
+        super().__init__(data, train, (), client_id, round_idx, indices)
         self._streams, self._stream, self._most, self._seen = train, stream, most, 0
 
     @property
@@ -191,7 +195,10 @@ class StreamView(ClientView):
         return self._pass(epoch, self.samples_per_batch("train", batch_size), with_index)
 
     def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
-        """Read the stream once, in a pass that does not train where `epoch` is None."""
+        """Read the stream once.
+
+        `epoch` None: not to train.
+        """
         dataset, spec = self._stream
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
@@ -207,10 +214,10 @@ class StreamView(ClientView):
         )
         staging = self._streams.staging
         first, read = 0, islice(loader, -(-self._most // batch_size))
-        found: Iterator[Any] = read if staging is None else map(staging.begin, read)
-        current = next(found, None)
+        batches: Iterator[Any] = read if staging is None else map(staging.begin, read)
+        current = next(batches, None)
         while current is not None:
-            following = next(found, None)  # as Lightning reads ahead where a length is not known
+            following = next(batches, None)  # as Lightning reads ahead where a length is not known
             self.ended = following is None
             size, batch = current if staging is None else current()
             yield (batch, torch.arange(first, first + size)) if with_index else batch
@@ -221,8 +228,8 @@ class StreamView(ClientView):
     def restricted(self, split: str, positions: Tensor) -> ClientView:
         if split == "train":
             raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
-        own = super().restricted(split, positions)._indices
-        return StreamView(self._data, self._streams, own, self.client_id, self.round_idx, self._stream, self._most)
+        indices = super().restricted(split, positions)._indices
+        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._stream, self._most)
 
 
 class counted:  # noqa: N801 - a function that worker processes can be sent
@@ -239,11 +246,11 @@ class counted:  # noqa: N801 - a function that worker processes can be sent
         return len(items), self.collate_fn(items)
 
 
-def are_streams(found: Any) -> TypeGuard[Mapping[int, Any]]:
-    """Tell whether `train` maps clients to streams, as datasets or as DataLoaders of them."""
-    if not isinstance(found, Mapping):
+def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:
+    """Return True for a mapping of clients to streams, as datasets or as DataLoaders of them."""
+    if not isinstance(train, Mapping):
         return False
-    datasets = [getattr(value, "dataset", value) for value in found.values()]
+    datasets = [getattr(value, "dataset", value) for value in train.values()]
     return bool(datasets) and all(isinstance(dataset, IterableDataset) for dataset in datasets)
 
 

@@ -19,7 +19,9 @@ from fl_lightning.utils.devices import to_device
 
 @dataclass(frozen=True)
 class Scale:
-    """x / divisor, with integers as float32 and floats in their own type.
+    """x / divisor.
+
+    Integers become float32, floats keep their type.
 
     Args:
         divisor: the stored value that becomes 1, > 0.
@@ -85,7 +87,7 @@ class CropFlip:
             raise ValueError(f"the padding of CropFlip must be >= 0, got {self.padding}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W), any type, to as many of the same size."""
+        """Images (B, C, H, W), any type, to as many of the same size."""
         if generator is None:
             return x
         batch, channels, height, width = x.shape
@@ -124,7 +126,7 @@ class ResizedCropFlip:
             )
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W), any type, to as many of the same size."""
+        """Images (B, C, H, W), any type, to as many of the same size."""
         if generator is None:
             return x
         draw = torch.rand((5, len(x)), generator=generator)
@@ -137,13 +139,15 @@ class ResizedCropFlip:
         rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
         images = x if x.is_floating_point() else x.float()
         grid = F.affine_grid(to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
-        found = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-        return found if x.is_floating_point() else found.round().clamp(0, 255).to(x.dtype)
+        resized = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        return resized if x.is_floating_point() else resized.round().clamp(0, 255).to(x.dtype)
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around a random pixel of each image to 0, cut off at the border.
+    """Set a square around a random pixel of each image to 0.
+
+    At the border the square is cut off.
 
     Put after `Normalize`, 0 is the mean colour.
 
@@ -161,7 +165,7 @@ class Cutout:
             raise ValueError(f"the size of Cutout must be >= 1, got {self.size}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W) to as many of the same size."""
+        """Images (B, C, H, W) to as many of the same size."""
         if generator is None:
             return x
         batch, _, height, width = x.shape
@@ -194,6 +198,6 @@ class Compose:
 
 @cache
 def _per_channel(values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Get the values as (C, 1, ...), copied to the device once and not to be edited."""
+    """The values as (C, 1, ...), copied to the device once. Not to be edited."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype).view(-1, *[1] * trailing).to(device)

@@ -58,11 +58,11 @@ class _VisionSource(Source):
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
-        """List the files that torchvision reads, and their md5 where it compares it."""
+        """The files that torchvision reads, and their md5 where it compares it."""
 
     @abstractmethod
     def _images(self, opened: Any) -> Tensor:
-        """Get the images that torchvision holds, (n, C, H, W) uint8, without a copy."""
+        """The images that torchvision holds, (n, C, H, W) uint8, without a copy."""
 
     def _split(self, opened: Any, transform: Transform, name: str) -> Split:
         x, y = self._images(opened), torch.as_tensor(opened.targets)
@@ -166,7 +166,10 @@ class CIFAR10(_VisionSource):
 
 
 class CIFAR100(CIFAR10):
-    """Tiny photographs of 100 classes in the folder `cifar-100-python`, with the arguments of `CIFAR10`."""
+    """Tiny photographs of 100 classes.
+
+    Arguments as of `CIFAR10`, the folder is `cifar-100-python`.
+    """
 
     num_classes = 100
     dataset = "CIFAR100"
@@ -174,7 +177,9 @@ class CIFAR100(CIFAR10):
 
 
 def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Choose how images are normalised, where `mean` and `std` are the data set's own.
+    """Choose how images are normalised.
+
+    `mean` and `std` are the data set's own.
 
     Raises:
         ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.
@@ -202,8 +207,8 @@ def _fault(path: Path, md5: str | None) -> str | None:
     """Name the fault of a file, or None: by its md5 where one is given, else by its length against its idx header."""
     with path.open("rb") as file:
         if md5 is not None:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            return None if found == md5 else f"its md5 is {found}, not {md5}"
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            return None if digest == md5 else f"its md5 is {digest}, not {md5}"
         head = file.read(4)
         sizes = file.read(4 * head[3]) if len(head) == 4 else b""
     if len(head) < 4 or head[:3] != b"\0\0\x08" or len(sizes) < 4 * head[3]:

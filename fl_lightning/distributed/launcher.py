@@ -1,4 +1,4 @@
-"""Launcher around Lightning's, which raises the run's first error, of whichever process."""
+"""Launcher around Lightning's: the run's first error, of whichever process, is the one that is raised."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ class RemoteTracebackError(Exception):
 
 
 class WatchedLauncher:
-    """Passes all calls on to a launcher of Lightning's, and handles errors and ends of its processes.
+    """Passes everything on to a launcher of Lightning's, but the errors and the ends of its processes.
 
     Args:
         inner: the launcher.
@@ -129,17 +129,20 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(mail: Path, ended: Exception) -> BaseException:
-    """Choose the error that the others follow from, or tell how a process ended where none has left one."""
-    found: list[BaseException] = []
+    """Choose the error that the others follow from.
+
+    Where no process has left one, say how one ended.
+    """
+    errors: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
             error, checked, text = pickle.loads(path.read_bytes())
             error.raised_by_check = checked
             error.__cause__ = RemoteTracebackError(f"\n{text}")
-            found.append(error)
-    found.sort(key=lambda error: isinstance(error, RemoteError))
-    if found:
-        return found[0]
+            errors.append(error)
+    errors.sort(key=lambda error: isinstance(error, RemoteError))
+    if errors:
+        return errors[0]
     if isinstance(ended, ProcessExitedException):
         return RemoteError(f"rank {ended.error_index} ended without a word: {ended}")
     return ended
@@ -156,5 +159,5 @@ def end_all(processes: Sequence[Any]) -> None:
 
 
 def alive(process: Any) -> bool:
-    """Tell whether a process (of subprocess or multiprocessing) runs."""
+    """Return True for a process (of subprocess or multiprocessing) that runs."""
     return bool(process.is_alive() if hasattr(process, "is_alive") else process.poll() is None)

@@ -44,24 +44,27 @@ class ProcessCommunicator(Communicator):
         rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
         sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
         layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}
-        open_rows = {name: found for name, found in rows.items() if name != to_root}
+        open_rows = {name: part for name, part in rows.items() if name != to_root}
         gathered = self.all_gather_or_raise((layouts, open_rows), error)
-        merged = self._add_up(sums, [found for found, _ in gathered])
+        merged = self._add_up(sums, [layout for layout, _ in gathered])
         closed = self.gather_to_root(rows[to_root]) if to_root else []
         for name, part in partials.items():
-            found = closed if name == to_root else [every[name] for _, every in gathered]
-            everyone = {c: row for one in found for c, row in one.items()}
+            by_rank = closed if name == to_root else [opened[name] for _, opened in gathered]
+            everyone = {c: row for rows_of_rank in by_rank for c, row in rows_of_rank.items()}
             part.become(
                 {key.removeprefix(f"{name}/"): s for key, s in merged.items() if key.startswith(f"{name}/")},
                 {c: to_device(everyone[c], self.device) for c in sorted(everyone)},
             )
 
     def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums by `parts`, all ranks' layouts and weights, so that one without clients joins."""
+        """Add up every rank's sums.
+
+        `parts` are all ranks' layouts and weights, so one without clients joins too.
+        """
         union: dict[str, Any] = {}
         weights: dict[str, float | Tensor] = {}
-        for found in parts:
-            for key, (layout, weight) in found.items():
+        for part in parts:
+            for key, (layout, weight) in part.items():
                 if union.setdefault(key, layout) != layout:
                     raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
                 weights[key] = weights.get(key, 0) + weight
@@ -75,13 +78,13 @@ class ProcessCommunicator(Communicator):
         return out
 
     def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
-        found: State | None = None
+        made: State | None = None
         error: Exception | None = None
         try:
-            found = to_device(make(), torch.device("cpu")) if self.rank == 0 else None
+            made = to_device(make(), torch.device("cpu")) if self.rank == 0 else None
         except Exception as problem:
             error = problem
-        first: State | None = self.all_gather_or_raise(found, error)[0]
+        first: State | None = self.all_gather_or_raise(made, error)[0]
         self.broadcast_(list(tensors()))
         return first if first is None else {name: value.to(self.device) for name, value in first.items()}
 

@@ -1,4 +1,7 @@
-"""Strategy that spreads the clients of a round over processes, without synchronised gradients."""
+"""Strategy that spreads the clients of a round over processes.
+
+No gradient is ever synchronised.
+"""
 
 import os
 import sys
@@ -19,7 +22,9 @@ WHOLE_ROUND = timedelta(days=1)
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Trains a share of the cohort in each process, and sends sums of weights across once per exchange.
+    """Each process trains its share of the cohort.
+
+    Sums of weights cross once per exchange.
 
     Registered as `client_parallel` (one script per process), `client_parallel_spawn`, `client_parallel_fork` and
     `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
@@ -46,9 +51,9 @@ class ClientParallelStrategy(DDPStrategy):
 
     @property
     def launcher(self) -> Any:
-        """Lightning's launcher, under watch, so that an error of one process is reported once."""
-        found = super().launcher
-        return found if found is None else WatchedLauncher(found, self)
+        """Lightning's launcher, under watch: what one process raises is said once."""
+        launcher = super().launcher
+        return launcher if launcher is None else WatchedLauncher(launcher, self)
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -60,7 +65,7 @@ class ClientParallelStrategy(DDPStrategy):
                 self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
 
     def _last_word(self, error: BaseException) -> None:
-        """Print why the run ends, in place of the main thread, which is stuck."""
+        """Explain why the run ends, in place of the main thread, which is stuck."""
         if self.watch is None:
             return
         if self._mail is not None:

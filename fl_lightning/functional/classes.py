@@ -11,7 +11,10 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class ClassSplit(NamedTuple):
-    """Three masks (..., C) bool, of which exactly one is True for each class."""
+    """Three masks (..., C) bool.
+
+    Each class is True in exactly one of them.
+    """
 
     missing: Tensor
     non_dominant: Tensor
@@ -19,7 +22,7 @@ class ClassSplit(NamedTuple):
 
 
 def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int) -> Tensor:
-    """Count the samples of each class on each client.
+    """Number of samples of each class on each client.
 
     Args:
         labels: class of each sample, (n,) int64 in 0 ... C-1.
@@ -44,8 +47,8 @@ def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarra
         )
     counts = torch.zeros(len(indices_per_client), num_classes, dtype=torch.int64)
     for client_id, indices in enumerate(indices_per_client):
-        own = labels[torch.as_tensor(indices, dtype=torch.int64)]
-        counts[client_id] = torch.bincount(own, minlength=num_classes)
+        classes = labels[torch.as_tensor(indices, dtype=torch.int64)]
+        counts[client_id] = torch.bincount(classes, minlength=num_classes)
     return counts
 
 
@@ -78,7 +81,7 @@ def class_split(counts: Tensor, gamma: float) -> ClassSplit:
 
 
 def in_local(counts: Tensor) -> Tensor:
-    """Compute the in-local distribution p_c = n_c / n.
+    """In-local distribution p_c = n_c / n.
 
     Args:
         counts: n_c, (..., C), integers ≥ 0.
@@ -96,7 +99,7 @@ def in_local(counts: Tensor) -> Tensor:
 
 
 def out_local(counts: Tensor) -> Tensor:
-    """Compute the out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
+    """Out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
 
     Args:
         counts: n_c, (..., C), integers ≥ 0.
@@ -114,7 +117,9 @@ def out_local(counts: Tensor) -> Tensor:
 
 
 def complement(distribution: Tensor) -> Tensor:
-    """Turn an in-local distribution into the out-local one, (1 − p_c) / (C − 1): (..., C) -> (..., C).
+    """Out-local distribution of an in-local one: (1 − p_c) / (C − 1), (..., C).
+
+    Uniform only where p is.
 
     >>> complement(torch.tensor([1.0, 0.0, 0.0]))
     tensor([0.0000, 0.5000, 0.5000])
@@ -123,7 +128,7 @@ def complement(distribution: Tensor) -> Tensor:
 
 
 def estimated_distribution(probabilities: Tensor) -> Tensor:
-    """Estimate a model's class distribution (EPD): the mean of its predictions on the transfer set.
+    """Estimated class distribution (EPD) of a model: the mean of its predictions on the transfer set.
 
     Args:
         probabilities: predictions, (..., K, C), ≥ 0, each sums to 1.

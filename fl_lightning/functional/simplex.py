@@ -68,7 +68,9 @@ def affine_minimum(matrix: Tensor) -> Tensor | None:
 
 
 def semidefinite(matrix: Tensor, least: float) -> Tensor:
-    """Set eigenvalues below `least` to 0 in a symmetric matrix that has negative ones.
+    """Drop the eigenvalues below `least` of a symmetric matrix that has negative ones.
+
+    Others stay as they are.
 
     >>> semidefinite(torch.tensor([[-1.0, 0.0], [0.0, 2.0]]).double(), 0.01)
     tensor([[0., 0.],

@@ -15,7 +15,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
-    """Add states, a + alpha · b, entry by entry.
+    """Sum a + alpha · b, entry by entry.
 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
     {'w': tensor([2.])}
@@ -24,7 +24,7 @@ def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
 
 
 def sub(a: StateLike, b: StateLike) -> State:
-    """Subtract states, a − b, entry by entry.
+    """Difference a − b, entry by entry.
 
     >>> sub({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([-1.])}
@@ -33,7 +33,7 @@ def sub(a: StateLike, b: StateLike) -> State:
 
 
 def scale(a: StateLike, factor: float) -> State:
-    """Multiply a state, factor · a.
+    """Multiple factor · a.
 
     >>> scale({"w": torch.tensor([1.0])}, 3)
     {'w': tensor([3.])}
@@ -42,7 +42,7 @@ def scale(a: StateLike, factor: float) -> State:
 
 
 def zeros_like(a: StateLike) -> State:
-    """Make zeros of the same shapes and types.
+    """Zeros of the same shapes and types.
 
     >>> zeros_like({"w": torch.tensor([1.0])})
     {'w': tensor([0.])}
@@ -51,7 +51,7 @@ def zeros_like(a: StateLike) -> State:
 
 
 def clone(a: StateLike) -> State:
-    """Copy all entries, detached.
+    """Detached copies.
 
     >>> clone({"w": torch.tensor([1.0], requires_grad=True)})
     {'w': tensor([1.])}
@@ -60,7 +60,9 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Compute the inner product Σ a·b over all entries, 0-d in float32 or better, 0 without entries.
+    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
+
+    Of none the result is 0.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
@@ -71,7 +73,9 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """Add alpha · b to a in place, for the server's own buffers, in the types of `a`.
+    """Add alpha · b to a in place, for the server's own buffers.
+
+    Types of `a` are kept.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -91,7 +95,7 @@ def to_float32(x: Tensor) -> Tensor:
 
 
 class FlatState(dict[str, Tensor]):
-    """A state whose entries are laid end to end at most once until one of them is replaced.
+    """A state that is laid end to end at most once, whoever asks, until an entry is replaced.
 
     No entry may be edited in place meanwhile.
 
@@ -115,11 +119,11 @@ class FlatState(dict[str, Tensor]):
 
     @property
     def is_as_laid(self) -> bool:
-        """Tell whether no entry was replaced since they were laid end to end."""
+        """True where no entry was replaced since they were laid end to end."""
         return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Keep the vectors that `flatten` gives for the present entries."""
+        """Record what `flatten` gives for the entries as they are."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.scratch is not None:
             self.scratch |= vectors
@@ -156,7 +160,7 @@ class StateSum:
         self._scratch: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
-        """Copy the sum, so that the copy stays as it is when more is added."""
+        """A copy that stays as it is when more is added."""
         copy = StateSum(self.layout, {dtype: vector.clone() for dtype, vector in self.flat.items()})
         copy.weigh(self.weight)
         return copy
@@ -203,7 +207,7 @@ class StateSum:
         return cls(layout, flat)
 
     def state(self) -> State:
-        """Give the sum, float64 whatever the entries' types, in the order in which they came."""
+        """The sum, float64 whatever the entries' types, in the order in which they came."""
         self._seen = True
         return dict(unflatten(self.flat, self.layout))
 
@@ -240,8 +244,8 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
         return state.vectors
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in state.values():
-        one = tensor.detach() if tensor.requires_grad else tensor
-        groups.setdefault(tensor.dtype, []).append(one.reshape(-1))
+        data = tensor.detach() if tensor.requires_grad else tensor
+        groups.setdefault(tensor.dtype, []).append(data.reshape(-1))
     vectors, scratch = {}, state.scratch or {} if isinstance(state, FlatState) else {}
     for dtype, tensors in groups.items():
         out = scratch.get(dtype)
@@ -281,7 +285,7 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
         groups.setdefault(value.dtype, []).append(value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1))
     flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
     vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
-    found = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
+    maxima = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
     columns, ends = [], dict.fromkeys(flat, 0)
     for value in stack.values():
         start, ends[value.dtype] = ends[value.dtype], ends[value.dtype] + value[0].numel()
@@ -290,23 +294,23 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
         FlatState(
             zip(stack, entries, strict=True),
             {dtype: rows[row] for dtype, rows in vectors.items()},
-            greatest=[rows[row] for rows in found],
+            greatest=[rows[row] for rows in maxima],
         )
         for row, entries in enumerate(zip(*columns, strict=True))
     ]
 
 
 def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Find the least and greatest number of each floating vector (n,), n > 0, 0-d, NaN where one is in it.
+    """Least and greatest number of each floating vector (n,), n > 0, as 0-d tensors: NaN where one is in it.
 
     >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
     [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
     """
-    found: list[Tensor] = []
+    ends: list[Tensor] = []
     for vector in vectors:
         if vector.is_floating_point() and vector.numel():
-            found += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
-    return found
+            ends += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
+    return ends
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
@@ -330,7 +334,7 @@ def to_host(values: Sequence[Tensor]) -> list[float]:
 
 
 def greatest(rows: Tensor) -> Tensor:
-    """Find the greatest magnitude in each floating row, (K, n) -> (K,) float64, n > 0, NaN where one is in it.
+    """Greatest magnitude in each row of a floating tensor (K, n), n > 0, as float64 (K,): NaN where one is in it.
 
     >>> greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf], [1.0, -3.0]]))
     tensor([nan, inf, 3.], dtype=torch.float64)
@@ -339,7 +343,7 @@ def greatest(rows: Tensor) -> Tensor:
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:
-    """Average states, (Σ n_i s_i) / Σ n_i, in float64 with one division, cast back to each entry's type.
+    """Weighted mean (Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
 
     Integer entries are rounded half to even, boolean entries must be equal.
 
@@ -353,7 +357,9 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
 
 
 def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
-    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`, without a transfer to the host.
+    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`.
+
+    Nothing is read.
 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
@@ -362,7 +368,7 @@ def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> 
 
 
 def mean_of(total: StateSum) -> State:
-    """Divide a sum by its weight in the entries' own types: integers rounded half to even.
+    """Mean Σ weight · state / Σ weight in the entries' own types: integers rounded half to even.
 
     Raises:
         ValueError: if a boolean entry is not the same everywhere.
@@ -373,14 +379,14 @@ def mean_of(total: StateSum) -> State:
             vectors[dtype] = common_flags(vector, total)
         else:
             vectors[dtype] = torch.empty_like(vector, dtype=dtype)
-            for own, part in in_pieces(vectors[dtype], vector):
+            for out, part in in_pieces(vectors[dtype], vector):
                 mean = part / total.weight
-                own.copy_(mean if dtype.is_floating_point else mean.round_())
+                out.copy_(mean if dtype.is_floating_point else mean.round_())
     return unflatten(vectors, total.layout)
 
 
 def common_flags(vector: Tensor, total: StateSum) -> Tensor:
-    """Recover boolean entries from their sum, which must be the same everywhere.
+    """Give boolean entries, which must be the same everywhere, of their sum.
 
     Raises:
         ValueError: naming one that is not.
@@ -400,7 +406,9 @@ EXTRA = "_extra_state"
 
 
 def is_entry(name: str, value: Any) -> bool:
-    """Tell whether an entry of a state dict is a parameter or a buffer, not an extra state, which may be a tensor, too.
+    """Return True for an entry of a state dict that is a parameter or a buffer.
+
+    An extra state may be a tensor, too.
 
     >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
     (True, False)

@@ -18,7 +18,7 @@ class MeanStd(NamedTuple):
 
 
 def mean_std(values: Tensor) -> MeanStd:
-    """Compute mean and sample standard deviation (divisor n − 1), over clients or over seeds.
+    """Mean and sample standard deviation (divisor n − 1), over clients or over seeds.
 
     Args:
         values: (n, ...), one entry per client or seed; float.
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
-    """Measure how unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
+    """Unevenness with which clients are served: deviation of their accuracies, and the mean of the worst share of them.
 
     Args:
         values: accuracy of each client, (n,); NaN (no test samples) is left out.
@@ -75,7 +75,7 @@ class Interval(NamedTuple):
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
-    """Average the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
+    """Mean of the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
 
     Pairs share what both depend on (seed, clients, cohorts), so that only what the method changes is left.
 
@@ -92,20 +92,20 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], level:
     """
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
 
-    found = [one - other for one, other in zip(values, baseline, strict=True)]
-    n = len(found)
+    differences = [value - other for value, other in zip(values, baseline, strict=True)]
+    n = len(differences)
     if not n:
         return Interval(math.nan, math.nan, math.nan)
-    mean = math.fsum(found) / n
+    mean = math.fsum(differences) / n
     if n == 1:
         return Interval(mean, math.nan, math.nan)
-    std = math.sqrt(math.fsum((one - mean) ** 2 for one in found) / (n - 1))
+    std = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (n - 1))
     half = float(stdtrit(n - 1, (1 + level) / 2)) * std / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
 
 def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
-    """Find the first round whose value reaches the target, counted from 1.
+    """First round whose value reaches the target, the first round being 1.
 
     Args:
         curve: value after each round, such as the accuracy; NaN reaches nothing.
@@ -124,7 +124,9 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
 
 
 def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
-    """Divide the baseline's rounds by a method's, baseline_rounds / rounds, None if the target is never reached.
+    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds.
+
+    None if the target is never reached.
 
     Args:
         rounds: as `rounds_to_target` gives it.

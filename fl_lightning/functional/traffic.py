@@ -10,7 +10,9 @@ from fl_lightning.functional.state import StateLike
 
 
 def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
-    """Count 4 bytes for every float entry of the weights and extras, whatever the precision, and none for integers.
+    """Count 4 bytes for every float entry of the weights and extras, whatever the precision.
+
+    Integers are free.
 
     Args:
         weights: shared entries, or None.
@@ -25,7 +27,7 @@ def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
 
 def _floats(value: Any) -> int:
     """Count the floats in a nest, those in its tensors included."""
-    found: list[int] = []
-    apply_to_collection(value, Tensor, lambda t: found.append(t.numel() if t.is_floating_point() else 0))
-    apply_to_collection(value, float, lambda _: found.append(1))
-    return sum(found)
+    counts: list[int] = []
+    apply_to_collection(value, Tensor, lambda t: counts.append(t.numel() if t.is_floating_point() else 0))
+    apply_to_collection(value, float, lambda _: counts.append(1))
+    return sum(counts)

@@ -20,19 +20,19 @@ WINDOW = 10
 """Passes whose losses tell whether the first mixing has settled."""
 
 
-def mixed(own: State, received: State, mixing: State) -> State:
-    """Mix θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
-    return {name: value + (received[name] - value) * mixing[name] for name, value in own.items()}
+def mixed(old: State, received: State, mixing: State) -> State:
+    """θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
+    return {name: value + (received[name] - value) * mixing[name] for name, value in old.items()}
 
 
-def stepped(mixing: State, gradients: State, own: State, received: State, eta: float) -> State:
-    """Step A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
-    moved = S.sub(received, own)
+def stepped(mixing: State, gradients: State, old: State, received: State, eta: float) -> State:
+    """A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
+    moved = S.sub(received, old)
     return {name: (value - eta * gradients[name] * moved[name]).clamp(0, 1) for name, value in mixing.items()}
 
 
 def settled(losses: Sequence[float], threshold: float) -> bool:
-    """Tell whether, after more than ten passes, the last ten losses have a std (of all ten) below the threshold.
+    """Return True after more than ten passes whose last ten losses have a std (of all ten) below the threshold.
 
     >>> settled([5.0] * 10, 0.1), settled([5.0] * 11, 0.1)
     (False, True)
@@ -88,12 +88,12 @@ class FedALA(OwnModelClient):
         return order[: max(1, int(self.share * len(order) + 1e-9))]
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        own = self.own_model()
-        if own is None or not local.size() or not self.received:
+        model = self.own_model()
+        if model is None or not local.size() or not self.received:
             return
         names, parameters = list(self.received)[-self.layers :], dict(self.named_parameters())
-        self.load_model({name: value for name, value in own.items() if name not in parameters})
-        old, new = ({name: state[name] for name in names} for state in (own, self.received))
+        self.load_model({name: value for name, value in model.items() if name not in parameters})
+        old, new = ({name: state[name] for name in names} for state in (model, self.received))
         learnt: State = self.memory.get("mixing", {})
         first = not learnt
         mixing = {name: learnt.get(name, torch.ones_like(value)) for name, value in old.items()}
@@ -105,22 +105,25 @@ class FedALA(OwnModelClient):
         self.memory["mixing"] = mixing
 
     def finished(self, losses: Sequence[Tensor], first: bool) -> bool:
-        """Tell, by the losses of its passes, whether a mixing has had its last pass."""
+        """True after the last pass of a mixing, by the losses of its passes."""
         if not first:
             return len(losses) >= self.epochs
         if self.first_epochs is not None:
             return len(losses) >= self.first_epochs
         return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
-    def one_pass(self, mixing: State, own: State, received: State, local: ClientData) -> tuple[State, Tensor]:
-        """Step the mixing weights once a batch, and return them with the mean loss, each batch's before its step."""
+    def one_pass(self, mixing: State, old: State, received: State, local: ClientData) -> tuple[State, Tensor]:
+        """Step the mixing weights once a batch.
+
+        Returns them, and the mean loss, each batch's before its step.
+        """
 
         def step(batch: Batch) -> Tensor:
             nonlocal mixing
-            params = {name: value.requires_grad_() for name, value in mixed(own, received, mixing).items()}
+            params = {name: value.requires_grad_() for name, value in mixed(old, received, mixing).items()}
             loss = self.loss_at(params, batch)
-            found = torch.autograd.grad(loss, [*params.values()], allow_unused=True, materialize_grads=True)
-            mixing = stepped(mixing, dict(zip(params, found, strict=True)), own, received, self.eta)
+            gradients = torch.autograd.grad(loss, [*params.values()], allow_unused=True, materialize_grads=True)
+            mixing = stepped(mixing, dict(zip(params, gradients, strict=True)), old, received, self.eta)
             return loss
 
         loss = self.mean_over(local, step)

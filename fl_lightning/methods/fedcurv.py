@@ -24,7 +24,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_s
 def batch_fisher(
     loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
 ) -> State:
-    """Average over batches the squared gradient of the batch's mean loss.
+    """Mean over batches of the squared gradient of the batch's mean loss.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -47,7 +47,7 @@ def batch_fisher(
 
 
 def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
-    """Compute Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
+    """Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
     """
@@ -56,7 +56,7 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
 
 
 class FedCurvServer(ServerModule):
-    """FedCurv's server, which keeps U and V of all clients seen, or of the last round's, and sends them.
+    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights.
 
     Attributes:
         made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
@@ -140,16 +140,19 @@ class FedCurv(ClientModule):
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """Give the client's pair (`u` or `v`) as far as it is in the server's sum, with zeros where it is not."""
+        """The client's pair (`u` or `v`) as far as it is in the server's sum.
+
+        Zeros where it is not.
+        """
         like: State = broadcast.extras[name]
         counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         for name in ("u", "v"):
-            own = self.own(name, broadcast)
-            self.round_buffer(f"own_{name}", own)
-            self.round_buffer(name, S.sub(broadcast.extras[name], own))
+            pair = self.own(name, broadcast)
+            self.round_buffer(f"own_{name}", pair)
+            self.round_buffer(name, S.sub(broadcast.extras[name], pair))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
@@ -174,11 +177,11 @@ class FedCurv(ClientModule):
         params = S.clone(self.params())
         if self.is_fedavg_equivalent or not params:
             return {}
-        own = {name: self.round[f"own_{name}"] for name in ("u", "v")}
+        known = {name: self.round[f"own_{name}"] for name in ("u", "v")}
         if not self.num_steps:  # no data: the pair stays
             none = S.zeros_like(params)
             return {"u": none, "v": none}
         u = self.information(params, local)
         pair = {"u": u, "v": {name: value * params[name] for name, value in u.items()}}
         self.memory.update(pair, round=local.round_idx)
-        return {name: S.sub(new, own[name]) if self.scope == "seen" else new for name, new in pair.items()}
+        return {name: S.sub(new, known[name]) if self.scope == "seen" else new for name, new in pair.items()}

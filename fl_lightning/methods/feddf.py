@@ -71,7 +71,10 @@ class FedDFServer(ServerModule):
 
     @property
     def client(self) -> ClientModule:
-        """Client whose net is used, without a change to its own weights."""
+        """Client whose net this is.
+
+        Its own weights are not touched.
+        """
         client: Any = self.server.module
         return client  # type: ignore[no-any-return]
 
@@ -79,10 +82,10 @@ class FedDFServer(ServerModule):
         if not len(self.server.data("proxy")):
             raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
         saved, named = self.client.state_dict(), [*self.client.named_parameters(), *self.client.named_buffers()]
-        own = [name for name, _ in named if name in saved and name not in self.server.weights]
-        if own:
+        kept = [name for name, _ in named if name in saved and name not in self.server.weights]
+        if kept:
             raise ValueError(
-                f"FedDF distils into a whole net, but {own[0]!r} stays with each client; leave model.personal unset"
+                f"FedDF distils into a whole net, but {kept[0]!r} stays with each client; leave model.personal unset"
             )
         try:
             self.validation = self.server.data("val")
@@ -101,7 +104,7 @@ class FedDFServer(ServerModule):
             return self.distilled(aggregate, self.ensemble(teachers))
 
     def ensemble(self, teachers: Sequence[State]) -> Tensor:
-        """Compute the mean logits of the teachers on the proxy split, (n, C)."""
+        """Mean logits of the teachers on the proxy split, (n, C)."""
         proxy = self.server.data("proxy")
         first, *others = (self.logits(teacher, proxy)[0] for teacher in teachers)
         return sum(others, first) / len(teachers)
@@ -134,7 +137,7 @@ class FedDFServer(ServerModule):
         return {name: value.detach() for name, value in student.items()}
 
     def lr_at(self, step: int) -> float:
-        """Compute the learning rate of a step, counted from 0."""
+        """Learning rate of a step, from 0."""
         if self.distill_schedule == "constant":
             return self.distill_lr
         return self.distill_lr * (1 + math.cos(math.pi * step / self.distill_steps)) / 2
@@ -147,20 +150,23 @@ class FedDFServer(ServerModule):
             yield from torch.split(torch.randperm(n, generator=generator), size)
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Compute logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
+        """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
             return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
-        """Compute the logits (n, C) of all samples of a split, and get their labels (n,)."""
+        """Logits (n, C) of all samples of a split, and their labels (n,)."""
         rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
-        found = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
-        return torch.cat([logits for logits, _ in found]), torch.cat([y for _, y in found])
+        answers = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
+        return torch.cat([logits for logits, _ in answers]), torch.cat([y for _, y in answers])
 
     def accuracy(self, state: State) -> float:
-        """Compute the accuracy on the validation split, NaN without one."""
+        """Accuracy on the validation split.
+
+        NaN without one.
+        """
         if self.validation is None:
             return math.nan
         logits, y = self.logits(state, self.validation)

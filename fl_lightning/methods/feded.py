@@ -28,17 +28,17 @@ RUNAWAY = -1000.0
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:
-    """Compute L_cal (Eq. 2), the cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> ().
+    """L_cal (Eq. 2): cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> ().
 
-    ε = 0 leaves empty classes out.
+    Ε = 0 leaves empty classes out.
     """
     return calibrated_cross_entropy(logits, target, (prior + prior_eps).log())
 
 
 def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> Tensor:
-    """Compute L_dis (Eq. 3), KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> ().
+    """L_dis (Eq. 3): KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> ().
 
-    It is 0 for fewer than two.
+    0 for fewer than two.
     """
     return kl_divergence(local, teacher, exclude=prior > 0)
 
@@ -46,19 +46,19 @@ def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> T
 def logit_suppression(
     logits: Tensor, target: Tensor, prior: Tensor, form: Literal["paper", "official"] = "paper"
 ) -> Tensor:
-    """Compute L_logit (Eqs. 4-5), Σ_c p_c log mean_b exp(z_bc) over other classes' samples: (B, C), (B,), (C,) -> ().
+    """L_logit (Eqs. 4-5): Σ_c p_c log mean_b exp(z_bc) over the samples of other classes: (B, C), (B,), (C,) -> ().
 
     A class that all samples of the batch have is skipped. `official` is the authors' code: the indicator multiplies
     z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰, which bounds the term of a class
     that the batch has from below.
     """
-    z, own, observed = to_float32(logits), true_class(target, logits.shape[1]), prior > 0
+    z, true, observed = to_float32(logits), true_class(target, logits.shape[1]), prior > 0
     if form == "official":
         offset = prior.masked_fill(~observed, 1.0).log() + math.log(len(prior))
-        z, skipped = (z - offset).masked_fill(own, 0.0), ~observed
+        z, skipped = (z - offset).masked_fill(true, 0.0), ~observed
     else:
-        every = own.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
-        z, skipped = z.masked_fill(own & ~every, -math.inf), every | ~observed
+        every = true.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
+        z, skipped = z.masked_fill(true & ~every, -math.inf), every | ~observed
     terms = z.logsumexp(0) - math.log(len(z))
     return (prior * terms.masked_fill(skipped, 0.0)).sum()
 

@@ -43,12 +43,15 @@ def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: b
 
 
 def kept_columns(split: ClassSplit, columns: Columns = "dropped") -> Tensor:
-    """Choose which logits of an anchor are held, (C,) bool, with the dominant classes' `dropped`, or with `all`."""
+    """Choose which logits of an anchor are held: (C,) bool.
+
+    The dominant classes' are `dropped`, or `all` are kept.
+    """
     return torch.ones_like(split.dominant) if columns == "all" else ~split.dominant
 
 
 def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) -> Tensor:
-    """Compute L_KA (Eq. 3): squared logit differences, summed over anchors and kept classes, by the number of anchors.
+    """L_KA (Eq. 3): Σ over anchors and kept classes of the squared logit difference, over the number of anchors.
 
     Args:
         received: logits of the received model on the anchors, (A, C); taken as constants.
@@ -77,8 +80,8 @@ def pick(labels: Tensor, label: int, strategy: str, losses: Tensor, generator: t
     if strategy == "random":
         chosen = torch.randint(len(positions), (), generator=generator)
     else:
-        own = losses[positions]
-        chosen = own.argmax() if strategy == "hard" else own.argmin()
+        values = losses[positions]
+        chosen = values.argmax() if strategy == "hard" else values.argmin()
     return int(positions[int(chosen)])
 
 
@@ -138,20 +141,20 @@ class FedKA(ClientModule):
             hardness = self.losses(*samples["local"]).cpu()
         anchors = []
         for k in classes.tolist():
-            own = plan[k] == "local"
-            strategy = self.strategy if own else "random"
+            is_local = plan[k] == "local"
+            strategy = self.strategy if is_local else "random"
             anchors.append(Anchor(k, plan[k], pick(labels[plan[k]], k, strategy, hardness, generator)))
         return anchors
 
     @torch.no_grad()
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute each sample's cross-entropy under the net with its present weights: (n, ...), (n,) -> (n,)."""
+        """Cross-entropy of each sample under the net with its present weights: (n, ...), (n,) -> (n,)."""
         with self.evaluation_mode():
             logits = torch.cat([to_float32(self(part)) for part in torch.split(x, 1000)])
         return F.cross_entropy(logits, y, reduction="none")
 
     def anchor_logits(self, x: Tensor) -> Tensor:
-        """Compute the logits of anchors without dropout, on fixed running statistics: (A, ...) -> (A, C)."""
+        """Logits of anchors without dropout, on running statistics that stay as they are: (A, ...) -> (A, C)."""
         net = self.built_net
         # copies: the backward pass reads the statistics, which the batch's forward has changed by then
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -170,8 +173,8 @@ class FedKA(ClientModule):
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        found = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
-        plan = {k: source for k, source in plan.items() if source == "local" or k in found}
+        held = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
+        plan = {k: source for k, source in plan.items() if source == "local" or k in held}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return

@@ -22,7 +22,9 @@ Form = Literal["softmax", "paper", "prior"]
 
 
 def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
-    """Compute the terms added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`, −∞ for a class without samples.
+    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`.
+
+    −∞ for a class without samples.
 
     >>> margins(torch.tensor([16, 0, 1]), tau=1.0)
     tensor([-0.5000,    -inf, -1.0000], dtype=torch.float64)
@@ -31,7 +33,7 @@ def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
 
 
 def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Average log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y), the paper's form: (B, C), (B,), (C,) -> ().
+    """Mean of log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y): (B, C), (B,), (C,) -> (), the paper's form.
 
     Classes with s_c = −∞ are left out; a sample without another class left contributes 0.
     """
@@ -45,7 +47,9 @@ def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Ten
 
 
 class FedLC(ClientModule):
-    """Local loss of calibrated logits z_c − τ n_c^(−1/4), with plain logits in evaluation.
+    """Local loss of calibrated logits z_c − τ n_c^(−1/4).
+
+    Evaluation uses the plain ones.
 
     Args:
         tau: τ > 0; not read by `prior`.

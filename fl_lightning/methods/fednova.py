@@ -27,7 +27,7 @@ LARGEST_WEIGHT = 5.0
 
 
 def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """Compute τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
+    """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
 
     >>> effective_length([1.0, 4.0], sizes=[2, 1])
     2.0
@@ -36,7 +36,9 @@ def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
 
 
 class FedNovaAggregator(Aggregator):
-    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights, and the mean for the rest.
+    """w ← w + τ_eff Σ p_i Δ_i / E_i over the trainable weights.
+
+    The rest takes the mean.
 
     Args:
         tau_eff: `accumulated_lr`: Σ p_i E_i, with which clients that train alike give FedAvg; `steps`: η Σ p_i K_i, as
@@ -72,17 +74,17 @@ class FedNovaAggregator(Aggregator):
         super().add(update)
         if update.weights is None or not update.accumulated_lr:
             return
-        own = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
-        length, start = own["length"], self.server.weights
+        extras = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
+        length, start = extras["length"], self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
         self.sum("moved", moved, self.weight(update))
-        self.gather(replace(update, extras=own), weights=False)
+        self.gather(replace(update, extras=extras), weights=False)
 
     def finish(self) -> State | None:
         mean, start = super().finish(), self.server.weights
-        found = [row for _, row in sorted(self.rows.items())]
-        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in found])
-        rows, sizes = list(compress(found, weights)), [weight for weight in weights if weight]
+        gathered = [row for _, row in sorted(self.rows.items())]
+        weights = S.to_host([torch.as_tensor(self.weight(row)) for row in gathered])
+        rows, sizes = list(compress(gathered, weights)), [weight for weight in weights if weight]
         if mean is None or not rows:
             return mean
         lengths = [row.extras["length"] for row in rows]

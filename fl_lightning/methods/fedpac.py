@@ -30,25 +30,27 @@ class Statistics(NamedTuple):
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Compute class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
+    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
 
-    An absent class has 0.
+    0 for an absent class.
     """
-    x, own = features.double(), true_class(labels, num_classes).T.double()
+    x, members = features.double(), true_class(labels, num_classes).T.double()
     n = max(len(x), 1)
-    h = own @ x / n
+    h = members @ x / n
     v = (x.square().sum() / n - h.square().sum()) / n
-    return Statistics(own @ x / own.sum(1, keepdim=True).clamp(min=1), h, v)
+    return Statistics(members @ x / members.sum(1, keepdim=True).clamp(min=1), h, v)
 
 
 def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
-    """Compute P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
+    """P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
     away = (h[i] - h).flatten(1)
     return v.diag() + away @ away.T
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11), and set weights below 0.001 to 0: (m, m) -> (m,).
+    """Minimise αᵀ P α over the simplex (Eq. 11).
+
+    Weights below 0.001 become 0: (m, m) -> (m,).
 
     None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
     """
@@ -60,9 +62,9 @@ def head_weights(matrix: Tensor) -> Tensor | None:
 
 
 def combinations(h: Tensor, v: Tensor) -> Tensor:
-    """Weigh all heads in that of each client, only its own without a solution: (m, C, d), (m,) -> (m, m)."""
-    found = [head_weights(discrepancies(h, v, i)) for i in range(len(h))]
-    return torch.stack([own if row is None else row for row, own in zip(found, torch.eye(len(h)).to(h), strict=True)])
+    """Weights of all heads in that of each client, its own where there is no solution: (m, C, d), (m,) -> (m, m)."""
+    rows = [head_weights(discrepancies(h, v, i)) for i in range(len(h))]
+    return torch.stack([unit if row is None else row for row, unit in zip(rows, torch.eye(len(h)).to(h), strict=True)])
 
 
 class FedPACServer(ServerModule):
@@ -110,14 +112,17 @@ class FedPACServer(ServerModule):
         return aggregate
 
     def _combine(self) -> None:
-        """Combine the heads of the participants with data for each of them, and leave the others their own."""
+        """Combine the heads of the participants with data for each of them.
+
+        The others keep their own.
+        """
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
-        found, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
-        if found:
+        extras_of, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
+        if extras_of:
             # the small programs are solved on the host, which reads what is stacked at once
-            h, v = (torch.stack([extras[name].double() for extras in found.values()]).cpu() for name in ("h", "v"))
-            self.combined = dict(zip(found, combinations(h, v), strict=True))
-            heads = [extras["head"] for extras in found.values()]
+            h, v = (torch.stack([extras[name].double() for extras in extras_of.values()]).cpu() for name in ("h", "v"))
+            self.combined = dict(zip(extras_of, combinations(h, v), strict=True))
+            heads = [extras["head"] for extras in extras_of.values()]
             self._heads |= {c: weighted_mean(heads, weights.tolist()) for c, weights in self.combined.items()}
 
 
@@ -147,20 +152,20 @@ class FedPAC(PersonalHeadClient):
     def statistics(self, local: ClientData) -> Statistics:
         """Compute the statistics of the client's samples under the body as it is, in eval mode."""
         d, device = self.head.in_features, self.head.weight.device
-        found = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
-        found.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
-        features, labels = map(torch.cat, zip(*found, strict=True))
+        batches = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
+        batches.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
+        features, labels = map(torch.cat, zip(*batches, strict=True))
         return feature_statistics(features, labels, self.head.out_features)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if broadcast.exchange == "heads":
             self.head.load_state_dict(broadcast.extras.get("head", self.head.state_dict()))
             return
-        own = self.statistics(local)
-        self.round_buffer("own", own._asdict())
+        statistics = self.statistics(local)
+        self.round_buffer("own", statistics._asdict())
         if "prototypes" in broadcast.extras and self.lam:
             seen = broadcast.extras["seen"][:, None]
-            self.round_buffer("targets", torch.where(seen, broadcast.extras["prototypes"], own.means))
+            self.round_buffer("targets", torch.where(seen, broadcast.extras["prototypes"], statistics.means))
 
     def phases(self, exchange: str) -> Iterator[Phase]:
         if exchange == "train":
@@ -183,6 +188,6 @@ class FedPAC(PersonalHeadClient):
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if exchange == "heads":
             return {}
-        own, after = self.round["own"], self.statistics(local).means
-        sent = {"h": own["h"], "v": own["v"], "prototypes": after.to(own["h"].dtype)}
+        before, after = self.round["own"], self.statistics(local).means
+        sent = {"h": before["h"], "v": before["v"], "prototypes": after.to(before["h"].dtype)}
         return {**sent, "counts": local.label_counts.to(after.device), "head": clone(self.head.state_dict())}

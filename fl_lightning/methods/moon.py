@@ -20,7 +20,7 @@ from fl_lightning.utils.settings import check_above, check_at_least
 
 
 def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor], temperature: float = 0.5) -> Tensor:
-    """Average −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
+    """Mean of −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
 
     Args:
         local: features of the model in training, (B, D).
@@ -31,14 +31,16 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
     Returns:
         (), ≥ 0; log 2 with zero gradient where the only previous model is the received one.
     """
-    given = (local, received.detach(), *(one.detach() for one in previous))
-    z, *others = (F.normalize(to_float32(one), dim=1, eps=1e-8) for one in given)
+    given = (local, received.detach(), *(features.detach() for features in previous))
+    z, *others = (F.normalize(to_float32(features), dim=1, eps=1e-8) for features in given)
     similarity = torch.stack([(z * other).sum(1) for other in others], 1) / temperature
     return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
 class MOON(OwnModelClient):
-    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model, 0 at a client's first participation.
+    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model.
+
+    0 at a client's first participation.
 
     Args:
         mu: μ, weight of the contrast, >= 0; 0 is FedAvg.
@@ -70,7 +72,7 @@ class MOON(OwnModelClient):
             self.load_teacher(f"previous/{k}", state)
 
     def contrast(self, x: Tensor, features: Tensor) -> Tensor:
-        """Compute the term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
+        """The term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
         previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.own_models()))]
         return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
 

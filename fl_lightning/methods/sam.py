@@ -19,7 +19,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 def perturbation(gradients: State, sam_rho: float) -> State:
-    """Compute ε = ρ g / ‖g‖₂, one norm over all tensors: the names and shapes of `gradients`, 0 where all are 0."""
+    """ε = ρ g / ‖g‖₂, one norm over all tensors: the names and shapes of `gradients`, 0 where all are 0."""
     norm = S.inner(gradients, gradients).sqrt()
     factor = sam_rho / (norm + 1e-12)
     return {name: gradient * factor.to(gradient.dtype) for name, gradient in gradients.items()}
@@ -59,7 +59,10 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """Take one step, where `closure` zeroes the gradients, runs forward and backward, and returns the loss."""
+        """One step.
+
+        `closure` zeroes the gradients, runs forward and backward, and returns the loss.
+        """
         again = torch.enable_grad()(closure)
         loss = again()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -77,7 +80,10 @@ class SAM(Optimizer):
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """Leave BatchNorm's running statistics unchanged within the block, where it normalises with the batch."""
+        """Leave BatchNorm's running statistics unchanged within the block.
+
+        It still normalises with the batch.
+        """
         modules = [] if self.module is None or self.bn_second_pass else self.module.modules()
         norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.track_running_stats]
         for norm in norms:

@@ -29,7 +29,7 @@ def control_change(received: State, trained: State, control: State, accumulated_
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
-    """Compute c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+    """c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -131,7 +131,7 @@ class SCAFFOLD(ClientModule):
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """Correct θ ← θ − lr (c − c_i), after a step."""
+        """θ ← θ − lr (c − c_i), after a step."""
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr
@@ -143,13 +143,13 @@ class SCAFFOLD(ClientModule):
         return self.accumulated_lr if self.where == "grad" else after
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
-        control, own = self.round["c"], self.round["c_i"]
+        control, client_control = self.round["c"], self.round["c_i"]
         if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
             return {"control_change": S.zeros_like(self.received)}
         if self.option == "I":
-            change = S.sub(self.round["gradient"], own)
+            change = S.sub(self.round["gradient"], client_control)
         else:
             change = control_change(self.received, S.clone(self.params()), control, self.travelled)
         change = {name: value.to(self.received[name].dtype) for name, value in change.items()}
-        self.memory["control"] = S.add(own, change)
+        self.memory["control"] = S.add(client_control, change)
         return {"control_change": change}

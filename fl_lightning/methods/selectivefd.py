@@ -26,7 +26,7 @@ KNOWN = 0.05
 
 
 def ambiguity_of(probabilities: Tensor, kind: Literal["entropy", "l1"] = "entropy") -> Tensor:
-    """Compute the entropy in nats, or the l1 distance 2 (1 − max p) from the nearest one-hot vector: (K, C) -> (K,)."""
+    """Entropy in nats, or the l1 distance 2 (1 − max p) from the nearest one-hot vector: (K, C) -> (K,)."""
     if kind == "l1":
         return 2 * (1 - probabilities.max(1).values)
     return -torch.xlogy(probabilities, probabilities).sum(1)
@@ -83,7 +83,9 @@ class SelectiveFDServer(KnowledgeServer):
 
 
 class SelectiveFD(KnowledgeClient):
-    """Answers for transfer samples whose density ratio exceeds a quantile of its own, and learns from the kept answers.
+    """Answers for transfer samples whose density ratio exceeds a quantile of its own.
+
+    Learns from the kept answers.
 
     Which samples it answers for is found once, at its first participation.
 
@@ -149,17 +151,17 @@ class SelectiveFD(KnowledgeClient):
         n, device = local.size(), next(self.parameters()).device
         if not n:
             return torch.zeros(0, dtype=torch.int64, device=device)
-        own, transfer = (self.represented(local, split) for split in ("train", "transfer"))
+        train, transfer = (self.represented(local, split) for split in ("train", "transfer"))
         generator = local.generator("selector", per_round=False)
         order = torch.randperm(n, generator=generator).to(device)
         known = max(1, int(KNOWN * n + 1e-9))
-        uniform = torch.rand(self.num_reference, own.shape[1], generator=generator, dtype=torch.float64).to(device)
-        ratio = DensityRatio.fit(own[order[:known]], own.min() + uniform * (own.max() - own.min()), self.width)
-        threshold = ratio(own[order[known:]] if n > known else own).quantile(self.quantile)
+        uniform = torch.rand(self.num_reference, train.shape[1], generator=generator, dtype=torch.float64).to(device)
+        ratio = DensityRatio.fit(train[order[:known]], train.min() + uniform * (train.max() - train.min()), self.width)
+        threshold = ratio(train[order[known:]] if n > known else train).quantile(self.quantile)
         return (ratio(transfer) > threshold).nonzero().flatten()
 
     def represented(self, local: ClientData, split: str) -> Tensor:
-        """Represent all samples of a split by the vectors whose density ratio is taken: (n, d) float64."""
+        """Compute what the density ratio is taken of, for all samples of a split: (n, d) float64."""
         net: Any = self
         if self.selector_weights is not None:
             self.load_teacher("selector", client_state(Path(self.selector_weights), self))

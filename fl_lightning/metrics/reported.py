@@ -18,7 +18,7 @@ OWN = ("acc", "loss", "acc_class", "forgetting")
 
 
 def as_collection(metrics: Metrics | None) -> MetricCollection | None:
-    """Make a collection of one metric, several or a collection.
+    """Make a collection of what was given.
 
     Raises:
         ValueError: a name under which the package reports a value.
@@ -30,15 +30,18 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
         check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
-    found = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
-    for name in found:
+    collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
+    for name in collection:
         if name in OWN:
             raise ValueError(f"model.metrics must not be named {', '.join(OWN)}, got {name!r}; give it another name")
-    return found
+    return collection
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
-    """Copy a collection for samples that this process alone evaluates, so that nothing crosses processes."""
+    """Copy a collection for samples that this process alone evaluates.
+
+    Nothing crosses processes.
+    """
     copy = metrics.clone()
     for metric in copy.modules():
         if isinstance(metric, Metric):
@@ -62,14 +65,16 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
 
 
 def computed(metric: Metric | MetricCollection) -> Any:
-    """Compute the values, also on a process that has had no samples."""
+    """Compute, also on a process that has had no samples."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
         return metric.compute()
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row, and those of a vector by the classes, or by number.
+    """Name computed values for a round's row.
+
+    Those of a vector by the classes, or by number.
 
     Args:
         result: what a collection computed, by name.
@@ -79,16 +84,16 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
     Raises:
         ValueError: a value with more than one dimension (a confusion matrix).
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in result.items():
         if value.ndim == 0:
-            found[f"{prefix}/{name}"] = float(value)
+            values[f"{prefix}/{name}"] = float(value)
         elif value.ndim == 1:
             names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
-            found |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
+            values |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
         else:
             raise ValueError(
                 f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "
                 f"in a callback"
             )
-    return found
+    return values

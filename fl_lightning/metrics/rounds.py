@@ -1,4 +1,7 @@
-"""Metrics of a model over the rounds (or epochs, or tasks) of a run, updated in each and not reset."""
+"""Metrics of a model over the rounds (or epochs, or tasks) of a run.
+
+They are updated in each and not reset.
+"""
 
 import math
 from typing import Any, Literal
@@ -109,7 +112,9 @@ class PredictionConsistency(_ClassesByRound):
 
 
 class RoundsToTarget(FederatedMetric):
-    """First round whose value reaches the target, counted from 1, NaN if none does.
+    """First round whose value reaches the target, counted from 1.
+
+    NaN if none does.
 
     Source: FedKA, Table 2. `update` takes a number `value` and its 0-based `round_idx`; `compute` gives () float64.
 
@@ -140,7 +145,7 @@ class RoundsToTarget(FederatedMetric):
         self.curve_points.append(torch.stack([value.new_tensor(float(round_idx)), value.reshape(())]))
 
     def rounds(self) -> int | None:
-        """Give the round, counted from 1, or None."""
+        """The round, counted from 1, or None."""
         points = dim_zero_cat(self.curve_points).view(-1, 2).tolist() if len(self.curve_points) else []
         values = {int(round_idx): value for round_idx, value in points}
         curve = [values.get(round_idx, math.nan) for round_idx in range(max(values, default=-1) + 1)]
@@ -151,7 +156,9 @@ class RoundsToTarget(FederatedMetric):
 
 
 class SpeedUp(RoundsToTarget):
-    """Speed-up: the baseline's rounds over those that reach the target, NaN if none does.
+    """Speed-up: the baseline's rounds over those that reach the target.
+
+    NaN if none does.
 
     Source: FedKA, Table 2. `update` is that of `RoundsToTarget`; `compute` gives () float64.
 
@@ -178,5 +185,8 @@ class SpeedUp(RoundsToTarget):
 
 
 def as_tensor(value: float | None) -> Tensor:
-    """Convert a number to a 0-d float64 tensor, and None to NaN."""
+    """A number as a 0-d float64 tensor.
+
+    None is NaN.
+    """
     return torch.tensor(math.nan if value is None else value, dtype=torch.float64)

@@ -1,4 +1,7 @@
-"""Nets of features and a linear head, one file per architecture, without anything federated."""
+"""Nets: features and a linear head, one file per architecture.
+
+Nothing federated.
+"""
 
 from fl_lightning.nets.backbone import Backbone as Backbone
 from fl_lightning.nets.fedcl_cnn import FedCLCIFARCNN as FedCLCIFARCNN

@@ -106,7 +106,9 @@ def remove_parts(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process, until it unlocks it or ends, however it ends.
+    """Lock a folder for this process.
+
+    The operating system unlocks it when the process ends, however it ends.
 
     Args:
         folder: to be locked.
@@ -133,7 +135,7 @@ def lock_folder(folder: Path, wait: bool = False) -> int | None:
 
 
 class _Hashed:
-    """A file that hashes the bytes written to it."""
+    """Passes bytes on to a file, and hashes them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -205,7 +207,10 @@ def check_digest(path: str | Path) -> bool:
 
 
 def loaded(path: str | Path, mmap: bool) -> Any:
-    """Load tensors and plain values, mapped where `mmap` is set and the file's form allows it, else whole."""
+    """Load tensors and plain values.
+
+    What cannot be mapped, a compressed file or one of an old form, is read whole.
+    """
     with suppress(Exception):
         if mmap:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -226,12 +231,12 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     checked = check_digest(path)
     try:
         content = loaded(path, mmap and checked)
-        found = type(content).__name__
+        problem = type(content).__name__
     except Exception as error:  # whatever pickle and zip say of a damaged file
-        content, found = None, type(error).__name__
+        content, problem = None, type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({found}): it is damaged, or holds more than tensors and plain "
+            f"{path} cannot be read as a checkpoint ({problem}): it is damaged, or holds more than tensors and plain "
             f"values; give another one, or a state dict"
         )
     if DIGEST in content and not checked:

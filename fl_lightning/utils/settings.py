@@ -1,4 +1,4 @@
-"""Checks of settings, whose errors name setting, rule, value and remedy.
+"""Checks of settings: an error names setting, rule, value and what to do.
 
 An unset setting (None) passes.
 """
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 def described(value: object) -> str:
-    """Describe a value in a few words of a sentence.
+    """Name a value in a sentence, in a few words.
 
     >>> described("sgd"), described(nn.Linear), described(nn.Linear(1, 1)), described([0.5, 1])
     ("'sgd'", 'Linear (the class, not an instance)', 'Linear', '[0.5, 1]')
@@ -30,7 +30,7 @@ def described(value: object) -> str:
 
 
 def check_numbers(hint: str = "", /, **settings: object) -> None:
-    """Refuse a setting that is no number, such as text or a module given by position.
+    """Refuse a setting that is no number, such as text or a module that was given by its place.
 
     Raises:
         TypeError: naming the setting.
@@ -48,7 +48,9 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
 
 
 def check_whole(hint: str = "", /, **settings: object) -> None:
-    """Refuse a setting that is no whole number, with `hint` at the end of the sentence.
+    """Refuse a setting that is no whole number.
+
+    `hint` ends the sentence.
 
     Raises:
         TypeError: naming the setting.
@@ -63,7 +65,9 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
 
 
 def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
-    """Refuse a setting that is no whole number of at least `low`, with `hint` at the end of the sentence.
+    """Refuse a setting that is no whole number of at least `low`.
+
+    `hint` ends the sentence.
 
     Raises:
         TypeError: naming the setting that is no whole number.
@@ -145,7 +149,9 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
 
 
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting below `low`, or NaN, with `hint` at the end of the sentence.
+    """Refuse a setting below `low`, or NaN.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -162,7 +168,9 @@ def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not above `low`, with `hint` at the end of the sentence.
+    """Refuse a setting that is not above `low`.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -179,7 +187,9 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
 
 
 def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting above `high`, or NaN, with `hint` at the end of the sentence.
+    """Refuse a setting above `high`, or NaN.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -196,7 +206,9 @@ def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not below `high`, with `hint` at the end of the sentence.
+    """Refuse a setting that is not below `high`.
+
+    `hint` ends the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -222,7 +234,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer is SGD with the step −lr · gradient: no momentum, weight decay or maximize.
+    """Return True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
 
     >>> import torch
     >>> weights = [torch.nn.Parameter(torch.zeros(1))]
@@ -235,7 +247,9 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
 
 
 def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """Choose the value of a setting that the user gave or the source knows, and refuse two different ones.
+    """Choose the value of a setting that the user gave or the source knows.
+
+    Where both do, it must be the same.
 
     >>> agreed("num_classes", None, 10)
     10

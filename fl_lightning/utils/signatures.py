@@ -1,4 +1,4 @@
-"""Checks of signatures: unknown arguments of a constructor, and hooks that the package could not call."""
+"""Signatures: arguments that a constructor does not have, and hooks that cannot be called as the package calls them."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -54,21 +54,21 @@ def named_arguments(kind: type) -> list[str]:
     """List the arguments of a class, those that it hands on to its bases too."""
     homes = (parent for parent in kind.__mro__ if parent is kind or parent.__module__.startswith(PACKAGE))
     inits = (vars(parent)["__init__"] for parent in homes if "__init__" in vars(parent))
-    found = (p.name for init in inits for p in inspect.signature(init).parameters.values() if p.kind in NAMED)
-    return list(dict.fromkeys(name for name in found if name != "self"))
+    parameters = (p.name for init in inits for p in inspect.signature(init).parameters.values() if p.kind in NAMED)
+    return list(dict.fromkeys(name for name in parameters if name != "self"))
 
 
 def unknown_argument(kind: type, name: str) -> str:
-    """Word the error for an unknown argument of a class: where it belongs, or what there is."""
+    """Report that a class has no such argument, and where it belongs, or what there is."""
     known = named_arguments(kind)
     where = next((place for place, names in WHERE.items() if name in names), "")
-    near = "".join(f"the nearest is {found!r}; " for found in get_close_matches(name, known, 1))
-    said = f"{kind.__name__} got an unexpected keyword argument {name!r}"
-    return f"{said}; {where or f'{near}it takes ' + ', '.join(known)}"
+    near = "".join(f"the nearest is {close!r}; " for close in get_close_matches(name, known, 1))
+    refusal = f"{kind.__name__} got an unexpected keyword argument {name!r}"
+    return f"{refusal}; {where or f'{near}it takes ' + ', '.join(known)}"
 
 
 def checks_arguments(init: Init) -> Init:
-    """Make a constructor without `**base` refuse unknown and removed arguments."""
+    """Let a constructor without `**base` refuse arguments that it does not have, or has no more."""
     known = inspect.signature(init).parameters
 
     @wraps(init)
@@ -84,7 +84,7 @@ def checks_arguments(init: Init) -> Init:
 
 
 def check_overrides(kind: type) -> None:
-    """Refuse a user's class with a method that cannot be called as the overridden one is.
+    """Refuse a class of the user's whose method cannot be called as the package calls the one that it overrides.
 
     Further arguments with defaults, `*args` and `**kwargs` are free; what is no plain function is not looked at, nor
     what a class of another library has with arguments of its own.
@@ -96,7 +96,7 @@ def check_overrides(kind: type) -> None:
         return  # tests/utils/test_signatures.py looks at these, at no cost to an import
     ours = [parent for parent in kind.__mro__ if parent.__module__.startswith(PACKAGE)]
     others = kind.__mro__[kind.__mro__.index(ours[-1]) + 1 :]
-    contracts = {name: found for parent in ours for name, found in vars(parent).items() if inspect.isfunction(found)}
+    contracts = {name: member for parent in ours for name, member in vars(parent).items() if inspect.isfunction(member)}
     for name, contract in contracts.items():  # of several that of the base
         owner = next(parent for parent in kind.__mro__ if name in vars(parent))
         theirs = any(positional(vars(parent).get(name)) is not None for parent in others)
@@ -117,28 +117,28 @@ def positional(function: Any, required: bool = False) -> list[str] | None:
     return [p.name for p in parameters if p.kind in POSITIONAL and not (required and p.default is not p.empty)][1:]
 
 
-def check_call(name: str, found: object, arguments: Iterable[str] | None, of_object: bool = False) -> None:
+def check_call(name: str, target: object, arguments: Iterable[str] | None, of_object: bool = False) -> None:
     """Refuse a method that cannot be called with these arguments.
 
     Args:
         name: `Class.method`, for the error.
-        found: the method as its class has it.
+        target: the method as its class has it.
         arguments: besides self; None: not known.
-        of_object: whether `found` is as an object has it, which gives self.
+        of_object: whether `target` is as an object has it, which gives self.
 
     Raises:
         TypeError: naming the method and its right arguments.
     """
-    bound = of_object or isinstance(found, staticmethod)
-    function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    bound = of_object or isinstance(target, staticmethod)
+    function = target.__func__ if isinstance(target, staticmethod | classmethod) else target
     if arguments is None or not (inspect.isfunction(function) or inspect.ismethod(function)):
         return
-    own = inspect.signature(function, follow_wrapped=False)  # of a decorator's wrapper that which is called
+    signature = inspect.signature(function, follow_wrapped=False)  # of a decorator's wrapper that which is called
     given = list(arguments)
     try:
-        own.bind(*(given if bound else ["self", *given]))
+        signature.bind(*(given if bound else ["self", *given]))
     except TypeError:
-        takes = [str(p).partition(":")[0].partition("=")[0] for p in own.parameters.values()][not bound :]
+        takes = [str(p).partition(":")[0].partition("=")[0] for p in signature.parameters.values()][not bound :]
         method = name.rpartition(".")[2]
         raise TypeError(
             f"{name} is called with ({', '.join(given)}), but takes ({', '.join(takes)}); define "
