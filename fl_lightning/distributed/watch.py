@@ -1,4 +1,4 @@
-"""Watch over the processes of a run: one that ends, fails or hangs ends the others, which say so once."""
+"""Watch over the processes of a run, which ends all of them, with one report, if one ends, fails or hangs."""
 
 import os
 import secrets
@@ -29,10 +29,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 class RemoteError(RuntimeError):
-    """Error for a failure in another process.
-
-    Names its rank and the cause.
-    """
+    """Error for a failure in another process, with its rank and the cause."""
 
 
 class Verdict(NamedTuple):
@@ -47,7 +44,7 @@ class Verdict(NamedTuple):
     rank: int
 
     def error(self) -> BaseException:
-        """Error that the processes raise."""
+        """Make the error that the processes raise."""
         return RemoteError(self.text) if self.text else KeyboardInterrupt()
 
 
@@ -67,17 +64,17 @@ class Peer:
         self.changed = self.heard = monotonic()
 
     def note(self, sign: Sign) -> None:
-        """Record what it is at."""
+        """Take in its sign of life."""
         self.heard = monotonic()
         if sign != self.sign:
             self.sign, self.changed = sign, self.heard
 
     def leave(self) -> None:
-        """Record that it takes part no more."""
+        """Mark it as no longer taking part."""
         self.left = True
 
     def silent(self) -> float:
-        """Seconds since its last sign of life."""
+        """Count the seconds since its last sign of life."""
         return monotonic() - self.changed
 
     def kill(self) -> None:
@@ -88,9 +85,7 @@ class Peer:
 
 
 class Watch:
-    """Exchanges signs of life with the other processes, in a thread.
-
-    Rank 0 judges, the others judge rank 0.
+    """Exchanges signs of life with the other processes, in a thread, where rank 0 judges, and the others judge rank 0.
 
     A process that must end raises in its main thread, at once where that runs Python, else when its collective fails
     for want of a process; one that does not end in `GRACE` seconds is ended.
@@ -137,10 +132,7 @@ class Watch:
     # --- called by the main thread -----------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> BaseException:
-        """Tell the others of an error that ends this process.
-
-        Returns what it should raise: the run's first error.
-        """
+        """Tell the others of an error that ends this process, and return the run's first error to be raised."""
         self._told = True
         if self.verdict is None and of_a_collective(error):
             self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
@@ -149,13 +141,13 @@ class Watch:
         if isinstance(error, KeyboardInterrupt):
             self._tell(Verdict("", self.rank))
         elif not isinstance(error, RemoteError):
-            text = " ".join(str(error).split())
-            self._tell(Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {text}", self.rank))
+            said = " ".join(str(error).split())
+            self._tell(Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {said}", self.rank))
         return error
 
     @property
     def reports(self) -> bool:
-        """True for the process that says why the run ended: rank 0, or where that has gone, rank 1."""
+        """Tell whether this process reports why the run ended: rank 0, or where that has gone, rank 1."""
         root_is_gone = self.rank == 1 and self._peers[0].left
         return self.rank == 0 or root_is_gone
 
@@ -194,10 +186,7 @@ class Watch:
                 self._judge()
 
     def _receive(self, peer: Peer) -> None:
-        """Take a message.
-
-        Its end without a word is that of the process.
-        """
+        """Take a message, or without one the end of its process."""
         try:
             message = peer.connection.recv() if peer.connection is not None else BYE
         except (EOFError, OSError):
@@ -233,11 +222,11 @@ class Watch:
         elif not busy and len(silent) == self.world:
             self._end(root, f"all {self.world} processes have waited for each other")
 
-    def _end(self, peer: Peer, reason: str) -> None:
+    def _end(self, peer: Peer, said: str) -> None:
         """End the run since a process is silent."""
         self._decide(
             Verdict(
-                f"{reason} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
+                f"{said} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
                 f"ClientParallelStrategy if it needs longer",
                 peer.rank,
             )
@@ -261,10 +250,7 @@ class Watch:
             threading.Thread(target=self._insist, daemon=True).start()
 
     def _insist(self) -> None:
-        """Raise in the main thread.
-
-        End the process where that is stuck.
-        """
+        """Raise in the main thread, or end the process where that is stuck."""
         if SIGNAL is not None and not self._closed.is_set():
             with suppress(OSError):
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
@@ -273,7 +259,7 @@ class Watch:
             os._exit(1)
 
     def _raise(self, signum: int, frame: FrameType | None) -> None:
-        """Handler of the signal that `_insist` sends."""
+        """Handle the signal that `_insist` sends."""
         if self.verdict is not None and not self._told:
             self._told = True
             raise self.verdict.error()
@@ -288,6 +274,5 @@ class Watch:
 
 
 def of_a_collective(error: BaseException) -> bool:
-    """Return True for an error of torch's process group: another process is gone."""
-    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
-    return isinstance(error, RuntimeError) and bool(modules) and modules[-1].startswith("torch.distributed")
+    """Tell whether an error is of torch's process group: another process is gone."""
+    return isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")

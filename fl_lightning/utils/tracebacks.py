@@ -36,12 +36,23 @@ def is_raised(lines: list[tuple[str, int]]) -> bool:
 
 
 def raised_by_check(error: BaseException) -> bool:
-    """Return True for an error of a `raise` statement in one of the packages `CHECKED`, in this process or another."""
+    """Tell whether an error is of a `raise` statement in one of the packages `CHECKED`, in any process."""
     if (known := getattr(error, "raised_by_check", None)) is not None:
         return bool(known)
-    frames = list(walk_tb(error.__traceback__))
-    if not frames:
-        return False
-    frame, line = frames[-1]
-    checked = str(frame.f_globals.get("__name__", "")).startswith(CHECKED)
-    return checked and getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
+    return module_of(error).startswith(CHECKED) and is_raised(lines_of(error))
+
+
+def place_of(error: Exception) -> tuple[str, bool]:
+    """Find the user's own line that an error came through last, and whether a check of the package raised it.
+
+    Returns:
+        "file, line n", empty where no file of the user's is involved; and True for an error of the package's own.
+    """
+    lines, users = lines_of(error), users_lines(error)
+    checks = isinstance(error, ValueError | TypeError | TimeoutError) and is_raised(lines)
+    by_package = checks and lines[-1][0].startswith(PACKAGE)
+    if not users:
+        return ("" if by_package or not lines else "{}, line {}".format(*lines[-1])), by_package
+    name, line = users[-1]
+    relative = os.path.relpath(name)
+    return f"{name if relative.startswith('..') else relative}, line {line}", by_package
