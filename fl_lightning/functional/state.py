@@ -88,7 +88,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
 def to_float32(x: Tensor) -> Tensor:
     """Raise half types to float32 and leave everything else: sums are never taken in half precision.
 
-    >>> raised(torch.ones(1, dtype=torch.bfloat16)).dtype, raised(torch.ones(1, dtype=torch.float64)).dtype
+    >>> to_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, to_float32(torch.ones(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
     """
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
