@@ -141,8 +141,10 @@ class Watch:
         if isinstance(error, KeyboardInterrupt):
             self._tell(Verdict("", self.rank))
         elif not isinstance(error, RemoteError):
-            said = " ".join(str(error).split())
-            self._tell(Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {said}", self.rank))
+            sentence = " ".join(str(error).split())
+            self._tell(
+                Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {sentence}", self.rank)
+            )
         return error
 
     @property

@@ -315,13 +315,17 @@ def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 
+MEAN = ("model.aggregator", "Aggregator")
+"""The rule that is taken where none is named, too: the mean, which may be weighed otherwise."""
+
+
 def short(name: str, value: str) -> str:
     """Write a setting in few words; a class by its name alone, nothing for None.
 
     >>> short("model.client", "fl_lightning.methods.FedNTD"), short("model.client.beta", "0.3")
     ('FedNTD', 'beta=0.3')
     """
-    if value in ("", "None"):
+    if value in ("", "None") or (name, value.rpartition(".")[2]) == MEAN:
         return ""
     return value.rpartition(".")[2] if CLASS_PATH.fullmatch(value) else f"{name.rpartition('.')[2]}={value}"
 

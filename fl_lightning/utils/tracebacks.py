@@ -15,7 +15,7 @@ LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib
 
 
 def module_of(error: BaseException) -> str:
-    """Name the module whose code raised an error; empty where none is known."""
+    """Name the module whose code raised an error, or nothing where none is known."""
     names = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
     return names[-1] if names else ""
 
