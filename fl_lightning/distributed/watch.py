@@ -224,11 +224,11 @@ class Watch:
         elif not busy and len(silent) == self.world:
             self._end(root, f"all {self.world} processes have waited for each other")
 
-    def _end(self, peer: Peer, said: str) -> None:
+    def _end(self, peer: Peer, happened: str) -> None:
         """End the run since a process is silent."""
         self._decide(
             Verdict(
-                f"{said} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
+                f"{happened} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
                 f"ClientParallelStrategy if it needs longer",
                 peer.rank,
             )
