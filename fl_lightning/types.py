@@ -34,10 +34,7 @@ ForwardContext = Callable[[], AbstractContextManager[Any]]
 
 @runtime_checkable
 class TrainableModule(Protocol):
-    """A LightningModule of `pytorch_lightning` or of its twin package.
-
-    An `nn.Module` besides.
-    """
+    """A LightningModule of `pytorch_lightning` or of its twin package, which is an `nn.Module` besides."""
 
     def configure_optimizers(self) -> Any:
         """Make optimizers and lr schedulers, in any form that Lightning allows."""
@@ -69,10 +66,7 @@ class DataModule(Protocol):
         """Make the loader of the test samples."""
 
     def on_exception(self, exception: Any, /) -> Any:
-        """Clean up after an error.
-
-        A LightningModule, which may have the loaders too, has no such hook.
-        """
+        """Clean up after an error (a hook of data modules, which LightningModules with loaders do not have)."""
 
 
 # --- messages
@@ -178,31 +172,22 @@ class ClientData(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Weight n_i of the client: its training samples.
-
-        Of a stream, those trained on in this exchange.
-        """
+        """Weight n_i of the client: its training samples, for a stream those trained on in this exchange."""
 
     def size(self, split: str = "train") -> int:
-        """Number of samples of a split.
-
-        Of a stream, those of its longest pass.
-        """
+        """Count the samples of a split, for a stream those of its longest pass."""
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Samples per batch of a split: those given, else the data module's.
-
-        `full` is the whole split.
-        """
+        """Choose the samples per batch of a split: those given or the data module's, for `full` the whole split."""
 
     def augments(self, split: str = "train") -> bool:
-        """Return True where a sample differs from one local epoch to the next."""
+        """Tell whether a sample differs from one local epoch to the next."""
 
     def all(self, split: str = "train") -> Batch:
-        """The whole split as one batch, without augmentation."""
+        """Read the whole split as one batch, without augmentation."""
 
     def labels(self, split: str = "train") -> Tensor:
-        """The classes of a split's samples, (n,) int64 on the CPU.
+        """Read the classes of a split's samples, (n,) int64 on the CPU.
 
         Raises:
             ValueError: if the samples have no classes.
@@ -216,9 +201,7 @@ class ClientData(Protocol):
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        """Batches of a split on the device.
-
-        `epoch` None: in order and without augmentation, and the last one whole.
+        """Yield batches of a split on the device, in order, unaugmented and the last one whole where `epoch` is None.
 
         With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
         """
@@ -233,17 +216,11 @@ class ClientData(Protocol):
         """
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
-        """A CPU generator keyed by (seed, purpose, round, client).
-
-        Without `per_round` the same in every round.
-        """
+        """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
 
 
 class ServerView(Protocol):
-    """The server as its parts (server module, rule, transforms) see it.
-
-    Set before their `setup`.
-    """
+    """The server as its parts (server module, rule, transforms) see it, set before their `setup`."""
 
     module: nn.Module
     round_idx: int
@@ -270,13 +247,13 @@ class ServerView(Protocol):
         """The global model's shared entries, as they were when the exchange began. Not to be edited."""
 
     def size(self, client_id: int) -> int:
-        """Training samples of a client."""
+        """Count the training samples of a client."""
 
     def data(self, split: str) -> Any:
-        """A split that the server owns (proxy, transfer, validation)."""
+        """Get a split that the server owns (proxy, transfer, validation)."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator keyed by (seed, purpose, round)."""
+        """Make a CPU generator keyed by (seed, purpose, round)."""
 
 
 # --- engines
@@ -307,7 +284,7 @@ class ClientResult(NamedTuple):
     """Result of a job: the client's update, and what stays with the client.
 
     Args:
-        job: what was asked; its `memory` is to be kept.
+        job: that was run; its `memory` is to be kept.
         update: what is sent up; its weights are valid until the next result is drawn.
         personal: to be kept, or None.
         logged: the values that the client logged (a `MetricAccumulator`).
@@ -346,13 +323,11 @@ class ClientScore(NamedTuple):
 class Engine(Protocol):
     """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
 
-    An engine may draw all jobs before it yields its first result. A generator is closed where nobody wants the rest.
+    An engine may draw all jobs before it yields its first result. Its generator is closed if the rest is not needed.
     """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
-        """Yield the result of every job.
-
-        The generator is closed if the round ends early.
+        """Yield the result of every job, and close the generator of jobs if the round ends early.
 
         Jobs may all be drawn before the first result is given.
 
@@ -428,18 +403,15 @@ class RoundOutcome:
 
     @property
     def is_over(self) -> bool:
-        """True where no further exchange is needed."""
+        """Tell whether no further exchange is needed."""
         return bool(self.aborted or self.repeats or self.problem)
 
     def leave_out(self, failed: Mapping[int, str]) -> None:
-        """Record clients that are left out, and why: nothing of them is kept."""
+        """Leave out clients, with the reasons, and keep nothing of them."""
         self.failed = dict(sorted({**self.failed, **failed}.items()))
 
     def repeat(self, needed: bool = True) -> None:
-        """Record where the round is to be run again.
-
-        It stays so.
-        """
+        """Ask for the round to be run again, once and for all."""
         self.repeats = self.repeats or needed
 
     def abort(self, reason: str) -> None:
@@ -447,21 +419,15 @@ class RoundOutcome:
         self.aborted = self.aborted or reason
 
     def take(self, weights: State | None) -> None:
-        """Take the shared entries after an exchange, or after all.
-
-        None: those before the round.
-        """
+        """Take the shared entries after an exchange, or after all, or with None those before the round."""
         self.weights = weights
 
     def fail(self, problem: Exception) -> None:
-        """Record an error of what all clients share."""
+        """Keep an error of what all clients share."""
         self.problem = problem
 
     def take_entries(self, entries: State) -> None:
-        """Take entries of the model as they are after the round.
-
-        Later ones hold.
-        """
+        """Take entries of the model as they are after the round, the later ones in place of earlier."""
         self.entries = self.entries | entries
 
 
@@ -487,7 +453,7 @@ class Member:
 
     @property
     def is_used(self) -> bool:
-        """True where it takes part in the round to come."""
+        """Tell whether it takes part in the round to come."""
         return True
 
     @property
@@ -497,27 +463,18 @@ class Member:
     # --- at the server, in this order ---
 
     def prepare(self) -> bool:
-        """Find out what the round to come is about.
-
-        Returns whether others may take part than in the one before.
-        """
+        """Find out what the round to come is about, and return whether other members may take part than before."""
         return False
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
-        """Begin a round with these clients.
-
-        Once more where it is run again without some of them.
-        """
+        """Begin a round with these clients, once more where it is run again without some of them."""
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         """Change a message to a client, before its job is made."""
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Check, change or take in the result of a client.
-
-        `result.job` is what it was sent.
-        """
+        """Check, change or take in the result of a client, to which `result.job` was sent."""
         return result
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
@@ -525,20 +482,14 @@ class Member:
         return []
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        """Make the new shared entries of those that the members before have made of all clients'.
-
-        None: no change.
-        """
+        """Make the new shared entries of those that the members before have made, or None for no change."""
         return state
 
     def end_exchange(self) -> None:
         """Forget what an exchange has collected."""
 
     def share(self) -> Any:
-        """Hand over what all processes are told at the end of a round, plain values.
-
-        In all of them, or in none.
-        """
+        """Hand over what all processes are told at the end of a round, plain values, in all of them or in none."""
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Keep what a round has brought and give values of its row.
@@ -579,10 +530,7 @@ class Member:
         return {}
 
     def state_dict(self, mark: Any = None) -> Any:
-        """Give the state kept between rounds.
-
-        Inside a round as it was at the round's `mark`.
-        """
+        """Give the state kept between rounds, inside a round as it was at the round's `mark`."""
         return {}
 
     def load_state_dict(self, state: Any) -> None:
@@ -590,7 +538,7 @@ class Member:
 
 
 def does(member: Member, verb: str) -> bool:
-    """Return True where the class of a member says what a verb does."""
+    """Tell whether the class of a member defines an action for a verb."""
     return getattr(type(member), verb) is not getattr(Member, verb)
 
 
@@ -631,10 +579,7 @@ class Members:
         return Undo(self.of("mark"))
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
-        """Give the states of all by name.
-
-        Inside a round, which `undo` would undo, those before it.
-        """
+        """Give the states of all by name, inside a round, which `undo` would undo, those before it."""
         keeping = [member for member in self.all if does(member, "state_dict")]
         return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in keeping}
 
@@ -651,10 +596,7 @@ class MembersAtClient(Members):
         self._whole, self._of_whole = members, members.used
 
     def prepare(self) -> None:
-        """Take over who takes part.
-
-        Where no round was prepared, ask.
-        """
+        """Take over who takes part, or ask where no round was prepared."""
         if not self._whole.used:
             super().prepare()
         elif self._whole.used is not self._of_whole:
@@ -663,9 +605,7 @@ class MembersAtClient(Members):
 
 
 class Undo:
-    """Context in which members are undone if it fails.
-
-    Marks them when it is made.
+    """Context in which members are undone if it fails, with marks made when it is made.
 
     One serves a round that is aborted or run again, and a client that is skipped.
 
@@ -689,10 +629,7 @@ class Undo:
             member.undo(mark)
 
     def mark_of(self, member: Member) -> Any:
-        """Look up the mark of a member.
-
-        None without one.
-        """
+        """Look up the mark of a member, or None without one."""
         return next((mark for marked, mark in self._marks if marked is member), None)
 
     def entries(self) -> dict[str, Any]:

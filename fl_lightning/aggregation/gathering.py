@@ -24,10 +24,7 @@ class GatheringAggregator(Aggregator, ABC):
         """
 
     def add(self, update: ClientUpdate) -> None:
-        """Keep the update.
-
-        Of the entries that are not trained the weighted mean is taken.
-        """
+        """Keep the update, and take the weighted mean of the entries that are not trained."""
         if update.weights is None:
             return
         trainable = set(self.server.trainable)

@@ -18,7 +18,7 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_numbe
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
-    """Median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
+    """Take the median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
 
     >>> coordinate_median(torch.tensor([[4.0], [1.0], [3.0], [2.0]]))
     tensor([2.5000])
@@ -28,9 +28,7 @@ def coordinate_median(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    """Mean of every coordinate without its `trim` smallest and largest values: (m, P) -> (P,).
-
-    Needs m > 2 trim.
+    """Average every coordinate without its `trim` smallest and largest values, m > 2 trim: (m, P) -> (P,).
 
     >>> trimmed_mean(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), trim=1)
     tensor([2.])
@@ -39,9 +37,7 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
 
 def krum_scores(rows: Tensor, f: int) -> Tensor:
-    """Sum of each row's m − f − 2 smallest squared distances to others: (m, P) -> (m,).
-
-    Needs m ≥ f + 3.
+    """Sum each row's m − f − 2 smallest squared distances to others, m ≥ f + 3: (m, P) -> (m,).
 
     >>> krum_scores(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), f=1)
     tensor([1.0000e+00, 1.0000e+00, 4.0000e+00, 9.2160e+03])
@@ -52,7 +48,7 @@ def krum_scores(rows: Tensor, f: int) -> Tensor:
 
 
 def geometric_median(rows: Tensor, weights: Tensor, iters: int, nu: float) -> Tensor:
-    """Point z of least Σ w_i ‖z − v_i‖ by smoothed Weiszfeld steps from the mean: (m, P), (m,) -> (P,).
+    """Find z of least Σ w_i ‖z − v_i‖ by smoothed Weiszfeld steps from the mean: (m, P), (m,) -> (P,).
 
     A step is the mean with weights w_i / max(ν, ‖z − v_i‖).
 
@@ -103,9 +99,7 @@ class RobustAggregator(GatheringAggregator):
 
 
 class MedianAggregator(RobustAggregator):
-    """Median of every coordinate.
-
-    Client weights do not count.
+    """Median of every coordinate, in which client weights do not count.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
@@ -116,9 +110,7 @@ class MedianAggregator(RobustAggregator):
 
 
 class TrimmedMeanAggregator(RobustAggregator):
-    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values.
-
-    Client weights do not count.
+    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values, where client weights do not count.
 
     Args:
         beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.
@@ -145,7 +137,7 @@ class TrimmedMeanAggregator(RobustAggregator):
             rank_zero_warn(f"TrimmedMeanAggregator with beta={self.beta} trims nothing of {m} clients; raise beta")
 
     def trim(self, m: int) -> int:
-        """Values cut off at each end, of m."""
+        """Count the values cut off at each end, of m."""
         return int(self.beta * m + 1e-9)
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two parts of the server that a paper may replace: the rule for the weights, and the method's own server side.
+"""Parts of the server that a paper may replace: the rule for the weights, and the method's own server side.
 
 Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 """
@@ -30,7 +30,7 @@ class PartialAggregate:
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
     def mean(self, name: str, fallback: Callable[[], Mapping[str, Tensor]]) -> State | None:
-        """The weighted mean of what was added to the sum `name`, or None: nothing of any weight.
+        """Take the weighted mean of what was added to the sum `name`, or None for nothing of any weight.
 
         Args:
             name: of the sum.
@@ -49,9 +49,7 @@ class PartialAggregate:
 
 
 class NotSetUp:
-    """Placeholder of the server until a FederatedLoop sets it.
-
-    Every access is an error that says so.
+    """Placeholder of the server until a FederatedLoop sets it, with an error at every access.
 
     Args:
         name: of the class that asks for it.
@@ -75,7 +73,7 @@ class ServerPart(nn.Module):
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
         weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.
-        unchecked: such weights since `take_unchecked` that are wrong, or lie on the device and may be.
+        unchecked: such weights since the last `take_unchecked` that are invalid, or may be, on the device.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -93,42 +91,34 @@ class ServerPart(nn.Module):
         check_overrides(cls)
 
     def attach(self, server: ServerView) -> None:
-        """Set `server`.
-
-        The loop calls it before `setup`.
-        """
+        """Set `server`, before the loop calls `setup`."""
         self.server = server
 
     def setup(self) -> None:
         """Allocate all state that lives between rounds (`server_state`, buffers): it is part of every checkpoint."""
 
     def begin_round(self, cohort: list[int]) -> None:
-        """Prepare for a round with the clients in `cohort`.
-
-        Called once, before its first exchange.
+        """Prepare for a round with the clients in `cohort`, once before its first exchange.
 
         A round that is repeated without clients that failed begins anew, from the state before it.
         """
 
     def end_exchange(self) -> None:
-        """Forget the exchange's sums and rows.
+        """Forget the exchange's sums and rows, but keep the memory of the sums for the next ones.
 
-        The round calls it. The memory of the sums is kept for the next ones.
+        The round calls it.
         """
         self._ended, self.partial = self.partial.sums, PartialAggregate()
 
     def snapshot(self) -> dict[str, Any]:
         """Copy the state that is restored if a round fails.
 
-        What is replaced and never edited need not be copied.
+        Values that are replaced and never edited in place need not be copied.
         """
         return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
-        """The weights that are evaluated in place of the global ones.
-
-        Not fed back.
-        """
+        """Give the weights that are evaluated in place of the global ones, and not fed back."""
         return weights
 
     # --- helpers ---
@@ -148,18 +138,12 @@ class ServerPart(nn.Module):
         return unchecked
 
     def total_weight(self, name: str) -> float | Tensor:
-        """Σ of the weights in the sum `name`.
-
-        0 if no client added to it.
-        """
+        """Sum the weights in the sum `name`, 0 if no client added to it."""
         total = self.partial.sums.get(name)
         return 0 if total is None else total.weight
 
     def summed(self, name: str) -> State:
-        """The sum `name` over the cohort, float64.
-
-        Empty if no client added to it.
-        """
+        """Get the sum `name` over the cohort, float64, empty if no client added to it."""
         total = self.partial.sums.get(name)
         return {} if total is None else total.state()
 
@@ -174,15 +158,12 @@ class ServerPart(nn.Module):
         return self.partial.rows
 
     def rows_with(self, name: Literal["num_samples", "included"]) -> dict[int, ClientUpdate]:
-        """The `rows` whose `name` is not 0.
-
-        Where these lie on a device, they are read at once.
-        """
+        """Select the `rows` whose `name` is not 0, with one read where these lie on a device."""
         rows = dict(sorted(self.rows.items()))
         return dict(compress(rows.items(), to_host([torch.as_tensor(getattr(row, name)) for row in rows.values()])))
 
     def server_state(self, names: Iterable[str]) -> "StateBuffers":
-        """Float64 zeros shaped as the named entries of the global model, kept in buffers.
+        """Make float64 zeros shaped as the named entries of the global model, kept in buffers.
 
         Call it in `setup`.
         """
@@ -190,14 +171,12 @@ class ServerPart(nn.Module):
         return StateBuffers({name: torch.zeros_like(weights[name], dtype=torch.float64) for name in names})
 
     def moved(self, aggregate: State, changes: Mapping[str, Tensor]) -> State:
-        """`aggregate` with the entries of `changes` in place of its own, in its own types."""
+        """Take `aggregate` with the entries of `changes` in place of its own, in its own types."""
         return {**aggregate, **{name: value.to(aggregate[name].dtype) for name, value in changes.items()}}
 
 
 class Aggregator(ServerPart):
-    """Streams the clients' weights into one new state.
-
-    The base class is their mean.
+    """Streams the clients' weights into one new state, by default their mean.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `add` for every client of the cohort and one `finish`.
@@ -215,37 +194,30 @@ class Aggregator(ServerPart):
         self.weighting = weighting
 
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
-        """Compute extras of a client for this rule, whatever its method (FedEXP's norm).
-
-        `add` finds them.
+        """Compute extras of a client for this rule, whatever its method (FedEXP's norm), to be read in `add`.
 
         They are of the `update` as it will be added, weights live, after every transform: at the server, no traffic.
         """
         return {}
 
     def add(self, update: ClientUpdate) -> None:
-        """Take one client's update.
-
-        `update.weights` are live, so what is kept must be cloned.
-        """
+        """Take one client's update, whose `update.weights` are live, so that what is kept must be cloned."""
         if update.weights is not None:
             self.sum("weights", update.weights, self.weight(update))
 
     def finish(self) -> State | None:
-        """Make the new shared weights.
-
-        None: they stay as they are (no client had data).
+        """Make the new shared weights, or None where they stay as they are (no client had data).
 
         Under `nonfinite: skip`, and where a transform weighs a client by a tensor, the total weight is a tensor that is
-        read after the round: where it is 0 what a rule makes of it is dropped, and the base class's mean is the weights
-        as they are.
+        read after the round: where it is 0 the rule's result is dropped, and the base class's mean is the weights as
+        they are.
         """
         return self.partial.mean("weights", lambda: self.server.weights)
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
-        """n_i, or 1 under uniform weighting.
+        """Weigh a client: n_i, or 1 under uniform weighting, and 0 without samples.
 
-        0 for a client without samples. A rule may give any number >= 0.
+        A rule may give any number >= 0.
         """
         n = update.num_samples
         if self.weighting == "samples":
@@ -254,45 +226,32 @@ class Aggregator(ServerPart):
 
 
 class ServerModule(ServerPart):
-    """The server side of a method: what it sends, takes in and keeps.
-
-    As it stands, FedAvg's. Any rule goes with it.
+    """The server side of a method: what it sends, takes in and keeps, by default FedAvg's. Any rule goes with it.
 
     Order of calls: `setup` once, before a checkpoint is restored; each round `begin_round`, then for each exchange
     `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
     """
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        """Make the message to one client.
-
-        The default sends the global weights.
-        """
+        """Make the message to one client, by default the global weights."""
         return self.sends(exchange)
 
     def add(self, update: ClientUpdate) -> None:
-        """Take in what the method itself needs of an update (`sum`, `gather`).
-
-        The rule takes the weights.
-        """
+        """Take in what the method itself needs of an update (`sum`, `gather`), while the rule takes the weights."""
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        """Make the new shared weights, by default the rule's aggregate.
+        """Make the new shared weights, by default the rule's aggregate, or None where they stay as they are.
 
-        None: they stay as they are.
-
-        They stay, too, where all clients together turn out to weigh nothing (`Aggregator.finish`).
+        They stay, too, where the total weight of all clients is 0 (`Aggregator.finish`).
         A state returned before the last exchange is what the next exchange sends down.
         """
         return aggregate
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a server optimizer that breaks the method's own server step.
-
-        Called at start where one is set.
-        """
+        """Refuse a server optimizer that breaks the method's own server step, at start where one is set."""
 
     def client_of(self, kind: type[Client]) -> Client:
-        """The client module, whose settings the server reads.
+        """Get the client module, whose settings the server reads.
 
         Raises:
             ValueError: if it is none of the `kind` that this server side belongs to.
@@ -320,7 +279,7 @@ class ServerModule(ServerPart):
             )
 
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
-        """A broadcast of the global weights and `extras`, server state in the weights' own types."""
+        """Make a broadcast of the global weights and `extras`, server state in the weights' own types."""
         weights = self.server.weights
         if extras:
             extras = {name: self._typed(value, weights) for name, value in extras.items()}

@@ -13,9 +13,7 @@ from fl_lightning.utils.signatures import check_overrides
 
 
 class UpdateTransform:
-    """Base of the transforms of updates between client and sum.
-
-    As it stands, it changes nothing.
+    """Base of the transforms of updates between client and sum, which by default changes nothing.
 
     To leave an update out, return it with `num_samples` 0 (a tensor on the device: nothing is read inside a round).
 
@@ -31,17 +29,11 @@ class UpdateTransform:
         check_overrides(cls)
 
     def setup(self, server: ServerView) -> None:
-        """Take the server, and allocate state.
-
-        Called once, before a checkpoint is restored.
-        """
+        """Take the server, and allocate state, once, before a checkpoint is restored."""
         self.server = server
 
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
-        """Change an update before it leaves the client.
-
-        Bytes are counted after it.
-        """
+        """Change an update before it leaves the client and its bytes are counted."""
         return update
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
@@ -49,7 +41,7 @@ class UpdateTransform:
         return update
 
     def state_dict(self) -> dict[str, Any]:
-        """State kept between rounds: tensors, numbers, strings, lists and dicts of them."""
+        """Give the state kept between rounds: tensors, numbers, strings, lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Attacks for studies of robust rules: each makes some clients of any method malicious."""
+"""Attacks for studies of robust rules, each of which makes some clients of any method malicious."""
 
 from fl_lightning.attacks.attack import Attack as Attack
 from fl_lightning.attacks.labels import label_flip as label_flip

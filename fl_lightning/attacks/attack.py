@@ -1,4 +1,4 @@
-"""Base of the attacks, and how a client is made malicious."""
+"""Base of the attacks, and the functions that make a client malicious."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +10,7 @@ from fl_lightning.types import Broadcast, ClientData
 
 
 class Attack(ClientModule):
-    """Part of a malicious client.
-
-    Derive it together with the class of the client, or call `attacked`.
+    """Part of a malicious client, to be derived together with the class of the client, or made by `attacked`.
 
     Attributes:
         attackers: ids of the malicious clients.
@@ -23,7 +21,7 @@ class Attack(ClientModule):
 
     @property
     def is_attacker(self) -> bool:
-        """True while a malicious client is trained."""
+        """Tell whether a malicious client is being trained."""
         return self.context.client_id in self.attackers
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:

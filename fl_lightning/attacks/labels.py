@@ -1,4 +1,4 @@
-"""The attack that trains on wrong labels."""
+"""Attack by training on wrong labels."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -11,7 +11,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.types import Batch, Broadcast, ClientData
 
 EVALUATED = ("test", "val")
-"""Splits that nobody trains on: what is read of them says how well a model does, and stays as it is."""
+"""Splits for evaluation only, which keep their labels."""
 
 
 def flipped(batch: Batch, num_classes: int) -> Batch:
@@ -44,17 +44,17 @@ class FlippedData:
         return self.local.label_counts.flip(0)
 
     def all(self, split: str = "train") -> Batch:
-        """The whole split as one batch."""
+        """Read the whole split as one batch."""
         batch = self.local.all(split)
         return batch if split in EVALUATED else flipped(batch, self.num_classes)
 
     def labels(self, split: str = "train") -> Tensor:
-        """The classes of a split's samples, (n,) int64 on the CPU."""
+        """Read the classes of a split's samples, (n,) int64 on the CPU."""
         labels = self.local.labels(split)
         return labels if split in EVALUATED else self.num_classes - 1 - labels
 
     def batches(self, split: str = "train", *args: Any, **settings: Any) -> Iterator[Batch]:
-        """Batches of a split."""
+        """Yield batches of a split."""
         batches = self.local.batches(split, *args, **settings)
         return batches if split in EVALUATED else (flipped(batch, self.num_classes) for batch in batches)
 

@@ -1,4 +1,4 @@
-"""Attacks that train as they should and send other weights than they have learned."""
+"""Attacks that train honestly and send other weights than they have learned."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -15,16 +15,14 @@ from fl_lightning.utils.settings import check_above
 
 
 class WeightAttack(Attack):
-    """An attack on the shared trainable weights that are sent.
+    """An attack on the shared trainable weights that are sent, which leaves all else that is sent and kept.
 
-    What else is sent and kept stays as it is.
-
-    The transforms of an honest client have no say in it: the attack replaces what they have made.
+    The attack replaces the output of an honest client's transforms.
     """
 
     @abstractmethod
     def poisoned(self, received: Tensor, trained: Tensor, generator: torch.Generator) -> Tensor:
-        """Make what is sent of a weight as it came and as it was trained, all of one shape."""
+        """Poison a weight to be sent, given as received and as trained, all of one shape."""
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         kept = set(personal)

@@ -11,9 +11,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class Availability:
-    """Tells which clients are available.
-
-    It depends on seed, round and client only.
+    """Tells which clients are available, depending on seed, round and client only.
 
     Args:
         given: a share of the rounds, in [0, 1], for all clients; a list of shares, one for each; or a text file with
@@ -45,7 +43,7 @@ class Availability:
         self._rates = rates
 
     def of(self, clients: Iterable[int], round_idx: int) -> list[int]:
-        """Those of the clients that are available in a round, in their order."""
+        """List the clients that are available in a round, in their order."""
         if self._trace:
             there = self._trace[round_idx % len(self._trace)]
             return [client_id for client_id in clients if client_id in there]
@@ -56,7 +54,7 @@ class Availability:
 
 
 class AvailableCohorts(Cohorts):
-    """The client ids of every round, of those that are available, perhaps none.
+    """The ids of every round's clients among those that are available, perhaps none.
 
     Args:
         availability: as `Availability` takes it; None: all clients are available.
@@ -92,10 +90,7 @@ class AvailableCohorts(Cohorts):
 
 
 def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any) -> Cohorts:
-    """Make the cohorts of all rounds.
-
-    Arguments are those of `AvailableCohorts`.
-    """
+    """Make the cohorts of all rounds, with the arguments of `AvailableCohorts`."""
     if availability is None and not over_selection:
         return Cohorts(*of)
     return AvailableCohorts(availability, over_selection, *of)

@@ -1,4 +1,4 @@
-"""Checks of what a data module is given."""
+"""Checks of the arguments of a data module."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fl_lightning.utils.settings import check_count, check_kind, check_whole, de
 
 
 def as_source(given: Any, name: str = "source") -> Source:
-    """Make a source of a data module, and give a source as it is.
+    """Make a source of a data module, and return a source as it is.
 
     Args:
         given: by the user.
@@ -46,7 +46,7 @@ def as_sources(given: Any) -> dict[str, Source]:
 def check_given(
     num_clients: object, batch_size: object, partition: object, seed: object, sampling_seed: object
 ) -> None:
-    """Refuse arguments of a FederatedDataModule of another kind, or out of their range.
+    """Refuse arguments of a FederatedDataModule that are of another kind or out of range.
 
     Raises:
         TypeError: of another kind.

@@ -1,4 +1,4 @@
-"""The clients' side of the data: the cohorts of the rounds, whose samples are whose, and the view that a client has."""
+"""The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -14,7 +14,7 @@ from fl_lightning.utils.settings import check_kind, check_numbers
 
 
 class Cohorts:
-    """The client ids of every round: drawn anew, or as a schedule says.
+    """The client ids of every round: drawn anew, or taken from a schedule.
 
     Args:
         num_clients: N.
@@ -47,7 +47,7 @@ class Cohorts:
         self.size = max(1, int(participation * num_clients + 1e-9))
 
     def __call__(self, round_idx: int) -> list[int]:
-        """The client ids of a round, ascending where they are drawn.
+        """List the client ids of a round, ascending where they are drawn.
 
         Raises:
             ValueError: if the schedule has no such round.
@@ -66,7 +66,7 @@ class Cohorts:
 
 
 class ClientIndices(Sequence[Tensor]):
-    """Index tensors, one for each client, as views of one tensor: apart they would take 1.2 kB each.
+    """Index tensors, one for each client, as views of one tensor, since each apart would take 1.2 kB.
 
     Args:
         arrays: for each client int64 indices (n,).
@@ -113,7 +113,7 @@ class ClientIndices(Sequence[Tensor]):
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
 
     def __copy__(self) -> "ClientIndices":
-        """The same parts, of which clients may be given others by `replace` without a change of these."""
+        """Copy the list, so that `replace` in the copy leaves this one unchanged."""
         copy = type(self)(())
         vars(copy).update({**vars(self), "_replaced": dict(self._replaced)})
         return copy
@@ -133,13 +133,13 @@ class FederatedData(Protocol):
     drop_last: bool
 
     def split(self, name: str) -> Split:
-        """The samples of a split."""
+        """Get the samples of a split."""
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """A client's samples, as int64 indices (n,) into the split."""
+        """Get a client's samples, as int64 indices (n,) into the split."""
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
-        """Training samples of each class, (len(parts), C) int64, for index tensors into the training split."""
+        """Count the training samples of each class, (len(parts), C) int64, for indices into the training split."""
 
 
 class ClientView:
@@ -184,21 +184,18 @@ class ClientView:
         return self.size()
 
     def _look_up(self, split: str) -> Tensor:
-        """Ask for a split's indices at its first use."""
+        """Look up a split's indices at its first use."""
         if split not in self._indices:
             self._indices[split] = self._data.client_indices(split, self.client_id)
         return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Samples per batch of a split: those given, else the data module's.
-
-        `full` is the whole split.
-        """
+        """Choose the samples per batch of a split: those given or the data module's, for `full` the whole split."""
         chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
     def augments(self, split: str = "train") -> bool:
-        """Return True where a sample differs from one local epoch to the next: only training samples do."""
+        """Tell whether a sample differs from one local epoch to the next: only training samples do."""
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:
@@ -235,11 +232,11 @@ class ClientView:
         return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
 
     def source(self, split: str) -> Split:
-        """The split whose samples are indexed."""
+        """Get the split whose samples are indexed."""
         return self._train if split == "train" else self._data.split(split)
 
     def order(self, split: str, epoch: int | None, shuffle: bool | None = None) -> tuple[Tensor, Tensor | None]:
-        """The client's samples in the order of an epoch, and their positions within the client's split.
+        """Order the client's samples for an epoch, and give their positions within the client's split.
 
         Both (n,) int64; positions None: 0, 1, 2, …
         """
@@ -251,7 +248,7 @@ class ClientView:
         return indices[order], order
 
     def draws(self, split: str, epoch: int | None) -> torch.Generator | None:
-        """The generator of an epoch's augmentation, where there is one."""
+        """Make the generator of an epoch's augmentation, where there is one."""
         augments = split == "train" and epoch is not None and self._train.augments
         return self.generator(f"augment/{split}/{epoch}") if augments else None
 

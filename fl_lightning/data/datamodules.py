@@ -20,7 +20,7 @@ ABSENT = ("MisconfigurationException", "NotImplementedError")
 
 
 class DataModuleSource(Source):
-    """A source made of a LightningDataModule of the user's own: its datasets, read as its loaders read them.
+    """A source made of a user's LightningDataModule: its datasets, read as its loaders read them.
 
     `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
     `predict_dataloader`.
@@ -82,7 +82,7 @@ class DataModuleSource(Source):
         return split
 
     def _count_classes(self) -> None:
-        """Count the classes of the splits, or note what counts them when asked."""
+        """Count the classes of the splits, or keep a function that counts them on demand."""
         self.num_classes, self.classes = count_known(self._splits, getattr(self.datamodule, "num_classes", None))
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
@@ -119,7 +119,7 @@ class DataModuleSource(Source):
         return self._checked(name, getattr(self.datamodule, name)() if self._has(name) else None)
 
     def _checked(self, name: str, returned: Any) -> list[DataLoader[Any]]:
-        """List what the method of this name returned, DataLoaders all."""
+        """List what the method of this name returned, all of it DataLoaders."""
         if returned is None:
             return []
         if isinstance(returned, Mapping):
@@ -138,10 +138,7 @@ class DataModuleSource(Source):
         return self._only(name, self._loaders(name))
 
     def _only(self, name: str, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
-        """Take the only one of the DataLoaders that the method of this name returned.
-
-        None: there is none.
-        """
+        """Take the only one of the DataLoaders that the method of this name returned, or None without any."""
         if len(loaders) > 1:
             raise TypeError(
                 f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "

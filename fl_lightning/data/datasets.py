@@ -39,7 +39,7 @@ class DatasetSplit(LoadedSplit):
         dataset: with `__len__` and `__getitem__`.
         loader_spec: makes batches of its items; None: the defaults.
         columns: values (n,) by name, besides those that the dataset has itself.
-        whole: the split that this one is a part of, and where it lies there, int64 (n,); None: it is none.
+        whole: the split that this one is a part of, and its samples' indices there, int64 (n,); None: it is no part.
 
     Raises:
         TypeError: the dataset has no length or no index.
@@ -69,7 +69,7 @@ class DatasetSplit(LoadedSplit):
 
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
-        """Class of every sample, (n,), found at the first access: it may take a pass over the dataset."""
+        """Class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
         if self._whole is None:
             return as_classes(labels_of(self.dataset))
         split, indices = self._whole
@@ -126,15 +126,12 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 
 
 def plain(value: Any) -> Any:
-    """Convert a 0-d tensor or array to a Python number.
-
-    All else stays as it is.
-    """
+    """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
 
 
 def items_at(dataset: Any, key: Any) -> Array:
-    """Read what every item holds at a key or position, (n, ...): a pass over the dataset."""
+    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset."""
     return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
 
 
@@ -163,9 +160,7 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
 
 
 def labels_of(dataset: Any) -> Array | None:
-    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items.
-
-    None: no classes.
+    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items, else None.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
     array([2, 0, 1])
@@ -181,16 +176,13 @@ def labels_of(dataset: Any) -> Array | None:
 
 
 def as_classes(labels: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64.
-
-    None where they are no whole numbers.
-    """
+    """Convert labels to (n,) int64, or None where they are no whole numbers."""
     whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
     return torch.from_numpy(labels.astype(np.int64)) if whole and labels is not None else None
 
 
 class DatasetSource(Source):
-    """A source of datasets of the user's own.
+    """A source of a user's own datasets.
 
     Args:
         train: the training samples; or by client id a stream for each client.
@@ -229,7 +221,7 @@ class DatasetSource(Source):
 
 
 def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
-    """Refuse what is given in place of datasets.
+    """Refuse anything but datasets.
 
     Raises:
         TypeError: a dataset that is one of the `wrong` kinds.
@@ -287,10 +279,7 @@ def make_split(
 def count_known(
     splits: Mapping[str, KnownSplit], num_classes: int | None
 ) -> tuple[int | None, Callable[[], int | None] | None]:
-    """Count the classes at once where that takes no pass over the samples.
-
-    Else give what counts them when asked.
-    """
+    """Count the classes at once where that takes no pass over the samples, else give a function that counts them."""
     known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
     if num_classes is not None or len(known) == len(splits):
         return count_classes(known, num_classes), None
@@ -298,9 +287,7 @@ def count_known(
 
 
 def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> int | None:
-    """Count the classes of these splits.
-
-    Labels that are no classes, since some are below 0, are dropped.
+    """Count the classes of these splits, and drop labels that are no classes, since some are below 0.
 
     Args:
         splits: by name, `train` among them.

@@ -16,8 +16,8 @@ MAX_SHARES = 5 * 10**8
 `FIRST_DRAWS` are made all the same."""
 
 FIRST_DRAWS, HOPELESS = 10, 25
-"""Attempts after which a mean of more than so many clients that got too little ends them: that none does has a
-probability of about e^-25 a draw."""
+"""Attempts after which drawing ends if on average more than so many clients got too little: a draw that fits has a
+probability of about e^-25."""
 
 
 def check_clients(num_samples: int, num_clients: int) -> None:
@@ -36,7 +36,7 @@ def check_clients(num_samples: int, num_clients: int) -> None:
 
 
 def check_alpha(alpha: float | None) -> None:
-    """Refuse what no Dirichlet distribution can be drawn with.
+    """Refuse an alpha that no Dirichlet distribution can be drawn with.
 
     Raises:
         ValueError: alpha is not positive.
@@ -50,7 +50,7 @@ def check_alpha(alpha: float | None) -> None:
 
 
 def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
-    """Indices of each class in file order.
+    """List the indices of each class in file order.
 
     Raises:
         ValueError: labels that are no integers in 0 ... C-1.
@@ -73,7 +73,7 @@ def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
 
 
 def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
-    """Parts of the given sizes, one after the other, as views: `np.split` takes five times as long for 100,000.
+    """Cut indices into parts of the given sizes, as views: `np.split` takes five times as long for 100,000.
 
     >>> [part.tolist() for part in cut(np.arange(4), [1, 0, 3])]
     [[0], [], [1, 2, 3]]
@@ -83,9 +83,7 @@ def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
 
 
 def equal_sizes(num_samples: int, num_parts: int) -> Indices:
-    """Sizes (num_parts,) of equal parts.
-
-    What does not divide goes one each to the first.
+    """Compute the sizes (num_parts,) of equal parts, of which the first take one more each of the remainder.
 
     >>> equal_sizes(7, 3).tolist()
     [3, 2, 2]
@@ -96,7 +94,7 @@ def equal_sizes(num_samples: int, num_parts: int) -> Indices:
 def lda_counts(
     class_sizes: ArrayLike, proportions: ArrayLike, alpha: float = 1.0, generator: np.random.Generator | None = None
 ) -> Indices:
-    """Samples of each class for each client, from drawn proportions.
+    """Count the samples of each class for each client, from drawn proportions.
 
     Classes are dealt in order. A client that already holds n/N samples takes no share of the next class;
     the others' shares are scaled up to 1 and the class is cut at the floor of their running sum.
@@ -179,9 +177,9 @@ def shard_classes(
 
 
 def checked_shards(classes: Indices, num_samples: int) -> Indices:
-    """Refuse more shards than samples, of which most would be empty.
+    """Return the shards' classes (N, s) as they are, but refuse more shards than samples.
 
-    Returns the shards' classes (N, s) as they are.
+    Most of these would be empty.
 
     Raises:
         ValueError: naming the numbers.
@@ -255,7 +253,7 @@ def largest_remainder(shares: ArrayLike, size: int) -> Indices:
 
 
 def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
-    """Number of samples of each class that make up `size` with these shares, when some classes run out.
+    """Count the samples of each class that make up `size` with these shares, when some classes run out.
 
     A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
     is missing. Where no class that is left has a share, they are taken by what they have.
@@ -282,9 +280,7 @@ def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
 
 
 def client_proportions(num_clients: int, num_classes: int, alpha: float, generator: np.random.Generator) -> Shares:
-    """Each client's class proportions q_i ~ Dir(α · 1_C): (N, C).
-
-    Alpha inf: 1/C each.
+    """Draw each client's class proportions q_i ~ Dir(α · 1_C), (N, C), 1/C each at alpha inf.
 
     >>> client_proportions(2, 4, float("inf"), np.random.default_rng(0))
     array([[0.25, 0.25, 0.25, 0.25],
@@ -301,7 +297,7 @@ def draw_by_proportions(
     """Draw for every client at most `size` samples with its class proportions: test sets.
 
     Clients may hold the same sample. Of a class with too few samples all are taken and nothing makes up for the rest,
-    so nobody is tested on a class that is not its own.
+    so no client is tested on a class that it does not have.
 
     Args:
         labels: (n,) integers in 0 ... C-1.
@@ -328,7 +324,7 @@ def draw_by_proportions(
 
 
 def choose_clients(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:
-    """The clients that get a class: the first with quota left, or (shuffled) those with the most of it left."""
+    """Choose the clients that get a class: the first with quota left, or (shuffled) those with the most of it left."""
     if generator is None:
         return np.flatnonzero(quota)[:count]
     order = generator.permutation(len(quota))
@@ -336,7 +332,7 @@ def choose_clients(quota: Indices, count: int, generator: np.random.Generator | 
 
 
 def draw_sizes(total: int, c: int, count: int, least: float, upper: str, generator: np.random.Generator) -> Indices:
-    """Random sizes that sum to the `total` of class c, all but the last in [max(ν/10, least), upper).
+    """Draw random sizes that sum to the `total` of class c, all but the last in [max(ν/10, least), upper).
 
     Raises:
         ValueError: no draw within `MAX_DRAWS` fits.

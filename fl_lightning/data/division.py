@@ -1,4 +1,4 @@
-"""Division of the samples: what the server holds back, what everyone has, and each client's own."""
+"""Division of the samples among the server, everyone and the single clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,9 +16,7 @@ from fl_lightning.utils.keyed import keyed_numpy
 
 
 class Division:
-    """Divides the samples of a source.
-
-    The same seed gives the same division.
+    """Divides the samples of a source, equally for equal seeds.
 
     Args:
         splits: by name; not changed.
@@ -37,7 +35,7 @@ class Division:
         """The clients' training samples, where these are not all."""
 
     def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
-        """Take what the server holds, and what everyone has, out of the training samples.
+        """Take the server's samples, and those that everyone has, out of the training samples.
 
         Args:
             sizes: of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
@@ -59,9 +57,7 @@ class Division:
         return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), size, left)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
-        """Deal each client's own test set by the partition.
-
-        Without test samples they have none.
+        """Deal each client's own test set by the partition, where there are test samples.
 
         Args:
             dealt: training samples of each client.
@@ -91,7 +87,7 @@ class Division:
         return train.subset(torch.from_numpy(drawn))
 
     def _input(self, split: str, chosen: np.ndarray[Any, Any] | None) -> PartitionInput:
-        """Samples `chosen` of a split, or all, with what the partition divides by: labels, or the column it names."""
+        """Describe samples `chosen` of a split, or all, with what the partition divides by: labels, or its column."""
         samples, column = self._splits[split], self.partition.column
         num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes
         try:

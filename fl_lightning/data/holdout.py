@@ -28,7 +28,7 @@ SERVER_ONLY = ("val", "proxy")
 def holdout_sizes(
     val_fraction: float, transfer_size: float, proxy_size: float, extra_splits: Iterable[str] = ()
 ) -> dict[str, float]:
-    """Sizes of the sets that are taken from the training samples, by split.
+    """Compute the sizes of the sets that are taken from the training samples, by split.
 
     Args:
         val_fraction: share of the training samples in [0, 1).
@@ -104,9 +104,7 @@ def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool
 
 
 def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, seed: int) -> Array:
-    """Draw the same number of samples of every class.
-
-    They stay with their owners.
+    """Draw the same number of samples of every class, without taking them from their owners.
 
     Args:
         labels: class of each training sample, (n,).

@@ -1,4 +1,4 @@
-"""The iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
+"""Iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -54,16 +54,14 @@ def evaluation_batch_size(device: torch.device, input_shape: Sequence[int] | Non
 
 
 class EmptyBatch:
-    """Placeholder of a batch for a process that has none: its loop must run all the same."""
+    """Placeholder of a batch for a process that has none, whose loop must run all the same."""
 
 
 EMPTY_BATCH = EmptyBatch()
 
 
 class EvaluationBatches:
-    """Batches of a split in order, for Lightning's evaluation loops.
-
-    Each process has its own, nothing is padded.
+    """Batches of a split in order, without padding, for Lightning's evaluation loops in each process.
 
     Args:
         split: the samples.
@@ -84,7 +82,7 @@ class EvaluationBatches:
 
 
 class RoundLoader:
-    """The train "dataloader": one batch an epoch, the number of clients in the cohort.
+    """The "dataloader" of training, with one batch an epoch: the number of clients in the cohort.
 
     The loop itself asks which clients they are: on resume Lightning makes the iterator before the epoch advances.
     """

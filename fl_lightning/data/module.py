@@ -33,7 +33,7 @@ class FederatedDataModule(LightningDataModule):
     """A source of samples divided among `num_clients` clients.
 
     Args:
-        source: of the samples: one of `fl_lightning.data`, or a LightningDataModule of the user's own.
+        source: of the samples: one of `fl_lightning.data`, or a user's LightningDataModule.
         num_clients: N.
         partition: divides the training samples among the clients; None: IID.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
@@ -58,8 +58,8 @@ class FederatedDataModule(LightningDataModule):
             share. No client has them among its own.
         shared_per_class: training samples of each class that everyone holds (FedKA); drawn only where a method needs
             the `shared` set, and their owners keep them.
-        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or a name
-            of one's own) in place of samples taken from the training split.
+        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or any
+            other) in place of samples taken from the training split.
         client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
             same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
         eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
@@ -208,7 +208,7 @@ class FederatedDataModule(LightningDataModule):
         if source.classes is None:
             self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
         else:
-            vars(self).pop("num_classes")  # counted when somebody asks
+            vars(self).pop("num_classes")  # counted on demand
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         spec = source.loader_spec
         self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last
@@ -236,10 +236,7 @@ class FederatedDataModule(LightningDataModule):
         return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device, early: bool = True) -> None:
-        """Move the samples in memory to `device`.
-
-        Batches of others are copied there when they are read, if `early`.
-        """
+        """Move the samples in memory to `device`, and copy batches of others there when they are read, if `early`."""
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
@@ -253,10 +250,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`.
-
-        None where there is neither.
-        """
+        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either."""
         validates = self.source.validation is not None if self._splits else self.source.validates
         if self.holdout_sizes["val"] or validates:
             return "val"
@@ -285,9 +279,9 @@ class FederatedDataModule(LightningDataModule):
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """The client's samples, as int64 indices into the split.
+        """Get the client's samples, as int64 indices into the split.
 
-        Of a set that everyone holds, all of them.
+        Of a set that everyone holds, these are all.
 
         Raises:
             ValueError: for a split that no client sees.
@@ -314,15 +308,12 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64.
-
-        Errors are those of `count_labels`.
-        """
+        """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
         self.client_indices("train", 0)
         return self.count_labels(self._clients["train"])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
-        """Training samples of each part and class, (len(parts), C) int64.
+        """Count the training samples of each part and class, (len(parts), C) int64.
 
         Args:
             parts: int64 indices (n,) into the training split.
@@ -336,27 +327,24 @@ class FederatedDataModule(LightningDataModule):
         return label_counts(labels, parts, num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
-        """One client's data in one round."""
+        """Make the view of one client's data in one round."""
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
-        """Every client's data, as `(client_id, round_idx) -> ClientView`."""
+        """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
         self.client_indices("train", 0)
         if isinstance(self.samples, ClientStreams):
             return self.samples.view
         return partial(ClientView, self, self._splits["train"], self.samples.current)
 
     def size(self, client_id: int) -> int:
-        """Training samples of a client.
-
-        Of one that has a stream, those of its longest pass.
-        """
+        """Count the training samples of a client, for a stream those of its longest pass."""
         self.client_indices("train", 0)
         return self.samples.size(client_id)
 
     @property
     def has_streams(self) -> bool:
-        """True where the training samples are a stream for each client."""
+        """Tell whether the training samples are a stream for each client."""
         return isinstance(self._splits.get("train"), StreamSplit)
 
     def limit_streams(self, batches: int) -> None:
@@ -367,9 +355,7 @@ class FederatedDataModule(LightningDataModule):
             self.samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have only `count` of its training samples of a class from now on.
-
-        None: all it was dealt.
+        """Let a client have only `count` of its training samples of a class from now on, or with None all.
 
         To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
         only; the client's test samples stay. The counts are part of every checkpoint.
@@ -415,6 +401,6 @@ class FederatedDataModule(LightningDataModule):
         return self._batches_of("test" if samples is None else "predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
-        """This process's evaluation batches of a split."""
+        """Make this process's evaluation batches of a split."""
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)

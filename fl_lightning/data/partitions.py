@@ -36,7 +36,7 @@ class PartitionInput:
 
 
 class Dealt(NamedTuple):
-    """A training split as it was dealt: what `Partition.partition_test` goes by.
+    """A training split as it was dealt, from which `Partition.partition_test` deals the test split.
 
     Args:
         parts: what the call of the partition returned.
@@ -50,10 +50,7 @@ class Dealt(NamedTuple):
 
 
 class Partition(ABC):
-    """Deals the samples of a split to the clients.
-
-    The same generator state gives the same parts.
-    """
+    """Deals the samples of a split to the clients, equally for equal states of the generator."""
 
     column: str | None = None
     """The column whose values are handed over as labels; None: the samples' classes."""
@@ -84,8 +81,8 @@ class Partition(ABC):
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split: each client's own test set.
 
-        As it stands: drawn by the client's class proportions in `dealt` (without labels uniformly), the same sample
-        for several clients too.
+        By default drawn by the client's class proportions in `dealt` (without labels uniformly), so that several
+        clients may have the same sample.
 
         Args:
             dealt: the training split.
@@ -104,22 +101,20 @@ class Partition(ABC):
         return deal.draw_by_proportions(test.labels, counts, size, generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
-        """The labels, or an error that says what to use instead."""
+        """Get the labels, or raise an error that tells what to use instead."""
         if samples.labels is None:
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return samples.labels
 
     def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
-        """Labels and the number of classes, or an error that says what to use instead."""
+        """Get labels and the number of classes, or raise an error that tells what to use instead."""
         labels, num_classes = self._labels(samples), samples.num_classes
         deal.check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
 class IIDPartition(Partition):
-    """Shuffled and cut into equal parts.
-
-    What does not divide goes one each to the first clients. Needs no labels.
+    """Shuffled and cut into equal parts, without labels, of which the first take one more each of the remainder.
 
     >>> parts = IIDPartition()(PartitionInput(7), 3, np.random.default_rng(0))
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
@@ -363,19 +358,14 @@ class ColumnPartition(Partition):
 
     @staticmethod
     def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
-        """Samples of each client, where the sorted `values` are dealt in turn.
-
-        Those of another value go to nobody.
-        """
+        """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
         owner = np.searchsorted(values, column) % num_clients
         known = np.isin(column, values)
         return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
 
 
 class FixedPartition(Partition):
-    """Explicit index lists, one per client.
-
-    They may overlap, be empty or leave samples out.
+    """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
 
     Args:
         indices: for each client the indices of its samples, each from 0 to n-1.

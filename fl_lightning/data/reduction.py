@@ -1,4 +1,4 @@
-"""The clients' training samples: as they were dealt, and as each has them now."""
+"""The clients' training samples as they were dealt, and as each client has them now."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -45,17 +45,14 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
 
 
 class Labelled(Protocol):
-    """The part of the data module that says which class a sample has."""
+    """The part of the data module that knows the class of a sample."""
 
     @property
     def num_classes(self) -> int | None:
-        """C.
-
-        None: the samples have no classes.
-        """
+        """C, or None where the samples have no classes."""
 
     def split(self, name: str) -> Split:
-        """The samples of a split."""
+        """Get the samples of a split."""
 
 
 class ClientSamples:
@@ -76,13 +73,11 @@ class ClientSamples:
         self._counts: ClassCounts = {}
 
     def size(self, client_id: int) -> int:
-        """Samples that a client has now."""
+        """Count the samples that a client has now."""
         return len(self.current[client_id])
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have `count` samples of a class.
-
-        None: all.
+        """Let a client have `count` samples of a class, or with None all.
 
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].

@@ -1,4 +1,4 @@
-"""Sources of samples: the base class, scikit-learn's digits, tensors of one's own."""
+"""Sources of samples: the base class, scikit-learn's digits, and a user's tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from fl_lightning.utils.signatures import check_overrides
 
 
 class Source(ABC):
-    """A source of samples: a training split, and where there are any a test and a validation split."""
+    """A source of samples: a training split and, where there are any, a test and a validation split."""
 
     class_names: tuple[str, ...] | None = None
     """Known after `load`; None: classes are printed as numbers."""
@@ -45,33 +45,28 @@ class Source(ABC):
         check_overrides(cls)
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
-        """Take the Trainer, or None.
-
-        Called before `load`.
-        """
+        """Take the Trainer, or None, before `load` is called."""
 
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
         """Clean up when the Trainer is done."""
 
     def predicted(self) -> Split | None:
-        """Give the samples to be predicted.
-
-        None: the test samples.
-        """
+        """Give the samples to be predicted, or None for the test samples."""
         return None
 
     def tested(self, counted: bool = False) -> Split | None:
-        """Give test samples that `load` has left out.
-
-        None: there are none.
+        """Give test samples that `load` has left out, or None without any.
 
         Args:
-            counted: whether their classes are counted with the others', as long as nobody has asked for `num_classes`.
+            counted: whether their classes are counted with the others', as long as `num_classes` was not read.
         """
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most sources have nothing to fetch
-        """Fetch what `load` will read. Called on one process only, so it keeps nothing in the object."""
+        """Fetch the data that `load` will read.
+
+        Called on one process only, so it keeps nothing in the object.
+        """
 
     @abstractmethod
     def load(self) -> tuple[Split, Split | None]:
@@ -85,7 +80,7 @@ class Splits(dict[str, Split]):
 
     Args:
         splits: those that are known.
-        source: that is asked; None: nobody.
+        source: of the test samples that `load` has left out, or None.
     """
 
     def __init__(self, splits: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
@@ -134,9 +129,7 @@ def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
 
 
 class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1].
-
-    Nothing is downloaded.
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1], without a download.
 
     The first 1,437 in file order are the training split, the last 360 the test split.
     """

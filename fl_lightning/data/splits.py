@@ -17,10 +17,7 @@ class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform x (B, ...).
-
-        `generator` None: evaluation, nothing is drawn.
-        """
+        """Transform x (B, ...), without random draws (evaluation) where `generator` is None."""
 
 
 class Split(ABC):
@@ -46,13 +43,10 @@ class Split(ABC):
 
     @abstractmethod
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        """Make one batch for each index tensor (B,) int64.
-
-        `generator` None: without augmentation.
-        """
+        """Make one batch for each index tensor (B,) int64, without augmentation where `generator` is None."""
 
     def all(self) -> Batch:
-        """The whole split as one batch, without augmentation."""
+        """Read the whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
 
     def placed(self, indices: Tensor) -> Tensor:
@@ -61,10 +55,10 @@ class Split(ABC):
 
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
-        """The samples at `indices` (k,) int64 as a split of their own."""
+        """Make a split of its own of the samples at `indices` (k,) int64."""
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """The value of every sample in a column, (n,).
+        """Read the value of every sample in a column, (n,).
 
         Raises:
             ValueError: the samples have no such column.
@@ -76,18 +70,12 @@ class Split(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """Shape of one sample as the net reads it, without the batch dimension.
-
-        None where it is not known.
-        """
+        """Shape of one sample as the net reads it, without the batch dimension, or None where it is not known."""
         return None
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the samples as they are stored, without labels.
-
-        None where it is not known.
-        """
+        """Bytes of the samples as they are stored, without labels, or None where that is not known."""
         return None
 
     def to(self, device: torch.device) -> None:  # noqa: B027 - most splits hold nothing in memory
@@ -103,9 +91,7 @@ class Split(ABC):
 
 
 class LoadedSplit(Split):
-    """Samples that are read as they are asked for.
-
-    A GPU's batches come from pinned memory.
+    """Samples that are read on demand, for a GPU through pinned memory.
 
     Attributes:
         staging: copies batches to the device as they are read; None: that is left to others.
@@ -120,9 +106,7 @@ class LoadedSplit(Split):
 
 
 class TensorSplit(Split):
-    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64.
-
-    Transformed a batch at a time.
+    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64, transformed a batch at a time.
 
     Args:
         x: samples.

@@ -24,9 +24,7 @@ class Stream(NamedTuple):
 
 
 class StreamSplit(LoadedSplit):
-    """Training samples that come as one stream for each client.
-
-    None of them has an index, so that their number is 0.
+    """Training samples that come as one stream for each client, counted as 0 since none of them has an index.
 
     Args:
         streams: by client id.
@@ -69,9 +67,7 @@ class StreamedData(FederatedData, Protocol):
 
 
 class ClientStreams:
-    """The clients' training samples where they are streams.
-
-    Its attributes are those of `ClientSamples`.
+    """The clients' training samples where they are streams, with the attributes of `ClientSamples`.
 
     Args:
         split: the streams.
@@ -110,7 +106,7 @@ class ClientStreams:
         self._most_batches = batches
 
     def size(self, client_id: int) -> int:
-        """Samples of the longest pass that a client makes.
+        """Count the samples of the longest pass that a client makes.
 
         Raises:
             ValueError: it is not limited.
@@ -120,7 +116,7 @@ class ClientStreams:
         return self._most_batches * int(self._data.batch_size)  # never "full"
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
-        """One client's data in one round."""
+        """Make the view of one client's data in one round."""
         stream, most = self.split.streams[client_id], self.size(client_id)
         return StreamView(self._data, self.split, {}, client_id, round_idx, stream, most)
 
@@ -195,10 +191,7 @@ class StreamView(ClientView):
         return self._pass(epoch, self.samples_per_batch("train", batch_size), with_index)
 
     def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
-        """Read the stream once.
-
-        `epoch` None: not to train.
-        """
+        """Read the stream once, in a pass that does not train where `epoch` is None."""
         dataset, spec = self._stream
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
@@ -247,7 +240,7 @@ class counted:  # noqa: N801 - a function that worker processes can be sent
 
 
 def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:
-    """Return True for a mapping of clients to streams, as datasets or as DataLoaders of them."""
+    """Tell whether `train` maps clients to streams, as datasets or as DataLoaders of them."""
     if not isinstance(train, Mapping):
         return False
     datasets = [getattr(value, "dataset", value) for value in train.values()]

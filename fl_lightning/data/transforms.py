@@ -1,7 +1,7 @@
 """Transforms of stored samples into the net's input: scaling, normalisation, random crop and flip, Cutout.
 
-Each transform takes a whole batch on the device it lies on. What is random is drawn from the CPU generator
-that is handed in, so a GPU sees the draws of a CPU; without a generator the random transforms do nothing.
+Each transform takes a whole batch on its device. Random numbers are drawn from the CPU generator that is passed, so
+they are the same on a GPU; without a generator the random transforms do nothing.
 """
 
 import math
@@ -19,9 +19,7 @@ from fl_lightning.utils.devices import to_device
 
 @dataclass(frozen=True)
 class Scale:
-    """x / divisor.
-
-    Integers become float32, floats keep their type.
+    """x / divisor, with integers as float32 and floats in their own type.
 
     Args:
         divisor: the stored value that becomes 1, > 0.
@@ -87,7 +85,7 @@ class CropFlip:
             raise ValueError(f"the padding of CropFlip must be >= 0, got {self.padding}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images (B, C, H, W), any type, to as many of the same size."""
+        """Transform images (B, C, H, W), any type, to as many of the same size."""
         if generator is None:
             return x
         batch, channels, height, width = x.shape
@@ -126,7 +124,7 @@ class ResizedCropFlip:
             )
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images (B, C, H, W), any type, to as many of the same size."""
+        """Transform images (B, C, H, W), any type, to as many of the same size."""
         if generator is None:
             return x
         draw = torch.rand((5, len(x)), generator=generator)
@@ -145,9 +143,7 @@ class ResizedCropFlip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around a random pixel of each image to 0.
-
-    At the border the square is cut off.
+    """Set a square around a random pixel of each image to 0, cut off at the border.
 
     Put after `Normalize`, 0 is the mean colour.
 
@@ -165,7 +161,7 @@ class Cutout:
             raise ValueError(f"the size of Cutout must be >= 1, got {self.size}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images (B, C, H, W) to as many of the same size."""
+        """Transform images (B, C, H, W) to as many of the same size."""
         if generator is None:
             return x
         batch, _, height, width = x.shape
@@ -198,6 +194,6 @@ class Compose:
 
 @cache
 def _per_channel(values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The values as (C, 1, ...), copied to the device once. Not to be edited."""
+    """Get the values as (C, 1, ...), copied to the device once and not to be edited."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype).view(-1, *[1] * trailing).to(device)

@@ -58,11 +58,11 @@ class _VisionSource(Source):
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
-        """The files that torchvision reads, and their md5 where it compares it."""
+        """List the files that torchvision reads, and their md5 where it compares it."""
 
     @abstractmethod
     def _images(self, opened: Any) -> Tensor:
-        """The images that torchvision holds, (n, C, H, W) uint8, without a copy."""
+        """Get the images that torchvision holds, (n, C, H, W) uint8, without a copy."""
 
     def _split(self, opened: Any, transform: Transform, name: str) -> Split:
         x, y = self._images(opened), torch.as_tensor(opened.targets)
@@ -166,10 +166,7 @@ class CIFAR10(_VisionSource):
 
 
 class CIFAR100(CIFAR10):
-    """Tiny photographs of 100 classes.
-
-    Arguments as of `CIFAR10`, the folder is `cifar-100-python`.
-    """
+    """Tiny photographs of 100 classes in the folder `cifar-100-python`, with the arguments of `CIFAR10`."""
 
     num_classes = 100
     dataset = "CIFAR100"
@@ -177,9 +174,7 @@ class CIFAR100(CIFAR10):
 
 
 def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Choose how images are normalised.
-
-    `mean` and `std` are the data set's own.
+    """Choose how images are normalised, where `mean` and `std` are the data set's own.
 
     Raises:
         ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.

@@ -11,9 +11,7 @@ from fl_lightning.types import State
 
 
 class Communicator:
-    """Exchanges values between the processes of a run.
-
-    With one process, as here, every call is free.
+    """Exchanges values between the processes of a run, at no cost with one process, as here.
 
     Args:
         device: where tensors cross (the process group's own).
@@ -32,9 +30,7 @@ class Communicator:
         return [value]
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
-        """Gather values as `gather` does.
-
-        If one rank failed, all of them raise.
+        """Gather values as `gather` does, but raise on all ranks if one failed.
 
         Raises:
             Exception: this rank's own `error`.
@@ -45,9 +41,7 @@ class Communicator:
         return [value]
 
     def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
-        """Merge the partial aggregates of all processes, in place, into the same on each.
-
-        If one failed, all raise.
+        """Merge the partial aggregates of all processes, in place and alike on each, or raise on all if one failed.
 
         Args:
             partials: of this process, by name, the same names everywhere.
@@ -68,16 +62,11 @@ class Communicator:
         """Copy rank 0's values to every rank (weights that a user's module drew without a seed)."""
 
     def gather_to_root(self, value: Any) -> list[Any]:
-        """Gather every rank's `value` on rank 0.
-
-        An empty list on the others.
-        """
+        """Gather every rank's `value` on rank 0, and return an empty list on the others."""
         return [value]
 
     def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
-        """Choose this rank's clients: those it owns.
-
-        Of the others the longest first, to the least loaded rank.
+        """Choose this rank's clients: those it owns, and of the others the longest first, to the least loaded rank.
 
         Args:
             cohort: client ids of the round.

@@ -1,4 +1,4 @@
-"""Launcher around Lightning's: the run's first error, of whichever process, is the one that is raised."""
+"""Launcher around Lightning's, which raises the run's first error, of whichever process."""
 
 import os
 import pickle
@@ -32,7 +32,7 @@ class Watched(Protocol):
     watch: Watch | None
 
     def report_to(self, mail: Path | None) -> None:
-        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
+        """Set the folder in which an error that ends the run is left for the process that has started this one."""
 
 
 class RemoteTracebackError(Exception):
@@ -40,7 +40,7 @@ class RemoteTracebackError(Exception):
 
 
 class WatchedLauncher:
-    """Passes everything on to a launcher of Lightning's, but the errors and the ends of its processes.
+    """Passes all calls on to a launcher of Lightning's, and handles errors and ends of its processes.
 
     Args:
         inner: the launcher.
@@ -92,13 +92,13 @@ def run_rank(
 
     Raises:
         BaseException: the run's first error.
-        SystemExit: instead of it, in a process that was started for the fit.
+        SystemExit: in place of that error, in a process that was started for the fit.
     """
     strategy.report_to(mail)
     try:
         return function(*args, **kwargs)
     except BaseException as error:
-        if mail is not None:  # who started this process sends that signal once one has ended, and the handler may block
+        if mail is not None:  # the starting process sends that signal once one has ended, and the handler may block
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         first = error if strategy.watch is None else strategy.watch.explain(error)
         if mail is not None:
@@ -119,7 +119,7 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
     try:
         content = pickle.dumps((error, raised_by_check(error), text))
         pickle.loads(content)
-    except Exception:  # some errors cannot be pickled, or not be read
+    except Exception:  # some errors cannot be pickled or unpickled
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         content = pickle.dumps((plain, raised_by_check(error), text))
     with suppress(OSError):
@@ -129,10 +129,7 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(mail: Path, ended: Exception) -> BaseException:
-    """Choose the error that the others follow from.
-
-    Where no process has left one, say how one ended.
-    """
+    """Choose the error that the others follow from, or tell how a process ended where none has left one."""
     errors: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
@@ -159,5 +156,5 @@ def end_all(processes: Sequence[Any]) -> None:
 
 
 def alive(process: Any) -> bool:
-    """Return True for a process (of subprocess or multiprocessing) that runs."""
+    """Tell whether a process (of subprocess or multiprocessing) runs."""
     return bool(process.is_alive() if hasattr(process, "is_alive") else process.poll() is None)

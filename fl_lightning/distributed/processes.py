@@ -57,10 +57,7 @@ class ProcessCommunicator(Communicator):
             )
 
     def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums.
-
-        `parts` are all ranks' layouts and weights, so one without clients joins too.
-        """
+        """Add up every rank's sums by `parts`, all ranks' layouts and weights, so that one without clients joins."""
         union: dict[str, Any] = {}
         weights: dict[str, float | Tensor] = {}
         for part in parts:

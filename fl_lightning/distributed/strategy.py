@@ -1,7 +1,4 @@
-"""Strategy that spreads the clients of a round over processes.
-
-No gradient is ever synchronised.
-"""
+"""Strategy that spreads the clients of a round over processes, without synchronised gradients."""
 
 import os
 import sys
@@ -18,13 +15,11 @@ from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
 
 WHOLE_ROUND = timedelta(days=1)
-"""Longest time that a process waits for the others: the watch ends a run much earlier where one is silent."""
+"""Longest time that a process waits for the others; the watch ends a run with a silent process much earlier."""
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Each process trains its share of the cohort.
-
-    Sums of weights cross once per exchange.
+    """Trains a share of the cohort in each process, and sends sums of weights across once per exchange.
 
     Registered as `client_parallel` (one script per process), `client_parallel_spawn`, `client_parallel_fork` and
     `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
@@ -46,12 +41,12 @@ class ClientParallelStrategy(DDPStrategy):
         self._children: list[Any] = []  # that this process has started
 
     def report_to(self, mail: Path | None) -> None:
-        """Leave an error that ends the run in the folder `mail`, where another process has started this one."""
+        """Set the folder in which an error that ends the run is left for the process that has started this one."""
         self._mail = mail
 
     @property
     def launcher(self) -> Any:
-        """Lightning's launcher, under watch: what one process raises is said once."""
+        """Lightning's launcher, under watch, so that an error of one process is reported once."""
         launcher = super().launcher
         return launcher if launcher is None else WatchedLauncher(launcher, self)
 
@@ -62,7 +57,7 @@ class ClientParallelStrategy(DDPStrategy):
             self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
             if self._mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
-                self.launcher.procs.clear()  # else Lightning's observer kills this process, unheard
+                self.launcher.procs.clear()  # else Lightning's observer kills this process before it can report
 
     def _last_word(self, error: BaseException) -> None:
         """Explain why the run ends, in place of the main thread, which is stuck."""

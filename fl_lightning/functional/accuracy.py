@@ -7,7 +7,7 @@ from fl_lightning.functional.classes import ClassSplit
 
 
 def class_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Right answers and samples of each class.
+    """Count right answers and samples of each class.
 
     Args:
         preds: scores (B, C, ...), whose largest along dimension 1 is the answer; or classes (B, ...), integers.
@@ -57,7 +57,7 @@ def answer_counts(preds: Tensor, target: Tensor) -> Tensor:
 
 
 def class_accuracy(counts: Tensor) -> Tensor:
-    """Accuracy of each class, A_c = hits_c / samples_c.
+    """Compute the accuracy of each class, A_c = hits_c / samples_c.
 
     Args:
         counts: (..., 2, C), as `class_counts` gives them.
@@ -73,7 +73,7 @@ def class_accuracy(counts: Tensor) -> Tensor:
 
 
 def group_means(values: Tensor, groups: ClassSplit) -> ClassSplit:
-    """Mean of a value by class over the missing, the non-dominant and the dominant classes of a client.
+    """Average a value over the missing, the non-dominant and the dominant classes of a client.
 
     FedED calls these classes empty, minority and majority.
 
@@ -99,7 +99,7 @@ def _over_defined(weights: Tensor, accuracy: Tensor) -> Tensor:
 
 
 def class_weighted_accuracy(accuracy: Tensor, weights: Tensor) -> Tensor:
-    """Accuracy on a test set whose classes have the given shares, Σ_c p_c A_c.
+    """Compute the accuracy on a test set whose classes have the given shares, Σ_c p_c A_c.
 
     With the in-local distribution of a client it is the in-local accuracy, with the out-local one the out-local.
 
@@ -121,7 +121,7 @@ def class_weighted_accuracy(accuracy: Tensor, weights: Tensor) -> Tensor:
 
 
 def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
-    """Class-wise accuracy as a distribution over the classes, Ã_c = A_c / Σ_c A_c.
+    """Normalise class-wise accuracies to a distribution over the classes, Ã_c = A_c / Σ_c A_c.
 
     Args:
         accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN.
@@ -139,7 +139,7 @@ def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
 
 
 def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
-    """L1 distance between normalised class accuracies and a class distribution, ‖Ã − p‖₁.
+    """Compute the L1 distance between normalised class accuracies and a class distribution, ‖Ã − p‖₁.
 
     Args:
         accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN and left out of both.
@@ -160,7 +160,7 @@ def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
 
 
 def prediction_consistency(accuracy: Tensor) -> Tensor:
-    """Cosine between the class-wise accuracies of one round and of the next, cos(A^(t−1), A^(t)).
+    """Compute the cosine between class-wise accuracies of successive rounds, cos(A^(t−1), A^(t)).
 
     Args:
         accuracy: A, (T, C), fractions in [0, 1], one row per round; a class without test samples is NaN in every

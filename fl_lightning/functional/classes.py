@@ -11,10 +11,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class ClassSplit(NamedTuple):
-    """Three masks (..., C) bool.
-
-    Each class is True in exactly one of them.
-    """
+    """Three masks (..., C) bool, of which exactly one is True for each class."""
 
     missing: Tensor
     non_dominant: Tensor
@@ -22,7 +19,7 @@ class ClassSplit(NamedTuple):
 
 
 def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int) -> Tensor:
-    """Number of samples of each class on each client.
+    """Count the samples of each class on each client.
 
     Args:
         labels: class of each sample, (n,) int64 in 0 ... C-1.
@@ -81,7 +78,7 @@ def class_split(counts: Tensor, gamma: float) -> ClassSplit:
 
 
 def in_local(counts: Tensor) -> Tensor:
-    """In-local distribution p_c = n_c / n.
+    """Compute the in-local distribution p_c = n_c / n.
 
     Args:
         counts: n_c, (..., C), integers ≥ 0.
@@ -99,7 +96,7 @@ def in_local(counts: Tensor) -> Tensor:
 
 
 def out_local(counts: Tensor) -> Tensor:
-    """Out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
+    """Compute the out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
 
     Args:
         counts: n_c, (..., C), integers ≥ 0.
@@ -117,9 +114,7 @@ def out_local(counts: Tensor) -> Tensor:
 
 
 def complement(distribution: Tensor) -> Tensor:
-    """Out-local distribution of an in-local one: (1 − p_c) / (C − 1), (..., C).
-
-    Uniform only where p is.
+    """Turn an in-local distribution into the out-local one, (1 − p_c) / (C − 1): (..., C) -> (..., C).
 
     >>> complement(torch.tensor([1.0, 0.0, 0.0]))
     tensor([0.0000, 0.5000, 0.5000])
@@ -128,7 +123,7 @@ def complement(distribution: Tensor) -> Tensor:
 
 
 def estimated_distribution(probabilities: Tensor) -> Tensor:
-    """Estimated class distribution (EPD) of a model: the mean of its predictions on the transfer set.
+    """Estimate a model's class distribution (EPD): the mean of its predictions on the transfer set.
 
     Args:
         probabilities: predictions, (..., K, C), ≥ 0, each sums to 1.

@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def gaussian(x: Tensor, y: Tensor, width: float) -> Tensor:
-    """k(x, y) = exp(−‖x − y‖² / 2σ²): (a, d), (b, d) -> (a, b)."""
+    """Compute k(x, y) = exp(−‖x − y‖² / 2σ²): (a, d), (b, d) -> (a, b)."""
     distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     return (-distance.square() / (2 * width**2)).exp()
 
 
 class DensityRatio(NamedTuple):
-    """KuLSIF: the density of known samples over that of reference points.
+    """KuLSIF, an estimate of the density of known samples over that of reference points.
 
     Args:
         alpha: weights of the reference points, (n,).
@@ -45,13 +45,13 @@ class DensityRatio(NamedTuple):
         return cls(torch.linalg.solve(system, right), reference, known, lam, width)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """r̂(x) = Σ_j α_j k(x, u_j) + Σ_i k(x, x_i) / (mλ): (a, d) -> (a,)."""
+        """Compute r̂(x) = Σ_j α_j k(x, u_j) + Σ_i k(x, x_i) / (mλ): (a, d) -> (a,)."""
         near = gaussian(x, self.known, self.width).sum(1) / (len(self.known) * self.lam)
         return gaussian(x, self.reference, self.width) @ self.alpha + near
 
 
 def kernel_density(x: Tensor, known: Tensor, width: float) -> Tensor:
-    """Gaussian kernel density estimate.
+    """Estimate a density with Gaussian kernels.
 
     Args:
         x: points at which it is estimated, (a, d).
@@ -69,7 +69,7 @@ def kernel_density(x: Tensor, known: Tensor, width: float) -> Tensor:
 
 
 def angle_density(angles: Tensor, known: Tensor, width: float) -> Tensor:
-    """Gaussian kernel density estimate on the circle: the kernel goes on behind ±π.
+    """Estimate a density on the circle with Gaussian kernels, which go on behind ±π.
 
     Args:
         angles: at which it is estimated, (a,) in radians.

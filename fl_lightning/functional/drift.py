@@ -8,7 +8,7 @@ from fl_lightning.functional.state import StateLike
 
 
 def drift_diversity(squares: Tensor, total: Tensor) -> Tensor:
-    """Drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖², of sums over K clients.
+    """Compute the drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖² of sums over K clients.
 
     K times it is the gradient diversity Λ.
 
@@ -31,7 +31,7 @@ def drift_diversity(squares: Tensor, total: Tensor) -> Tensor:
 
 
 def weight_divergence(weights: StateLike, other: StateLike, order: float = 1) -> Tensor:
-    """Distance ‖w − w_k‖ between two states, over all entries of `weights`.
+    """Compute the distance ‖w − w_k‖ between two states, over all entries of `weights`.
 
     Args:
         weights: w, tensors by name, any shapes; not empty.
@@ -77,7 +77,7 @@ def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tu
 
 
 def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:
-    """Class on whose samples each neuron is most active on average, argmax_c h_c.
+    """Find the class on whose samples each neuron is most active on average, argmax_c h_c.
 
     Args:
         sums: of a layer's outputs after its ReLU, over the samples of each class (`activation_sums`), (C, n).
@@ -97,7 +97,7 @@ def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:
 
 
 def dead_neurons(activations: Tensor) -> Tensor:
-    """Neurons that no sample activates: they prefer the same class in any two models.
+    """Find the neurons that no sample activates: they prefer the same class in any two models.
 
     Args:
         activations: outputs of a layer after its ReLU, (B, n), or their sums, (C, n).
@@ -112,7 +112,7 @@ def dead_neurons(activations: Tensor) -> Tensor:
 
 
 def weight_alignment(first: Tensor, second: Tensor) -> Tensor:
-    """Share of a layer's neurons that prefer the same class in two models.
+    """Compute the share of a layer's neurons that prefer the same class in two models.
 
     Args:
         first: `preferred_by_sums` of one model, (n,) int64, n ≥ 1.

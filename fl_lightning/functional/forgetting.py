@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def peak_accuracy(accuracy: Tensor) -> Tensor:
-    """Best accuracy of each class over the rounds, max_t A_c^(t).
+    """Find the best accuracy of each class over the rounds, max_t A_c^(t).
 
     Args:
         accuracy: A, (T, C), fractions in [0, 1]; NaN is left out.
@@ -23,7 +23,7 @@ def peak_accuracy(accuracy: Tensor) -> Tensor:
 
 
 def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
-    """Peak minus final accuracy of each class: max_t A_c^(t) − A_c^(T).
+    """Subtract each class's final accuracy from its peak: max_t A_c^(t) − A_c^(T).
 
     Args:
         accuracy: A, (T, C), fractions in [0, 1], one row per round 1 ... T (not the one before training); a
@@ -49,7 +49,7 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
 
 
 def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
-    """Mean over the classes of peak minus final accuracy, F = (1/C) Σ_c [max_t A_c^(t) − A_c^(T)].
+    """Average peak minus final accuracy over the classes, F = (1/C) Σ_c [max_t A_c^(t) − A_c^(T)].
 
     Args:
         accuracy: A, (T, C), as in `forgetting_per_class`.
@@ -71,7 +71,7 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
 
 
 def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:
-    """`forgetting` where the best accuracies are known: (1/C) Σ_c [peak_c − now_c].
+    """Compute `forgetting` where the best accuracies are known: (1/C) Σ_c [peak_c − now_c].
 
     Args:
         peak: best accuracy of each class, (C,), fractions in [0, 1].
@@ -87,7 +87,7 @@ def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:
 
 
 def forgetting_degree(global_accuracy: Tensor, local_accuracy: Tensor, xi: float = 1e-8) -> Tensor:
-    """Share of each class's accuracy that local training loses, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
+    """Compute the share of accuracy that local training loses, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
 
     Args:
         global_accuracy: A(w_g), (..., C), fractions in [0, 1], of the model that the client received.

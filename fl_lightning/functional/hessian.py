@@ -1,4 +1,4 @@
-"""The sharpest directions of a loss: leading eigenvectors of its Hessian, by power iteration."""
+"""Sharpest directions of a loss: leading eigenvectors of its Hessian, by power iteration."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from fl_lightning.functional.state import State, StateLike, to_float32
 def hessian_product(
     loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[tuple[Any, int]], vector: StateLike
 ) -> State:
-    """Product H v of the Hessian of a mean loss with a vector, one batch at a time.
+    """Multiply the Hessian H of a mean loss with a vector v, one batch at a time.
 
     Args:
         loss: `(params, batch) -> ()`, mean loss of a batch; twice differentiable in the parameters.
@@ -51,7 +51,7 @@ def leading_eigenvectors(
     tolerance: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of largest magnitude of a symmetric matrix and their eigenvectors, by power iteration.
+    """Find the eigenvalues of largest magnitude of a symmetric matrix and their eigenvectors, by power iteration.
 
     Args:
         product: v (D,) -> A v (D,), float64 on the CPU.
@@ -88,7 +88,7 @@ def leading_eigenvectors(
 
 
 def unit(vector: Tensor, others: Tensor) -> Tensor:
-    """The part of a vector (D,) that is orthogonal to orthonormal ones (k, D), of length 1."""
+    """Take the part of a vector (D,) that is orthogonal to orthonormal ones (k, D), at length 1."""
     rest: Tensor = vector - others.T @ (others @ vector)
     length: Tensor = torch.linalg.vector_norm(rest)
     return rest / length

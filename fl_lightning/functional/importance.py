@@ -20,7 +20,7 @@ GRADIENT_FLOATS = 2**24
 def importance(
     loss: Callable[[State, Any], Tensor], params: StateLike, batches: Iterable[Any], kind: Importance = "abs"
 ) -> State:
-    """Importance Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
+    """Compute Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch (a nest of tensors, samples along the first dimension).
@@ -75,7 +75,7 @@ def importance(
 
 
 def samples_at_once(params: StateLike) -> int:
-    """Number of samples whose gradients in `params` are taken together, at least 1.
+    """Compute how many samples' gradients in `params` are taken together, at least 1.
 
     >>> samples_at_once({"w": torch.zeros(2**22)})
     4
@@ -84,14 +84,14 @@ def samples_at_once(params: StateLike) -> int:
 
 
 def first_length(batch: Any) -> int:
-    """Number of samples in a batch, the length of the first tensor in it."""
+    """Count the samples in a batch, by the length of its first tensor."""
     lengths: list[int] = []
     apply_to_collection(batch, Tensor, lambda t: lengths.append(len(t)))
     return lengths[0]
 
 
 class _Method(nn.Module):
-    """A module whose forward is another module's method: `functional_call` calls nothing else."""
+    """A module whose `forward` is a method of another module, since `functional_call` calls nothing else."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Method(nn.Module):
 
 
 def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
-    """`module.method(*args)` as a function `(params, *args)` of some of the module's parameters, by name.
+    """Make `module.method(*args)` a function `(params, *args)` of some of the module's parameters, by name.
 
     >>> linear = nn.Linear(1, 1, bias=False)
     >>> as_function(linear, "forward")({"weight": torch.tensor([[2.0]])}, torch.tensor([3.0]))
@@ -117,9 +117,9 @@ def as_function(module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike) -> Tensor:
-    """Penalty Σ_j Ω_j (w_j − w'_j)² over the entries of Ω (0-d: the same for a whole tensor).
+    """Compute Σ_j Ω_j (w_j − w'_j)², without a factor ½, over the entries of Ω.
 
-    No factor ½.
+    A 0-d Ω_j holds for a whole tensor.
 
     Args:
         params: w, by name.

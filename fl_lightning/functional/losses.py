@@ -10,7 +10,7 @@ from fl_lightning.functional.state import to_float32
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean over the batch of −log softmax(logits)[target].
+    """Average −log softmax(logits)[target] over the batch.
 
     Args:
         logits: raw scores, (B, C).
@@ -29,9 +29,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Cross-entropy of logits + shift.
-
-    A class whose shift is −inf is left out of the softmax.
+    """Compute the cross-entropy of logits + shift, without the classes whose shift is −inf.
 
     With shift = log p, p the client's class prior, it is the balanced softmax. For training only: a target of a class
     that is left out gives +inf.
@@ -56,7 +54,7 @@ def calibrated_cross_entropy(logits: Tensor, target: Tensor, shift: Tensor) -> T
 
 
 def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, exclude: Tensor | None = None) -> Tensor:
-    """Distillation loss τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)), over the classes left in.
+    """Compute τ² · batch mean of KL(softmax(teacher/τ) ‖ softmax(local/τ)) over the classes left in.
 
     Shapes stay fixed whatever is excluded, so the term runs under `torch.func.vmap`. A row with fewer than
     two classes left gives 0 and no gradient. The gradient in an excluded logit is exactly 0.
@@ -97,9 +95,7 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
 
 
 def true_class(target: Tensor, num_classes: int) -> Tensor:
-    """Mask of each sample's own class.
-
-    Unlike `one_hot` it runs under `torch.func.vmap`.
+    """Mask each sample's own class, also under `torch.func.vmap`, where `one_hot` does not run.
 
     Args:
         target: classes, (B,) integers; one outside 0 ... C-1 is nowhere true.
@@ -116,9 +112,7 @@ def true_class(target: Tensor, num_classes: int) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """Proximal term ½ Σ ‖θ − x‖², summed over all tensors of `params`.
-
-    Its gradient is θ − x.
+    """Compute the proximal term ½ Σ ‖θ − x‖² over all tensors of `params`, whose gradient is θ − x.
 
     Args:
         params: trainable parameters θ, by name, any shapes; of none the result is 0.

@@ -68,9 +68,7 @@ def affine_minimum(matrix: Tensor) -> Tensor | None:
 
 
 def semidefinite(matrix: Tensor, least: float) -> Tensor:
-    """Drop the eigenvalues below `least` of a symmetric matrix that has negative ones.
-
-    Others stay as they are.
+    """Set eigenvalues below `least` to 0 in a symmetric matrix that has negative ones.
 
     >>> semidefinite(torch.tensor([[-1.0, 0.0], [0.0, 2.0]]).double(), 0.01)
     tensor([[0., 0.],

@@ -15,7 +15,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
-    """Sum a + alpha · b, entry by entry.
+    """Add states, a + alpha · b, entry by entry.
 
     >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
     {'w': tensor([2.])}
@@ -24,7 +24,7 @@ def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
 
 
 def sub(a: StateLike, b: StateLike) -> State:
-    """Difference a − b, entry by entry.
+    """Subtract states, a − b, entry by entry.
 
     >>> sub({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([-1.])}
@@ -33,7 +33,7 @@ def sub(a: StateLike, b: StateLike) -> State:
 
 
 def scale(a: StateLike, factor: float) -> State:
-    """Multiple factor · a.
+    """Multiply a state, factor · a.
 
     >>> scale({"w": torch.tensor([1.0])}, 3)
     {'w': tensor([3.])}
@@ -42,7 +42,7 @@ def scale(a: StateLike, factor: float) -> State:
 
 
 def zeros_like(a: StateLike) -> State:
-    """Zeros of the same shapes and types.
+    """Make zeros of the same shapes and types.
 
     >>> zeros_like({"w": torch.tensor([1.0])})
     {'w': tensor([0.])}
@@ -51,7 +51,7 @@ def zeros_like(a: StateLike) -> State:
 
 
 def clone(a: StateLike) -> State:
-    """Detached copies.
+    """Copy all entries, detached.
 
     >>> clone({"w": torch.tensor([1.0], requires_grad=True)})
     {'w': tensor([1.])}
@@ -60,9 +60,7 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Inner product Σ a·b over all entries, a 0-d tensor in float32 or better.
-
-    Of none the result is 0.
+    """Compute the inner product Σ a·b over all entries, 0-d in float32 or better, 0 without entries.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
@@ -73,9 +71,7 @@ def inner(a: StateLike, b: StateLike) -> Tensor:
 
 @torch.no_grad()
 def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
-    """Add alpha · b to a in place, for the server's own buffers.
-
-    Types of `a` are kept.
+    """Add alpha · b to a in place, for the server's own buffers, in the types of `a`.
 
     >>> a = {"w": torch.tensor([1.0])}
     >>> add_(a, {"w": torch.tensor([2.0])}, 0.5); a
@@ -119,11 +115,11 @@ class FlatState(dict[str, Tensor]):
 
     @property
     def is_as_laid(self) -> bool:
-        """True where no entry was replaced since they were laid end to end."""
+        """Tell whether no entry was replaced since they were laid end to end."""
         return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
     def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Record what `flatten` gives for the entries as they are."""
+        """Keep the vectors that `flatten` gives for the present entries."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.scratch is not None:
             self.scratch |= vectors
@@ -133,7 +129,7 @@ class StateSum:
     """A streamed float64 sum Σ weight · state over states of one layout (same names, shapes and types).
 
     Integer weights keep the sum exact, hence independent of the order of summation. Entries are laid end to end,
-    one vector for each type, so that adding a client costs a handful of operations whatever the net.
+    one vector for each type, so that adding a client takes a few operations for any net.
 
     >>> total = StateSum()
     >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
@@ -143,8 +139,8 @@ class StateSum:
     Args:
         layout: of a sum that was added up before; None: nothing was.
         flat: its vectors.
-        after: a sum that is done with, whose memory is overwritten, unless somebody may still look at its entries: new
-            memory is slow at first.
+        after: a finished sum whose memory is reused, unless its entries may still be read: new memory is slow at
+            first.
     """
 
     def __init__(
@@ -160,7 +156,7 @@ class StateSum:
         self._scratch: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
 
     def copied(self) -> "StateSum":
-        """A copy that stays as it is when more is added."""
+        """Copy the sum, so that the copy stays as it is when more is added."""
         copy = StateSum(self.layout, {dtype: vector.clone() for dtype, vector in self.flat.items()})
         copy.weigh(self.weight)
         return copy
@@ -207,7 +203,7 @@ class StateSum:
         return cls(layout, flat)
 
     def state(self) -> State:
-        """The sum, float64 whatever the entries' types, in the order in which they came."""
+        """Give the sum, float64 whatever the entries' types, in the order in which they came."""
         self._seen = True
         return dict(unflatten(self.flat, self.layout))
 
@@ -301,7 +297,7 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
 
 
 def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Least and greatest number of each floating vector (n,), n > 0, as 0-d tensors: NaN where one is in it.
+    """Find the least and greatest number of each floating vector (n,), n > 0, 0-d, NaN where one is in it.
 
     >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
     [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
@@ -334,7 +330,7 @@ def to_host(values: Sequence[Tensor]) -> list[float]:
 
 
 def greatest(rows: Tensor) -> Tensor:
-    """Greatest magnitude in each row of a floating tensor (K, n), n > 0, as float64 (K,): NaN where one is in it.
+    """Find the greatest magnitude in each floating row, (K, n) -> (K,) float64, n > 0, NaN where one is in it.
 
     >>> greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf], [1.0, -3.0]]))
     tensor([nan, inf, 3.], dtype=torch.float64)
@@ -343,7 +339,7 @@ def greatest(rows: Tensor) -> Tensor:
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:
-    """Weighted mean (Σ n_i s_i) / Σ n_i in float64 with one division, cast back to each entry's type.
+    """Average states, (Σ n_i s_i) / Σ n_i, in float64 with one division, cast back to each entry's type.
 
     Integer entries are rounded half to even, boolean entries must be equal.
 
@@ -357,9 +353,7 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
 
 
 def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
-    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`.
-
-    Nothing is read.
+    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`, without a transfer to the host.
 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
@@ -368,7 +362,7 @@ def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> 
 
 
 def mean_of(total: StateSum) -> State:
-    """Mean Σ weight · state / Σ weight in the entries' own types: integers rounded half to even.
+    """Divide a sum by its weight in the entries' own types: integers rounded half to even.
 
     Raises:
         ValueError: if a boolean entry is not the same everywhere.
@@ -386,7 +380,7 @@ def mean_of(total: StateSum) -> State:
 
 
 def common_flags(vector: Tensor, total: StateSum) -> Tensor:
-    """Give boolean entries, which must be the same everywhere, of their sum.
+    """Recover boolean entries from their sum, which must be the same everywhere.
 
     Raises:
         ValueError: naming one that is not.
@@ -406,9 +400,7 @@ EXTRA = "_extra_state"
 
 
 def is_entry(name: str, value: Any) -> bool:
-    """Return True for an entry of a state dict that is a parameter or a buffer.
-
-    An extra state may be a tensor, too.
+    """Tell whether an entry of a state dict is a parameter or a buffer, not an extra state, which may be a tensor, too.
 
     >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
     (True, False)

@@ -18,7 +18,7 @@ class MeanStd(NamedTuple):
 
 
 def mean_std(values: Tensor) -> MeanStd:
-    """Mean and sample standard deviation (divisor n − 1), over clients or over seeds.
+    """Compute mean and sample standard deviation (divisor n − 1), over clients or over seeds.
 
     Args:
         values: (n, ...), one entry per client or seed; float.
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
-    """Unevenness with which clients are served: deviation of their accuracies, and the mean of the worst share of them.
+    """Measure how unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
 
     Args:
         values: accuracy of each client, (n,); NaN (no test samples) is left out.
@@ -75,7 +75,7 @@ class Interval(NamedTuple):
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean of the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
+    """Average the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
 
     Pairs share what both depend on (seed, clients, cohorts), so that only what the method changes is left.
 
@@ -105,7 +105,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], level:
 
 
 def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
-    """First round whose value reaches the target, the first round being 1.
+    """Find the first round whose value reaches the target, counted from 1.
 
     Args:
         curve: value after each round, such as the accuracy; NaN reaches nothing.
@@ -124,9 +124,7 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
 
 
 def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
-    """Ratio of the baseline's rounds to a method's, baseline_rounds / rounds.
-
-    None if the target is never reached.
+    """Divide the baseline's rounds by a method's, baseline_rounds / rounds, None if the target is never reached.
 
     Args:
         rounds: as `rounds_to_target` gives it.

@@ -10,9 +10,7 @@ from fl_lightning.functional.state import StateLike
 
 
 def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
-    """Count 4 bytes for every float entry of the weights and extras, whatever the precision.
-
-    Integers are free.
+    """Count 4 bytes for every float entry of the weights and extras, whatever the precision, and none for integers.
 
     Args:
         weights: shared entries, or None.

@@ -20,7 +20,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class Ditto(InitialModelClient):
-    """Global model: the local loss as it is. Own model v: the local loss + (lam/2) ‖v − w‖², w as received.
+    """Local loss as it is for the global model, and loss + (lam/2) ‖v − w‖² for the client's own v, w as received.
 
     Args:
         lam: λ, strength of the pull, >= 0; 0 trains the own models apart.

@@ -1,8 +1,8 @@
 """FedALA: a client starts from its own model and the received one, mixed entry by entry with weights that it learns.
 
 Source: Zhang et al., AAAI 2023, arXiv:2212.01197, Algorithm 1 and Eqs. 3-6, and its code. Server: FedAvg.
-Note: the buffers are the client's own; the authors' code copies parameters only. What lies below the mixed layers is
-taken as received, and so is what is not trained.
+Note: the buffers are the client's own; the authors' code copies parameters only. Layers below the
+mixed ones, and entries that are not trained, are taken as received.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ WINDOW = 10
 
 
 def mixed(old: State, received: State, mixing: State) -> State:
-    """θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
+    """Mix θ̂ = θ_i + (θ_g − θ_i) ⊙ A, entry by entry."""
     return {name: value + (received[name] - value) * mixing[name] for name, value in old.items()}
 
 
 def stepped(mixing: State, gradients: State, old: State, received: State, eta: float) -> State:
-    """A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
+    """Step A ← clip(A − η ∇_θ̂ L ⊙ (θ_g − θ_i), 0, 1), entry by entry."""
     moved = S.sub(received, old)
     return {name: (value - eta * gradients[name] * moved[name]).clamp(0, 1) for name, value in mixing.items()}
 
@@ -105,7 +105,7 @@ class FedALA(OwnModelClient):
         self.memory["mixing"] = mixing
 
     def finished(self, losses: Sequence[Tensor], first: bool) -> bool:
-        """True after the last pass of a mixing, by the losses of its passes."""
+        """Tell, by the losses of its passes, whether a mixing has had its last pass."""
         if not first:
             return len(losses) >= self.epochs
         if self.first_epochs is not None:
@@ -113,10 +113,7 @@ class FedALA(OwnModelClient):
         return len(losses) >= self.max_epochs or settled(S.to_host(losses), self.threshold)
 
     def one_pass(self, mixing: State, old: State, received: State, local: ClientData) -> tuple[State, Tensor]:
-        """Step the mixing weights once a batch.
-
-        Returns them, and the mean loss, each batch's before its step.
-        """
+        """Step the mixing weights once a batch, and return them with the mean loss, each batch's before its step."""
 
         def step(batch: Batch) -> Tensor:
             nonlocal mixing

@@ -27,10 +27,7 @@ ITERATIONS = 10
 
 
 def transmission(before: Tensor, after: Tensor) -> Tensor:
-    """T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2).
-
-    F_{L-1} is pooled to h × w.
-    """
+    """Compute T = f_{L-1} f_Lᵀ / (h w): (B, c1, *spatial), (B, c2, h, w) -> (B, c1, c2), f_{L-1} pooled to h × w."""
     if before.shape[2:] != after.shape[2:]:
         before = F.adaptive_avg_pool2d(before, (after.shape[2], after.shape[3]))
     f1, f2 = (to_float32(f if f.ndim > 2 else f.unsqueeze(2)).flatten(2) for f in (before, after))
@@ -38,9 +35,9 @@ def transmission(before: Tensor, after: Tensor) -> Tensor:
 
 
 def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """√λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,).
+    """Compute √λ_max(T Tᵀ) by power iterations from ones: (B, c1, c2) -> (B,).
 
-    0 with zero gradient for T = 0.
+    It is 0 with zero gradient for T = 0.
     """
     square, tiny = matrix @ matrix.transpose(1, 2), torch.finfo(matrix.dtype).tiny
     v = torch.ones_like(square[..., :1])
@@ -52,21 +49,19 @@ def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
 
 def squared_length(v: Tensor) -> Tensor:
-    """‖v‖² of each sample: (B, c, 1) -> (B,)."""
+    """Compute ‖v‖² of each sample: (B, c, 1) -> (B,)."""
     return v.square().sum((1, 2))
 
 
 def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
-    """μ (CE/ℓ) ℓ with CE/ℓ a constant and ℓ = MSE of the norms: (), (B,), (B,) -> (), 0 where ℓ = 0."""
+    """Compute μ (CE/ℓ) ℓ, CE/ℓ a constant and ℓ = MSE of the norms: (), (B,), (B,) -> (), 0 where ℓ = 0."""
     gap = F.mse_loss(narrow, full.detach())
     scale = ce.detach() / gap.detach()
     return mu * scale.where(scale.isfinite(), 0.0) * gap
 
 
 def kept(channels: int, width: float) -> int:
-    """Round width · c to the nearest multiple of 8, at least 8 and at most c.
-
-    Fewer than 16 channels to a whole number.
+    """Round width · c to the nearest multiple of 8, at least 8 and at most c, but to a whole number below 16 channels.
 
     >>> [kept(channels, 0.25) for channels in (256, 80, 24, 16, 12, 1)]
     [64, 24, 8, 8, 3, 1]
@@ -125,9 +120,7 @@ def check_block(block: nn.Module) -> None:
 
 
 class FedAlign(ClientModule):
-    """Local loss CE + μ (CE/ℓ) ℓ.
-
-    ℓ compares the Lipschitz bounds of the last block and its narrow copy.
+    """Local loss CE + μ (CE/ℓ) ℓ, where ℓ compares the Lipschitz bounds of the last block and its narrow copy.
 
     Args:
         mu: μ >= 0; 0 is FedAvg.
@@ -155,7 +148,7 @@ class FedAlign(ClientModule):
             check_block(self.stages().last)
 
     def stages(self) -> Stages:
-        """The net, cut around its last block."""
+        """Give the net, cut around its last block."""
         return self.built_net.stages()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -1,6 +1,4 @@
-"""FedAvg: train locally with the loss as it is.
-
-The server takes the mean weighted by samples.
+"""FedAvg: train locally with the loss as it is, and take the mean of the weights by samples at the server.
 
 Source: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1. Rule: `Aggregator`.
 """

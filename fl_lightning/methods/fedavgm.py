@@ -42,10 +42,7 @@ class FedAvgM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
-
-        A parameter without a gradient and its v stay as they are.
-        """
+        """Take one step, but leave a parameter without a gradient and its v as they are."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             beta = group["momentum"]

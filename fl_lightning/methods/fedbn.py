@@ -14,9 +14,7 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class FedBN(ClientModule):
-    """Local loss as it is.
-
-    Parameters and buffers of every norm layer never travel.
+    """Local loss as it is, with the parameters and buffers of every norm layer kept at the client.
 
     A client begins with those of the initial model. Their mean over the participants serves the evaluation of the
     global model only.

@@ -22,7 +22,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 def extra_communication(rounds: int, interval: int) -> float:
-    """Extra traffic as a share of FedAvg's: Ω, as large as the model, goes down in ⌈T/interval⌉ of T rounds (§2.3).
+    """Compute the extra traffic over FedAvg's: Ω, as large as the model, goes down in ⌈T/interval⌉ of T rounds (§2.3).
 
     >>> extra_communication(rounds=100, interval=10)
     0.05
@@ -31,7 +31,7 @@ def extra_communication(rounds: int, interval: int) -> float:
 
 
 class FedCLServer(ServerModule):
-    """FedCL's server: sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+    """FedCL's server, which sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
 
     needs = frozenset({"proxy"})
 
@@ -99,7 +99,7 @@ class FedCL(ClientModule):
         self.importance_batch = importance_batch
 
     def samples_at_once(self, weights: State) -> int:
-        """Number of samples whose gradients are taken together."""
+        """Compute the number of samples whose gradients are taken together."""
         if self.importance == "tensor":
             return self.importance_batch
         return samples_at_once(weights)

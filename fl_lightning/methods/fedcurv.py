@@ -24,7 +24,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_s
 def batch_fisher(
     loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
 ) -> State:
-    """Mean over batches of the squared gradient of the batch's mean loss.
+    """Average over batches the squared gradient of the batch's mean loss.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -47,7 +47,7 @@ def batch_fisher(
 
 
 def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
-    """Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
+    """Compute Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
     """
@@ -56,7 +56,7 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
 
 
 class FedCurvServer(ServerModule):
-    """FedCurv's server: keeps U and V of all clients seen, or of the last round's, and sends them with the weights.
+    """FedCurv's server, which keeps U and V of all clients seen, or of the last round's, and sends them.
 
     Attributes:
         made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
@@ -140,10 +140,7 @@ class FedCurv(ClientModule):
         self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """The client's pair (`u` or `v`) as far as it is in the server's sum.
-
-        Zeros where it is not.
-        """
+        """Give the client's pair (`u` or `v`) as far as it is in the server's sum, with zeros where it is not."""
         like: State = broadcast.extras[name]
         counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
         return (self.memory.get(name) if counts else None) or S.zeros_like(like)

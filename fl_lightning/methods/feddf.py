@@ -71,10 +71,7 @@ class FedDFServer(ServerModule):
 
     @property
     def client(self) -> ClientModule:
-        """Client whose net this is.
-
-        Its own weights are not touched.
-        """
+        """Client whose net is used, without a change to its own weights."""
         client: Any = self.server.module
         return client  # type: ignore[no-any-return]
 
@@ -104,7 +101,7 @@ class FedDFServer(ServerModule):
             return self.distilled(aggregate, self.ensemble(teachers))
 
     def ensemble(self, teachers: Sequence[State]) -> Tensor:
-        """Mean logits of the teachers on the proxy split, (n, C)."""
+        """Compute the mean logits of the teachers on the proxy split, (n, C)."""
         proxy = self.server.data("proxy")
         first, *others = (self.logits(teacher, proxy)[0] for teacher in teachers)
         return sum(others, first) / len(teachers)
@@ -137,7 +134,7 @@ class FedDFServer(ServerModule):
         return {name: value.detach() for name, value in student.items()}
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step, from 0."""
+        """Compute the learning rate of a step, counted from 0."""
         if self.distill_schedule == "constant":
             return self.distill_lr
         return self.distill_lr * (1 + math.cos(math.pi * step / self.distill_steps)) / 2
@@ -150,23 +147,20 @@ class FedDFServer(ServerModule):
             yield from torch.split(torch.randperm(n, generator=generator), size)
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
+        """Compute logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
             return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
-        """Logits (n, C) of all samples of a split, and their labels (n,)."""
+        """Compute the logits (n, C) of all samples of a split, and get their labels (n,)."""
         rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
         answers = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
         return torch.cat([logits for logits, _ in answers]), torch.cat([y for _, y in answers])
 
     def accuracy(self, state: State) -> float:
-        """Accuracy on the validation split.
-
-        NaN without one.
-        """
+        """Compute the accuracy on the validation split, NaN without one."""
         if self.validation is None:
             return math.nan
         logits, y = self.logits(state, self.validation)

@@ -20,15 +20,12 @@ from fl_lightning.utils.settings import check_above, check_choice
 
 
 def dynamic_regularizer(params: State, received: State, gradient: State, alpha: float) -> Tensor:
-    """−⟨g_i, θ⟩ + (α/2) ‖θ − x‖²: three states of the same names -> ()."""
+    """Compute −⟨g_i, θ⟩ + (α/2) ‖θ − x‖²: three states of the same names -> ()."""
     return alpha * proximal(params, received) - S.inner(gradient, params)
 
 
 class FedDynServer(ServerModule):
-    """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α.
-
-    Buffers are the mean's.
-    """
+    """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α, with the mean's buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +54,7 @@ class FedDynServer(ServerModule):
         return None if aggregate is None else self.moved(aggregate, self.shifted(aggregate, -1))
 
     def shifted(self, weights: State, sign: int) -> State:
-        """The trainable entries of weights ± h/α, float64."""
+        """Compute the trainable entries of weights ± h/α, float64."""
         scale = sign / self.client_of(FedDyn).alpha
         return {name: weights[name].double() + scale * value for name, value in self.correction.items()}
 
@@ -68,9 +65,7 @@ class FedDynServer(ServerModule):
 
 
 class FedDyn(ClientModule):
-    """Local loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖² over the shared trainable parameters.
-
-    Then g_i ← g_i − α (y_i − x).
+    """Local loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖² over the shared trainable parameters, then g_i ← g_i − α (y_i − x).
 
     Args:
         alpha: α > 0.

@@ -28,17 +28,17 @@ RUNAWAY = -1000.0
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:
-    """L_cal (Eq. 2): cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> ().
+    """Compute L_cal (Eq. 2), the cross-entropy of logits + log(p + ε): (B, C), (B,), (C,) -> ().
 
-    Ε = 0 leaves empty classes out.
+    ε = 0 leaves empty classes out.
     """
     return calibrated_cross_entropy(logits, target, (prior + prior_eps).log())
 
 
 def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> Tensor:
-    """L_dis (Eq. 3): KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> ().
+    """Compute L_dis (Eq. 3), KL(teacher || local) over the empty classes: (B, C), (B, C), (C,) -> ().
 
-    0 for fewer than two.
+    It is 0 for fewer than two.
     """
     return kl_divergence(local, teacher, exclude=prior > 0)
 
@@ -46,7 +46,7 @@ def empty_class_distillation(local: Tensor, teacher: Tensor, prior: Tensor) -> T
 def logit_suppression(
     logits: Tensor, target: Tensor, prior: Tensor, form: Literal["paper", "official"] = "paper"
 ) -> Tensor:
-    """L_logit (Eqs. 4-5): Σ_c p_c log mean_b exp(z_bc) over the samples of other classes: (B, C), (B,), (C,) -> ().
+    """Compute L_logit (Eqs. 4-5), Σ_c p_c log mean_b exp(z_bc) over other classes' samples: (B, C), (B,), (C,) -> ().
 
     A class that all samples of the batch have is skipped. `official` is the authors' code: the indicator multiplies
     z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰, which bounds the term of a class

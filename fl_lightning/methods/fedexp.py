@@ -15,14 +15,12 @@ from fl_lightning.utils.settings import check_above, check_choice
 
 
 def step_size(mean_square: Tensor, square_of_mean: Tensor, eps: float | Tensor) -> Tensor:
-    """η_g = max(1, Σ p_i‖Δ_i‖² / (2(‖Σ p_i Δ_i‖² + ε))): (), () -> ()."""
+    """Compute η_g = max(1, Σ p_i‖Δ_i‖² / (2(‖Σ p_i Δ_i‖² + ε))): (), () -> ()."""
     return (mean_square / (2 * (square_of_mean + eps))).clamp(min=1)
 
 
 class FedEXPAggregator(Aggregator):
-    """w ← w + η_g Σ p_i Δ_i over the trainable weights.
-
-    The rest takes the mean.
+    """w ← w + η_g Σ p_i Δ_i over the trainable weights, and the mean for the rest.
 
     Args:
         eps: ε of the step size, > 0; it should shrink with the square of the local lr.

@@ -19,12 +19,12 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_at_mo
 
 
 def helpfulness(own_loss: Tensor, losses: Tensor, distances: Tensor, floor: float = 1e-5) -> Tensor:
-    """(L(θ_i) − L(θ_n)) / (‖θ_n − θ_i‖ + floor) (Eq. 4): (), (M,), (M,) -> (M,)."""
+    """Compute (L(θ_i) − L(θ_n)) / (‖θ_n − θ_i‖ + floor) (Eq. 4): (), (M,), (M,) -> (M,)."""
     return (own_loss - losses) / (distances + floor)
 
 
 def candidate_weights(raw: Tensor) -> Tensor:
-    """Positive part over its sum, all zero where no candidate helps: (M,) -> (M,).
+    """Divide the positive part by its sum, all zero where no candidate helps: (M,) -> (M,).
 
     >>> candidate_weights(torch.tensor([1.0, -2.0, 3.0])), candidate_weights(torch.tensor([-1.0]))
     (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
@@ -33,15 +33,13 @@ def candidate_weights(raw: Tensor) -> Tensor:
 
 
 def moved_towards(model: StateLike, candidates: Sequence[StateLike], weights: Tensor) -> State:
-    """θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3), the mean in which θ_i weighs 1 − Σ_n w_n, >= 0: M candidates, (M,)."""
+    """Compute θ_i + Σ_n w_n (θ_n − θ_i) (Eq. 3), where θ_i weighs 1 − Σ_n w_n, >= 0: M candidates, (M,)."""
     own_weight = (1 - weights.double().sum()).clamp(min=0)
     return weighted_mean([model, *candidates], [own_weight.item(), *weights.tolist()])
 
 
 class FedFOMOServer(ServerModule):
-    """Keeps every client's latest model and the affinity of each pair.
-
-    Sends a client the most promising models.
+    """Keeps every client's latest model and the affinity of each pair, and sends a client the most promising ones.
 
     Its state grows with the number of clients, whatever the cohort: N models of the net's size on the Trainer's
     device and in every checkpoint, since any of them may be sent next round (1,000 clients of a 10 MB net: 10 GB).
@@ -78,7 +76,7 @@ class FedFOMOServer(ServerModule):
         self.models = nn.ModuleList(StateBuffers(zeros_like(weights)) for _ in range(n))
 
     def candidates(self, client_id: int) -> list[int]:
-        """Choose the clients whose models this one is sent, ascending."""
+        """Choose the clients whose models a client is sent, ascending."""
         client, affinity = self.client_of(FedFOMO), self.affinity[client_id].tolist()
         has_data = self.server.size(client_id) > 0
         others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
@@ -104,7 +102,7 @@ class FedFOMOServer(ServerModule):
         return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
 
     def latest(self, client_id: int) -> StateBuffers:
-        """Latest model of a client that has trained."""
+        """Get the latest model of a client that has trained."""
         return cast(StateBuffers, self.models[client_id])
 
     def add(self, update: ClientUpdate) -> None:
@@ -173,9 +171,7 @@ class FedFOMO(InitialModelClient):
 
     @torch.no_grad()
     def move(self, candidates: Sequence[Mapping[str, Tensor]], held: ClientData) -> Tensor:
-        """Move the module towards the candidates by their loss on `held`.
-
-        Returns their helpfulness, (M,) float64.
+        """Move the module towards the candidates by their loss on `held`, and return their helpfulness, (M,) float64.
 
         That of a candidate whose loss is not finite is 0.
         """

@@ -43,15 +43,12 @@ def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: b
 
 
 def kept_columns(split: ClassSplit, columns: Columns = "dropped") -> Tensor:
-    """Choose which logits of an anchor are held: (C,) bool.
-
-    The dominant classes' are `dropped`, or `all` are kept.
-    """
+    """Choose which logits of an anchor are held, (C,) bool, with the dominant classes' `dropped`, or with `all`."""
     return torch.ones_like(split.dominant) if columns == "all" else ~split.dominant
 
 
 def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) -> Tensor:
-    """L_KA (Eq. 3): Σ over anchors and kept classes of the squared logit difference, over the number of anchors.
+    """Compute L_KA (Eq. 3): squared logit differences, summed over anchors and kept classes, by the number of anchors.
 
     Args:
         received: logits of the received model on the anchors, (A, C); taken as constants.
@@ -148,13 +145,13 @@ class FedKA(ClientModule):
 
     @torch.no_grad()
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of each sample under the net with its present weights: (n, ...), (n,) -> (n,)."""
+        """Compute each sample's cross-entropy under the net with its present weights: (n, ...), (n,) -> (n,)."""
         with self.evaluation_mode():
             logits = torch.cat([to_float32(self(part)) for part in torch.split(x, 1000)])
         return F.cross_entropy(logits, y, reduction="none")
 
     def anchor_logits(self, x: Tensor) -> Tensor:
-        """Logits of anchors without dropout, on running statistics that stay as they are: (A, ...) -> (A, C)."""
+        """Compute the logits of anchors without dropout, on fixed running statistics: (A, ...) -> (A, C)."""
         net = self.built_net
         # copies: the backward pass reads the statistics, which the batch's forward has changed by then
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -173,13 +170,13 @@ class FedKA(ClientModule):
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
         if not len(samples["shared"][1]):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        held = set(local.labels("shared").tolist())  # a class that nobody has is not in the shared set
+        held = set(local.labels("shared").tolist())  # a class without samples is not in the shared set
         plan = {k: source for k, source in plan.items() if source == "local" or k in held}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return
         rows = torch.stack([samples[anchor.source][0][anchor.index] for anchor in anchors])
-        if mixes_samples(self):  # padding would change what the net says of the anchors; one row has no statistics
+        if mixes_samples(self):  # padding would change the anchors' logits; one row has no statistics
             x = rows if len(rows) > 1 else torch.cat([rows, rows])
         else:  # of one shape for all clients
             x = rows.new_zeros(max(len(rows), min(self.max_anchors, len(counts))), *rows.shape[1:])

@@ -22,9 +22,7 @@ Form = Literal["softmax", "paper", "prior"]
 
 
 def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
-    """Terms that are added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`.
-
-    −∞ for a class without samples.
+    """Compute the terms added to the logits: −τ n_c^(−1/4), or log(n_c/n) for `prior`, −∞ for a class without samples.
 
     >>> margins(torch.tensor([16, 0, 1]), tau=1.0)
     tensor([-0.5000,    -inf, -1.0000], dtype=torch.float64)
@@ -33,7 +31,7 @@ def margins(counts: Tensor, tau: float, form: Form = "softmax") -> Tensor:
 
 
 def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Tensor:
-    """Mean of log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y): (B, C), (B,), (C,) -> (), the paper's form.
+    """Average log Σ_{c ≠ y} e^(z_c + s_c) − (z_y + s_y), the paper's form: (B, C), (B,), (C,) -> ().
 
     Classes with s_c = −∞ are left out; a sample without another class left contributes 0.
     """
@@ -47,9 +45,7 @@ def calibrated_margin_loss(logits: Tensor, target: Tensor, shift: Tensor) -> Ten
 
 
 class FedLC(ClientModule):
-    """Local loss of calibrated logits z_c − τ n_c^(−1/4).
-
-    Evaluation uses the plain ones.
+    """Local loss of calibrated logits z_c − τ n_c^(−1/4), with plain logits in evaluation.
 
     Args:
         tau: τ > 0; not read by `prior`.

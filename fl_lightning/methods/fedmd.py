@@ -14,18 +14,18 @@ from fl_lightning.utils.settings import check_choice
 
 
 def consensus(knowledge: Tensor) -> Tensor:
-    """The plain mean of the participants' knowledge, in float64: (N, K, C) -> (K, C)."""
+    """Take the plain mean of the participants' knowledge, in float64: (N, K, C) -> (K, C)."""
     return knowledge.double().mean(0)
 
 
 def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean of |logits − target| over samples and classes: (B, C), (B, C) -> (), float32 or better."""
+    """Average |logits − target| over samples and classes: (B, C), (B, C) -> (), float32 or better."""
     logits = to_float32(logits)
     return (logits - target.to(logits.dtype)).abs().mean()
 
 
 class FedMDServer(KnowledgeServer):
-    """FedMD's server: sends every participant the mean of all, those without data included."""
+    """FedMD's server, which sends every participant the mean of all, those without data included."""
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
         return consensus(knowledge).expand_as(knowledge)

@@ -27,7 +27,7 @@ LARGEST_WEIGHT = 5.0
 
 
 def effective_length(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
+    """Compute τ_eff = Σ p_i E_i with p_i = n_i / Σ n_j.
 
     >>> effective_length([1.0, 4.0], sizes=[2, 1])
     2.0

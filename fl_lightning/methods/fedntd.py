@@ -18,15 +18,12 @@ from fl_lightning.utils.settings import check_above, check_choice, check_numbers
 
 
 def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
-    """τ² KL(teacher || local) over the C−1 not-true classes (Eq. 11): (B, C), (B, C), (B,) -> ()."""
+    """Compute τ² KL(teacher || local) over the C−1 not-true classes (Eq. 11): (B, C), (B, C), (B,) -> ()."""
     return kl_divergence(local, teacher, temperature, exclude=true_class(target, local.shape[1]))
 
 
 def not_true_mse(local: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
-    """Mean squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> ().
-
-    0 for C = 1.
-    """
+    """Average the squared difference of the raw not-true logits (App. L), 0 for C = 1: (B, C), (B, C), (B,) -> ()."""
     others = ~true_class(target, local.shape[1])
     squares = (to_float32(local) - to_float32(teacher)).square() * others
     return squares.sum() / (len(local) * max(1, local.shape[1] - 1))
@@ -40,10 +37,7 @@ def distillation(
     ntd_weight: float = 1.0,
     distance: Literal["kl", "mse"] = "kl",
 ) -> Tensor:
-    """(1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes.
-
-    "mse" is App. L's NTD.
-    """
+    """Compute (1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes, "mse" App. L's NTD."""
     if distance == "mse":
         return not_true_mse(local, teacher, target)
     if ntd_weight == 1:
@@ -55,16 +49,13 @@ def distillation(
 
 
 def kl_terms(local: Tensor, teacher: Tensor) -> Tensor:
-    """u(c) = q_g(c) log(q_g(c) / q_l(c)).
-
-    Its sum over c is KL(teacher || local): (B, C), (B, C) -> (B, C).
-    """
+    """Compute u(c) = q_g(c) log(q_g(c) / q_l(c)), whose sum is KL(teacher || local): (B, C), (B, C) -> (B, C)."""
     log_local, log_teacher = (F.log_softmax(to_float32(logits), 1) for logits in (local, teacher))
     return F.kl_div(log_local, log_teacher, reduction="none", log_target=True)
 
 
 def kl_parts(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """True and not-true part of KL(teacher || local), which is their sum (Prop. 2): (B, C), (B, C), (B,) -> (), ().
+    """Compute the true and the not-true part of KL(teacher || local) (Prop. 2): (B, C), (B, C), (B,) -> (), ().
 
     >>> import torch
     >>> true, not_true = kl_parts(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
@@ -76,7 +67,7 @@ def kl_parts(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Te
 
 
 def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of u(c) over the samples of class c, and over all others: (B, C), (B, C), (B,) -> (C,), (C,).
+    """Average u(c) over the samples of class c, and over all others: (B, C), (B, C), (B,) -> (C,), (C,).
 
     Weighted with p and with (C−1) p̃ of the batch they sum to `kl_parts` (Prop. 2): matching the true logits acts on
     the in-local distribution, matching the others on the out-local. NaN where there are no such samples.

@@ -50,14 +50,11 @@ class FedOpt(Optimizer):
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """Make the next v of v and Δ², both of a weight's shape."""
+        """Compute the next v from v and Δ², both of a weight's shape."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
-
-        A parameter without a gradient and its m, v and t stay as they are.
-        """
+        """Take one step, but leave a parameter without a gradient and its m, v and t as they are."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             beta1, beta2 = group["beta1"], group["beta2"]

@@ -30,9 +30,9 @@ class Statistics(NamedTuple):
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
+    """Compute class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
 
-    0 for an absent class.
+    An absent class has 0.
     """
     x, members = features.double(), true_class(labels, num_classes).T.double()
     n = max(len(x), 1)
@@ -42,15 +42,13 @@ def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> St
 
 
 def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
-    """P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
+    """Compute P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
     away = (h[i] - h).flatten(1)
     return v.diag() + away @ away.T
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11).
-
-    Weights below 0.001 become 0: (m, m) -> (m,).
+    """Minimise αᵀ P α over the simplex (Eq. 11), and set weights below 0.001 to 0: (m, m) -> (m,).
 
     None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
     """
@@ -62,7 +60,7 @@ def head_weights(matrix: Tensor) -> Tensor | None:
 
 
 def combinations(h: Tensor, v: Tensor) -> Tensor:
-    """Weights of all heads in that of each client, its own where there is no solution: (m, C, d), (m,) -> (m, m)."""
+    """Weigh all heads in that of each client, only its own without a solution: (m, C, d), (m,) -> (m, m)."""
     rows = [head_weights(discrepancies(h, v, i)) for i in range(len(h))]
     return torch.stack([unit if row is None else row for row, unit in zip(rows, torch.eye(len(h)).to(h), strict=True)])
 
@@ -112,14 +110,11 @@ class FedPACServer(ServerModule):
         return aggregate
 
     def _combine(self) -> None:
-        """Combine the heads of the participants with data for each of them.
-
-        The others keep their own.
-        """
+        """Combine the heads of the participants with data for each of them, and leave the others their own."""
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
         extras_of, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
         if extras_of:
-            # the small programs are solved on the host, which reads what is stacked at once
+            # the small programs are solved on the host, which reads the stacked values at once
             h, v = (torch.stack([extras[name].double() for extras in extras_of.values()]).cpu() for name in ("h", "v"))
             self.combined = dict(zip(extras_of, combinations(h, v), strict=True))
             heads = [extras["head"] for extras in extras_of.values()]

@@ -14,9 +14,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FedProx(ClientModule):
-    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters.
-
-    Buffers and personal entries are not pulled.
+    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters, not over buffers and personal entries.
 
     Args:
         mu: strength of the pull, >= 0; 0 is FedAvg.

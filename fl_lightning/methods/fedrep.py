@@ -1,6 +1,4 @@
-"""FedRep: a shared body, and a head of its own for each client.
-
-Each round trains first the head, then the body.
+"""FedRep: a shared body and a personal head for each client, which trains first the head, then the body.
 
 Source: Collins et al., ICML 2021, arXiv:2102.07078, Algorithm 1. Server: FedAvg of the body.
 """

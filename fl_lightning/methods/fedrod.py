@@ -18,17 +18,17 @@ from fl_lightning.utils.settings import check_at_least
 
 
 def log_counts(counts: Tensor, gamma: float) -> Tensor:
-    """γ log n_c, −∞ for a class without samples, and 0 for all where γ = 0: (C,) -> (C,) float64."""
+    """Compute γ log n_c, −∞ for a class without samples, and 0 for all where γ = 0: (C,) -> (C,) float64."""
     return gamma * counts.double().log() if gamma else torch.zeros_like(counts, dtype=torch.float64)
 
 
 def balanced_softmax(logits: Tensor, target: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
-    """Cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
+    """Compute the cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
     return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(to_float32(logits).dtype))
 
 
 def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of both heads' logits together, the generic ones constant: (B, C), (B, C), (B,) -> ()."""
+    """Compute the cross-entropy of both heads' summed logits, the generic ones constant: (B, C), (B, C), (B,) -> ()."""
     return cross_entropy(generic.detach() + personal, target)
 
 
@@ -68,10 +68,7 @@ class FedRoD(ClientModule):
             self.memory["has_head"] = True
 
     def both_heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits of the generic and of the personal head, (B, C) each.
-
-        The body learns by the former.
-        """
+        """Compute the logits (B, C) of the generic head, by which the body learns, and of the personal head."""
         features = self.features(x)
         with self.forward_context():
             return self.built_net.head(features), self.personal_head(features.detach())
@@ -86,8 +83,5 @@ class FedRoD(ClientModule):
         return balanced + ce
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the sum of both heads.
-
-        With the generic one before the client has its own.
-        """
+        """Predict with the sum of both heads, or with the generic one before the client has its own."""
         return (lambda x: sum(self.both_heads(x))) if self.memory.get("has_head") else self  # type: ignore[return-value]

@@ -18,9 +18,7 @@ Form = Literal["hard", "soft"]
 
 
 def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
-    """Scale of each logit: 1 where n_c > 0, else α.
-
-    `soft`: α + (1 − α) n_c / max n: (C,) -> (C,) float64.
+    """Scale each logit: 1 where n_c > 0, else α, or α + (1 − α) n_c / max n where `soft`: (C,) -> (C,) float64.
 
     >>> import torch
     >>> scaling(torch.tensor([4, 0, 1]), alpha=0.5), scaling(torch.tensor([4, 0, 1]), alpha=0.5, form="soft")
@@ -31,7 +29,7 @@ def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
 
 
 def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """Cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> ().
+    """Compute the cross-entropy of s ⊙ z: (B, C), (B,), (C,) -> ().
 
     A class of scale 0 keeps e⁰ in the denominator.
     """
@@ -39,9 +37,7 @@ def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> T
 
 
 class FedRS(ClientModule):
-    """Local loss: cross-entropy of scaled logits.
-
-    Evaluation uses the plain ones.
+    """Local loss: cross-entropy of scaled logits, with plain logits in evaluation.
 
     Args:
         alpha: scale of a class without samples, in [0, 1]; 1 is FedAvg.

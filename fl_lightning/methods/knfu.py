@@ -16,10 +16,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Fusion(NamedTuple):
-    """Figures of one round's fusion, float64.
-
-    Rows in the order of `client_ids`.
-    """
+    """Values of one round's fusion, float64, with rows in the order of `client_ids`."""
 
     client_ids: list[int]
     epd: Tensor
@@ -28,14 +25,14 @@ class Fusion(NamedTuple):
 
 
 def distances(epd: Tensor, floor: float = 1e-12) -> Tensor:
-    """d_nm = KL(p_n ‖ p_m) (Eq. 6), p floored and renormalised: (N, C) -> (N, N), 0 on the diagonal."""
+    """Compute d_nm = KL(p_n ‖ p_m) (Eq. 6), p floored and renormalised: (N, C) -> (N, N), 0 on the diagonal."""
     p = epd.double().clamp(min=floor)
     p = p / p.sum(1, keepdim=True)
     return (p[:, None] * (p[:, None] / p[None]).log()).sum(-1)
 
 
 def fusion_weights(distance: Tensor, beta: float, eps: float = 1e-8) -> Tensor:
-    """w_nm = 1/d_nm², w_nn = beta · max over m ≠ n (Eqs. 7-8), rows normalised: (N, N) -> (N, N).
+    """Compute w_nm = 1/d_nm², w_nn = beta · max over m ≠ n (Eqs. 7-8), rows normalised: (N, N) -> (N, N).
 
     Every row is first divided by its maximum over m ≠ n, so nothing overflows; w_nn ≥ beta / (beta + N − 1).
     """
@@ -49,7 +46,7 @@ def fusion_weights(distance: Tensor, beta: float, eps: float = 1e-8) -> Tensor:
 
 
 def fused_knowledge(weights: Tensor, knowledge: Tensor) -> Tensor:
-    """F_n^agg = Σ_m w_nm F_m (Eq. 9): (N, N), (N, K, C) -> (N, K, C)."""
+    """Compute F_n^agg = Σ_m w_nm F_m (Eq. 9): (N, N), (N, K, C) -> (N, K, C)."""
     return torch.einsum("nm,mkc->nkc", weights, knowledge.double())
 
 

@@ -20,7 +20,7 @@ from fl_lightning.utils.settings import check_above, check_at_least
 
 
 def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor], temperature: float = 0.5) -> Tensor:
-    """Mean of −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
+    """Average −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
 
     Args:
         local: features of the model in training, (B, D).
@@ -38,9 +38,7 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
 
 
 class MOON(OwnModelClient):
-    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model.
-
-    0 at a client's first participation.
+    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model, 0 at a client's first participation.
 
     Args:
         mu: μ, weight of the contrast, >= 0; 0 is FedAvg.
@@ -72,7 +70,7 @@ class MOON(OwnModelClient):
             self.load_teacher(f"previous/{k}", state)
 
     def contrast(self, x: Tensor, features: Tensor) -> Tensor:
-        """The term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
+        """Compute the term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
         previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.own_models()))]
         return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
 

@@ -1,7 +1,7 @@
 """SAM: a local optimizer that steps with the gradient at the worst point nearby (with federated clients: FedSAM).
 
 Source: Foret et al., ICLR 2021, arXiv:2010.01412, Algorithm 1; Qu et al., ICML 2022, arXiv:2206.02618 (FedSAM).
-Server: FedAvg. It is a local optimizer, hence goes with any client and any aggregator.
+Server: FedAvg. As a local optimizer it works with any client and any aggregator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 def perturbation(gradients: State, sam_rho: float) -> State:
-    """ε = ρ g / ‖g‖₂, one norm over all tensors: the names and shapes of `gradients`, 0 where all are 0."""
+    """Compute ε = ρ g / ‖g‖₂, one norm over all tensors: the names and shapes of `gradients`, 0 where all are 0."""
     norm = S.inner(gradients, gradients).sqrt()
     factor = sam_rho / (norm + 1e-12)
     return {name: gradient * factor.to(gradient.dtype) for name, gradient in gradients.items()}
@@ -59,10 +59,7 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """One step.
-
-        `closure` zeroes the gradients, runs forward and backward, and returns the loss.
-        """
+        """Take one step, where `closure` zeroes the gradients, runs forward and backward, and returns the loss."""
         again = torch.enable_grad()(closure)
         loss = again()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -80,10 +77,7 @@ class SAM(Optimizer):
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """Leave BatchNorm's running statistics unchanged within the block.
-
-        It still normalises with the batch.
-        """
+        """Leave BatchNorm's running statistics unchanged within the block, where it normalises with the batch."""
         modules = [] if self.module is None or self.bn_second_pass else self.module.modules()
         norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.track_running_stats]
         for norm in norms:

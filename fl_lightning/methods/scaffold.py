@@ -29,7 +29,7 @@ def control_change(received: State, trained: State, control: State, accumulated_
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
-    """c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+    """Compute c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
 
     Args:
         loss: `(params, batch) -> ()`, the mean loss of a batch.
@@ -131,7 +131,7 @@ class SCAFFOLD(ClientModule):
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """θ ← θ − lr (c − c_i), after a step."""
+        """Correct θ ← θ − lr (c − c_i), after a step."""
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr

@@ -26,7 +26,7 @@ KNOWN = 0.05
 
 
 def ambiguity_of(probabilities: Tensor, kind: Literal["entropy", "l1"] = "entropy") -> Tensor:
-    """Entropy in nats, or the l1 distance 2 (1 − max p) from the nearest one-hot vector: (K, C) -> (K,)."""
+    """Compute the entropy in nats, or the l1 distance 2 (1 − max p) from the nearest one-hot vector: (K, C) -> (K,)."""
     if kind == "l1":
         return 2 * (1 - probabilities.max(1).values)
     return -torch.xlogy(probabilities, probabilities).sum(1)
@@ -83,9 +83,7 @@ class SelectiveFDServer(KnowledgeServer):
 
 
 class SelectiveFD(KnowledgeClient):
-    """Answers for transfer samples whose density ratio exceeds a quantile of its own.
-
-    Learns from the kept answers.
+    """Answers for transfer samples whose density ratio exceeds a quantile of its own, and learns from the kept answers.
 
     Which samples it answers for is found once, at its first participation.
 
@@ -161,7 +159,7 @@ class SelectiveFD(KnowledgeClient):
         return (ratio(transfer) > threshold).nonzero().flatten()
 
     def represented(self, local: ClientData, split: str) -> Tensor:
-        """Compute what the density ratio is taken of, for all samples of a split: (n, d) float64."""
+        """Represent all samples of a split by the vectors whose density ratio is taken: (n, d) float64."""
         net: Any = self
         if self.selector_weights is not None:
             self.load_teacher("selector", client_state(Path(self.selector_weights), self))

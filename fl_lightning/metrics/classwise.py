@@ -21,9 +21,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class ClasswiseAccuracy(FederatedMetric):
-    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$.
-
-    NaN for a class without samples.
+    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$, NaN for a class without samples.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...); `compute` gives (C,) float64.
     The class-wise metrics share their states in a `MetricCollection`; `ClasswiseWrapper` names the classes.

@@ -13,9 +13,7 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_at_mo
 
 
 class ClientAccuracy(FederatedMetric):
-    """Accuracy of every client's model on its own test samples.
-
-    NaN for a client without.
+    """Accuracy of every client's model on its own test samples, NaN for a client without.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), `target` (B, ...) and `client_id`, one number for
     the batch; `compute` gives (N,) float64. The metrics over clients share their states in a `MetricCollection`, where
@@ -48,7 +46,7 @@ class ClientAccuracy(FederatedMetric):
 
 
 class ALMA(ClientAccuracy):
-    r"""Average local model accuracy $\frac{1}{N} \sum_n \mathrm{acc}(w_n; D_n^{test})$, over clients with test samples.
+    r"""Average local model accuracy $\frac{1}{N} \sum_n \mathrm{acc}(w_n, D_n^{test})$, over clients with test samples.
 
     Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu). Arguments and `update` are those of `ClientAccuracy`;
     `compute` gives () float64.
@@ -112,7 +110,7 @@ class ClientFairness(ClientAccuracy):
 
 
 class ForgettingDegree(FederatedMetric):
-    r"""Forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$: what local training forgets of a class.
+    r"""Forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$: accuracy that local training loses.
 
     Source: FedKA, Eq. 1. `update` takes `global_preds` and `local_preds`, scores (B, C, ...) or classes (B, ...) of the
     received and of the trained model, and `target` (B, ...). `compute` gives (C,) float64 in (−∞, 1], or () with

@@ -40,18 +40,12 @@ class History:
 
     @property
     def table(self) -> Tensor:
-        """(T, K) float64, not to be edited.
-
-        NaN where a round has no such value.
-        """
+        """Table (T, K) float64, not to be edited, NaN where a round has no such value."""
         self._lay_out()
         return self._table
 
     def record(self, round_idx: int, row: Mapping[str, float]) -> None:
-        """Add a row, which may grow until the next round's.
-
-        Rows of the same and of later rounds are replaced by it.
-        """
+        """Add a row, which may grow until the next round's, in place of rows of the same and of later rounds."""
         while self._new and self._new[-1][0] >= round_idx:
             self._new.pop()
         if self._rounds and self._rounds[-1] >= round_idx:
@@ -61,10 +55,7 @@ class History:
         self._new.append((round_idx, row))
 
     def _lay_out(self) -> None:
-        """Put the new rows into the table.
-
-        Called when it is read, which most runs never do.
-        """
+        """Put the new rows into the table, only when it is read, which most runs never do."""
         if not self._new:
             return
         for _, row in self._new:

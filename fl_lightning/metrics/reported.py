@@ -18,7 +18,7 @@ OWN = ("acc", "loss", "acc_class", "forgetting")
 
 
 def as_collection(metrics: Metrics | None) -> MetricCollection | None:
-    """Make a collection of what was given.
+    """Make a collection of one metric, several or a collection.
 
     Raises:
         ValueError: a name under which the package reports a value.
@@ -38,10 +38,7 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
-    """Copy a collection for samples that this process alone evaluates.
-
-    Nothing crosses processes.
-    """
+    """Copy a collection for samples that this process alone evaluates, so that nothing crosses processes."""
     copy = metrics.clone()
     for metric in copy.modules():
         if isinstance(metric, Metric):
@@ -65,16 +62,14 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
 
 
 def computed(metric: Metric | MetricCollection) -> Any:
-    """Compute, also on a process that has had no samples."""
+    """Compute the values, also on a process that has had no samples."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
         return metric.compute()
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row.
-
-    Those of a vector by the classes, or by number.
+    """Name computed values for a round's row, and those of a vector by the classes, or by number.
 
     Args:
         result: what a collection computed, by name.

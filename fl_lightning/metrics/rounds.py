@@ -1,7 +1,4 @@
-"""Metrics of a model over the rounds (or epochs, or tasks) of a run.
-
-They are updated in each and not reset.
-"""
+"""Metrics of a model over the rounds (or epochs, or tasks) of a run, updated in each and not reset."""
 
 import math
 from typing import Any, Literal
@@ -112,9 +109,7 @@ class PredictionConsistency(_ClassesByRound):
 
 
 class RoundsToTarget(FederatedMetric):
-    """First round whose value reaches the target, counted from 1.
-
-    NaN if none does.
+    """First round whose value reaches the target, counted from 1, NaN if none does.
 
     Source: FedKA, Table 2. `update` takes a number `value` and its 0-based `round_idx`; `compute` gives () float64.
 
@@ -145,7 +140,7 @@ class RoundsToTarget(FederatedMetric):
         self.curve_points.append(torch.stack([value.new_tensor(float(round_idx)), value.reshape(())]))
 
     def rounds(self) -> int | None:
-        """The round, counted from 1, or None."""
+        """Give the round, counted from 1, or None."""
         points = dim_zero_cat(self.curve_points).view(-1, 2).tolist() if len(self.curve_points) else []
         values = {int(round_idx): value for round_idx, value in points}
         curve = [values.get(round_idx, math.nan) for round_idx in range(max(values, default=-1) + 1)]
@@ -156,9 +151,7 @@ class RoundsToTarget(FederatedMetric):
 
 
 class SpeedUp(RoundsToTarget):
-    """Speed-up: the baseline's rounds over those that reach the target.
-
-    NaN if none does.
+    """Speed-up: the baseline's rounds over those that reach the target, NaN if none does.
 
     Source: FedKA, Table 2. `update` is that of `RoundsToTarget`; `compute` gives () float64.
 
@@ -185,8 +178,5 @@ class SpeedUp(RoundsToTarget):
 
 
 def as_tensor(value: float | None) -> Tensor:
-    """A number as a 0-d float64 tensor.
-
-    None is NaN.
-    """
+    """Convert a number to a 0-d float64 tensor, and None to NaN."""
     return torch.tensor(math.nan if value is None else value, dtype=torch.float64)

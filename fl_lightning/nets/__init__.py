@@ -1,7 +1,4 @@
-"""Nets: features and a linear head, one file per architecture.
-
-Nothing federated.
-"""
+"""Nets of features and a linear head, one file per architecture, without anything federated."""
 
 from fl_lightning.nets.backbone import Backbone as Backbone
 from fl_lightning.nets.fedcl_cnn import FedCLCIFARCNN as FedCLCIFARCNN

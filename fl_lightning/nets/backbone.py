@@ -32,12 +32,10 @@ class Backbone(nn.Module, ABC):
         """Compute the head's input, after the last non-linearity: (B, *input_shape) -> (B, D)."""
 
     def stages(self) -> Stages:
-        """Cut the net around its last block.
-
-        The parts share its parameters.
+        """Cut the net around its last block, into parts that share its parameters.
 
         Raises:
-            ValueError: if the net does not say where its last block begins.
+            ValueError: if the net does not define its last block.
         """
         raise ValueError(
             f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet, "
@@ -51,9 +49,7 @@ class Backbone(nn.Module, ABC):
 
 
 def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, ...]:
-    """Check that `net` can be built for an input shape.
-
-    Returns it as a tuple.
+    """Check that `net` can be built for an input shape, and return it as a tuple.
 
     Raises:
         ValueError: fewer than one class, no dimension, or a dimension below 1.
@@ -67,9 +63,7 @@ def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple
 
 
 def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Check that `net` can be built for images.
-
-    Returns (channels, height, width).
+    """Check that `net` can be built for images, and return (channels, height, width).
 
     Raises:
         ValueError: what `check_shape` refuses, or not three dimensions.
@@ -81,7 +75,7 @@ def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tupl
 
 
 class BodyAndHead(Backbone):
-    """A net whose features are all that `body` makes of the input."""
+    """A net whose features are the output of `body`."""
 
     body: Any
 

@@ -47,5 +47,5 @@ class FedNTDHypersphere(FedNTDCNN):
         self.head = nn.Linear(2, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Points on the unit circle: (B, *input_shape) -> (B, 2)."""
+        """Compute points on the unit circle: (B, *input_shape) -> (B, 2)."""
         return F.normalize(self.body(x), dim=1)

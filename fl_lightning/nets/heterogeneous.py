@@ -46,7 +46,7 @@ class HeterogeneousNets(Backbone):
         self.client_id = client_id
 
     def has(self, client_id: int, name: str) -> bool:
-        """Return True where the entry (or module) `name` of this net's state dict is the client's."""
+        """Tell whether the entry (or module) `name` of this net's state dict is the client's."""
         place = name.split(".")
         return place[0] != "nets" or len(place) == 1 or place[1] == str(client_id % len(self.nets))
 

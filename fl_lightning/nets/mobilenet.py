@@ -10,15 +10,15 @@ BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 def conv_bn(before: int, after: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution that keeps the size at stride 1, and BatchNorm."""
+    """Make a convolution that keeps the size at stride 1, and BatchNorm."""
     conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(after))
 
 
 class InvertedResidual(nn.Module):
-    """1×1 expansion, 3×3 per channel, 1×1 projection.
+    """1×1 expansion, 3×3 per channel, 1×1 projection, and at stride 1 a shortcut.
 
-    At stride 1 a shortcut, by a 1×1 convolution to a new width.
+    To a new width the shortcut is a 1×1 convolution.
     """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:

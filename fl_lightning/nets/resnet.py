@@ -66,7 +66,7 @@ class ResNet(BodyAndHead):
 
 
 class ThinBlock(nn.Module):
-    """Two 3×3 convolutions.
+    """Two 3×3 convolutions and a shortcut.
 
     Where the width grows, the shortcut drops every second pixel and adds zero channels.
     """

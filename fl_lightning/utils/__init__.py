@@ -1,1 +1,1 @@
-"""Keyed randomness, checks of settings and files written in one move, for every other room."""
+"""Helpers of every other room: keyed randomness, checks of settings, files written in one move."""

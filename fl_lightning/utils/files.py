@@ -106,9 +106,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process.
-
-    The operating system unlocks it when the process ends, however it ends.
+    """Lock a folder for this process, until it unlocks it or ends, however it ends.
 
     Args:
         folder: to be locked.
@@ -135,7 +133,7 @@ def lock_folder(folder: Path, wait: bool = False) -> int | None:
 
 
 class _Hashed:
-    """Passes bytes on to a file, and hashes them."""
+    """A file that hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -207,10 +205,7 @@ def check_digest(path: str | Path) -> bool:
 
 
 def loaded(path: str | Path, mmap: bool) -> Any:
-    """Load tensors and plain values.
-
-    What cannot be mapped, a compressed file or one of an old form, is read whole.
-    """
+    """Load tensors and plain values, mapped where `mmap` is set and the file's form allows it, else whole."""
     with suppress(Exception):
         if mmap:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -232,7 +227,7 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     try:
         content = loaded(path, mmap and checked)
         problem = type(content).__name__
-    except Exception as error:  # whatever pickle and zip say of a damaged file
+    except Exception as error:  # pickle and zip raise many kinds for a damaged file
         content, problem = None, type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(

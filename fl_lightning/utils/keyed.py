@@ -7,9 +7,7 @@ import torch
 
 
 def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> int:
-    """A 63-bit seed for one purpose.
-
-    Equal keys give equal seeds on every machine.
+    """Make a 63-bit seed for one purpose, the same for equal keys on every machine.
 
     >>> keyed_seed(0, "batches", 3, 1) == keyed_seed(0, "batches", 3, 1) != keyed_seed(0, "batches", 3, 2)
     True
@@ -19,7 +17,7 @@ def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1
 
 
 def keyed_generator(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> torch.Generator:
-    """A CPU generator for one purpose.
+    """Make a CPU generator for one purpose.
 
     >>> torch.randperm(3, generator=keyed_generator(0, "batches")).sort().values
     tensor([0, 1, 2])
@@ -28,7 +26,7 @@ def keyed_generator(seed: int, purpose: str, round_idx: int = -1, client_id: int
 
 
 def keyed_numpy(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> np.random.Generator:
-    """A numpy generator for one purpose (numpy draws Dirichlet variates from a generator, torch does not).
+    """Make a numpy generator for one purpose (numpy draws Dirichlet variates from a generator, torch does not).
 
     >>> keyed_numpy(0, "partition").integers(10) in range(10)
     True

@@ -1,4 +1,4 @@
-"""Signs of life of this process: other processes of a run are told of them, and end one that gives none."""
+"""Signs of life of this process, by which other processes of a run know that it is not stuck."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Sign(NamedTuple):
-    """Work that a process is at.
+    """Activity of a process at its latest sign of life.
 
     Args:
         signs: so far.
@@ -26,7 +26,7 @@ class Sign(NamedTuple):
 
 
 class Life:
-    """Notes the signs of life of a process.
+    """Counts the signs of life of a process.
 
     Attributes:
         count: of the signs.
@@ -39,11 +39,11 @@ class Life:
         self.count, self.waits, self.client_id, self.round_idx = 0, 0, -1, -1
 
     def beat(self) -> None:
-        """Give a sign of life: whatever gets on calls it."""
+        """Give a sign of life."""
         self.count += 1
 
     def begin_client(self, client_id: int, round_idx: int) -> None:
-        """Record the client that is at work from now on."""
+        """Set the client that is at work from now on."""
         self.client_id, self.round_idx = client_id, round_idx
         self.count += 1
 
@@ -59,7 +59,7 @@ class Life:
             self.count += 1
 
     def sign(self) -> Sign:
-        """The work that the process is at now."""
+        """Describe what the process is doing now."""
         return Sign(self.count, self.waits > 0, self.client_id, self.round_idx)
 
 
@@ -68,9 +68,7 @@ LIFE = Life()
 
 
 def heartbeat() -> None:
-    """Give a sign of life of this process.
-
-    Long work of one's own without clients or batches calls it now and then.
+    """Give a sign of life of this process, now and then in a long computation without clients or batches.
 
     A process that gives none for `process_timeout` seconds (600) while another one waits for it is ended. The call
     costs no more than an addition, and does nothing else where there is one process only.

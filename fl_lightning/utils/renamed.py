@@ -13,9 +13,7 @@ GONE: dict[str, str] = {name: f"set {{}}faults.{name}" for name in FAULTS} | {
 
 
 def instead_of(kind: type, argument: str, prefix: str = "") -> str | None:
-    """Look up what takes the place of an argument that is gone.
-
-    None: it never was.
+    """Look up what takes the place of a removed argument, or None for one that never was.
 
     >>> class FederatedLoop: ...
     >>> instead_of(FederatedLoop, "alma_every", "model."), instead_of(FederatedLoop, "client")

@@ -1,4 +1,4 @@
-"""Checks of settings: an error names setting, rule, value and what to do.
+"""Checks of settings, whose errors name setting, rule, value and remedy.
 
 An unset setting (None) passes.
 """
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 def described(value: object) -> str:
-    """Name a value in a sentence, in a few words.
+    """Describe a value in a few words of a sentence.
 
     >>> described("sgd"), described(nn.Linear), described(nn.Linear(1, 1)), described([0.5, 1])
     ("'sgd'", 'Linear (the class, not an instance)', 'Linear', '[0.5, 1]')
@@ -30,7 +30,7 @@ def described(value: object) -> str:
 
 
 def check_numbers(hint: str = "", /, **settings: object) -> None:
-    """Refuse a setting that is no number, such as text or a module that was given by its place.
+    """Refuse a setting that is no number, such as text or a module given by position.
 
     Raises:
         TypeError: naming the setting.
@@ -48,9 +48,7 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
 
 
 def check_whole(hint: str = "", /, **settings: object) -> None:
-    """Refuse a setting that is no whole number.
-
-    `hint` ends the sentence.
+    """Refuse a setting that is no whole number, with `hint` at the end of the sentence.
 
     Raises:
         TypeError: naming the setting.
@@ -65,9 +63,7 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
 
 
 def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
-    """Refuse a setting that is no whole number of at least `low`.
-
-    `hint` ends the sentence.
+    """Refuse a setting that is no whole number of at least `low`, with `hint` at the end of the sentence.
 
     Raises:
         TypeError: naming the setting that is no whole number.
@@ -149,9 +145,7 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
 
 
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting below `low`, or NaN.
-
-    `hint` ends the sentence.
+    """Refuse a setting below `low`, or NaN, with `hint` at the end of the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -168,9 +162,7 @@ def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not above `low`.
-
-    `hint` ends the sentence.
+    """Refuse a setting that is not above `low`, with `hint` at the end of the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -187,9 +179,7 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
 
 
 def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting above `high`, or NaN.
-
-    `hint` ends the sentence.
+    """Refuse a setting above `high`, or NaN, with `hint` at the end of the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -206,9 +196,7 @@ def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> N
 
 
 def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
-    """Refuse a setting that is not below `high`.
-
-    `hint` ends the sentence.
+    """Refuse a setting that is not below `high`, with `hint` at the end of the sentence.
 
     Raises:
         ValueError: naming the setting.
@@ -234,7 +222,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Return True for an SGD whose step is −lr · gradient: without momentum, weight decay or maximize.
+    """Tell whether an optimizer is SGD with the step −lr · gradient: no momentum, weight decay or maximize.
 
     >>> import torch
     >>> weights = [torch.nn.Parameter(torch.zeros(1))]
@@ -247,9 +235,7 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
 
 
 def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """Choose the value of a setting that the user gave or the source knows.
-
-    Where both do, it must be the same.
+    """Choose the value of a setting that the user gave or the source knows, and refuse two different ones.
 
     >>> agreed("num_classes", None, 10)
     10

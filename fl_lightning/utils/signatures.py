@@ -1,4 +1,4 @@
-"""Signatures: arguments that a constructor does not have, and hooks that cannot be called as the package calls them."""
+"""Checks of signatures: unknown arguments of a constructor, and hooks that the package could not call."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -68,7 +68,7 @@ def unknown_argument(kind: type, name: str) -> str:
 
 
 def checks_arguments(init: Init) -> Init:
-    """Let a constructor without `**base` refuse arguments that it does not have, or has no more."""
+    """Make a constructor without `**base` refuse unknown and removed arguments."""
     known = inspect.signature(init).parameters
 
     @wraps(init)
@@ -84,10 +84,10 @@ def checks_arguments(init: Init) -> Init:
 
 
 def check_overrides(kind: type) -> None:
-    """Refuse a class of the user's whose method cannot be called as the package calls the one that it overrides.
+    """Refuse a user's class with a method that cannot be called as the overridden one is.
 
-    Further arguments with defaults, `*args` and `**kwargs` are free; what is no plain function is not looked at, nor
-    what a class of another library has with arguments of its own.
+    Further arguments with defaults, `*args` and `**kwargs` are allowed. Only plain functions are checked, and none that
+    another library's class defines with its own arguments.
 
     Raises:
         TypeError: naming the method and its right arguments.

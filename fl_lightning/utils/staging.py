@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: from pinned memory, on a stream of their own, while the GPU works on others."""
+"""Copies of batches to a GPU: from pinned memory, on a stream of their own, while the GPU works on others."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -15,9 +15,7 @@ LARGEST_SHARE = 0.5
 
 
 class Staging:
-    """Copies batches to a device.
-
-    The host waits for none of the copies.
+    """Copies batches to a device without making the host wait.
 
     Args:
         device: where batches belong.
@@ -28,10 +26,7 @@ class Staging:
         self.device, self._begin = device, begin or begin_copy
 
     def begin(self, batch: Any) -> Begun:
-        """Begin the copy of a batch.
-
-        Batches of other types than those of `is_plain` stay where they are.
-        """
+        """Begin the copy of a batch, or give it as it is where `is_plain` does not hold."""
         return self._begin(batch, self.device) if is_plain(batch) else lambda: batch
 
     def __call__(self, batch: Any) -> Any:
@@ -39,10 +34,10 @@ class Staging:
         return self.begin(batch)()
 
     def one_ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches on the device, each when the copy of the next one was begun.
+        """Yield the batches on the device, each once the copy of the next one has begun.
 
-        Reads one batch more than it has given, so that `batches` must draw nothing that others draw from. An error in
-        reading a batch is raised when this batch is asked for.
+        Reads one batch ahead, so `batches` must not draw from a generator that others share. An error in reading a
+        batch is raised when this batch is requested.
         """
         source, error = iter(batches), None
         current: Begun | None = None
@@ -64,22 +59,19 @@ class Staging:
 
 
 def staging_for(device: torch.device) -> Staging | None:
-    """Choose what copies batches to a device.
-
-    None: they need no copy, or gain nothing by this one.
-    """
+    """Choose the object that copies batches to a device, or None where copies are not needed or gain nothing."""
     return Staging(device) if device.type == "cuda" else None
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """Return True where samples of this size may lie on the device."""
+    """Tell whether samples of this size may lie on the device."""
     return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def is_plain(nest: Any) -> bool:
-    """Return True for dense tensors of the host in nests of list, tuple and dict, beside numbers and texts.
+    """Tell whether a batch holds dense tensors of the host, beside numbers and texts, in lists, tuples and dicts.
 
-    Other types know best how they are moved: they may hold tensors that nobody else finds.
+    Other types are moved by their own code, since they may hold tensors that cannot be found from outside.
 
     >>> is_plain([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}]), is_plain(torch.eye(2).to_sparse())
     (True, False)
@@ -102,15 +94,12 @@ def mapped(nest: Any, fn: Callable[[Tensor], Any]) -> Any:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all copies to a GPU: one only, since torch keeps memory apart by stream."""
+    """Get the stream of all copies to a GPU: only one, since torch keeps memory apart by stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def begin_copy(batch: Any, device: torch.device) -> Begun:
-    """Begin the copy of a batch to a GPU.
-
-    What is returned lets the present stream wait for it.
-    """
+    """Begin the copy of a batch to a GPU, and return a function that makes the present stream wait for it."""
     side = side_stream(device)
     with torch.cuda.stream(side):
         there = mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))

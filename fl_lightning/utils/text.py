@@ -16,7 +16,7 @@ FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Write what a terminal or a page must not get as escapes, such as `\x1b`.
+    r"""Escape characters that a terminal or a page must not get, such as `\x1b`.
 
     Args:
         text: anything, as `str` gives it.
@@ -30,15 +30,13 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def drawable(text: str) -> str:
-    """Write a text so that it can be drawn: without what cannot be seen, and not too long."""
+    """Make a text drawable: without invisible characters, and not too long."""
     seen = printable(text, keep="\n")
     return seen if len(seen) <= LONGEST else f"{seen[: LONGEST - 1]}…"
 
 
 def as_cell(text: str) -> str:
-    """Mark a name that a spreadsheet would run as a formula by a `'` before it.
-
-    Numbers and other names stay.
+    """Put a `'` before a name that a spreadsheet would run as a formula, but not before numbers and other names.
 
     >>> [as_cell(text) for text in ("=1+1", "'=1", "-1.5", "loss")]
     ["'=1+1", "''=1", '-1.5', 'loss']
@@ -47,10 +45,7 @@ def as_cell(text: str) -> str:
 
 
 def as_row(cells: Iterable[Any]) -> list[Any]:
-    """Mark the names in a row of a table.
-
-    What is no text stays.
-    """
+    """Mark the names in a row of a table, and leave what is no text."""
     return [as_cell(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
@@ -72,7 +67,7 @@ def of_cell(cell: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return True for a text that is a number."""
+    """Tell whether a text is a number."""
     try:
         float(text)
     except ValueError:
