@@ -91,8 +91,8 @@ READS_OF = {
     "SelectiveFD": {"cpu", "nonzero"},  # samples are chosen by what the models say of them
 }
 """Methods of which numbers on the device decide what is done, and how these are read."""
-COMPARES = {"FedDF", "FedNova", "FedPAC"}
-"""Their servers ask, once an exchange, which clients are left."""
+COMPARES = {"FedDF", "FedNova", "FedPAC", "SelectiveFD"}
+"""Their servers ask, once an exchange, which clients are left, or clients are judged before their second exchange."""
 
 
 def rows():
