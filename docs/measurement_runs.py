@@ -123,7 +123,7 @@ class Started(Callback):
     """Notes whether the first round was begun, since an error before it is a refusal; and what clients send.
 
     Args:
-        contents: told of every update as it is added, with the rule's statistics.
+        contents: counts every update as it is added, with the rule's statistics.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -247,9 +247,9 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
     )
 
 
-def num_floats(nest: Any) -> float:
+def num_floats(tree: Any) -> float:
     """Count the floats in nested dicts and lists of tensors and numbers."""
-    return traffic(None, {"": nest}) / 4
+    return traffic(None, {"": tree}) / 4
 
 
 @contextmanager

@@ -530,7 +530,7 @@ def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_it_says_whether_it_stacks_and_why_not(name):
-    """`tests/federation/test_cohort_engine.py` trains those that do."""
+    """`tests/engines/test_cohort.py` trains those that do."""
     kind = CLIENTS[name]
     assert "stackable" in vars(kind), f"{name} must say whether it stacks"
     if not kind.stackable:

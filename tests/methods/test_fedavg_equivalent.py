@@ -13,9 +13,9 @@ from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 EXPORTED = [kind for kind in vars(methods).values() if inspect.isclass(kind) and issubclass(kind, ClientModule)]
-NEUTRAL = [partial(kind, **kind.fedavg_equivalent) for kind in EXPORTED if kind.fedavg_equivalent]
-NEUTRAL += [partial(FedNTD, beta=0.0, kd_form="convex")]
-WITHOUT_LOGITS = [kind for kind in NEUTRAL if "logits" not in kind.func.needs]
+EQUIVALENT = [partial(kind, **kind.fedavg_equivalent) for kind in EXPORTED if kind.fedavg_equivalent]
+EQUIVALENT += [partial(FedNTD, beta=0.0, kd_form="convex")]
+WITHOUT_LOGITS = [kind for kind in EQUIVALENT if "logits" not in kind.func.needs]
 
 
 def data(**settings):
@@ -33,8 +33,8 @@ def moved(row):
     return {key: value for key, value in row.items() if key != "comm/bytes_sets"}
 
 
-def test_every_neutral_coefficient_is_an_argument():
-    assert {"FedProx", "FedNTD", "FedED", "FedKA", "FedCL"} <= set(map(name, NEUTRAL))
+def test_every_fedavg_equivalent_coefficient_is_an_argument():
+    assert {"FedProx", "FedNTD", "FedED", "FedKA", "FedCL"} <= set(map(name, EQUIVALENT))
     for kind in EXPORTED:
         assert kind.fedavg_equivalent.keys() <= inspect.signature(kind).parameters.keys()
 
@@ -49,8 +49,8 @@ fedavg = cache(partial(trained, FedAvg))
 
 
 @pytest.mark.parametrize("personal", [None, "net.head.*"])
-@pytest.mark.parametrize("kind", NEUTRAL, ids=name)
-def test_a_neutral_coefficient_is_fedavg_bit_for_bit(kind, personal):
+@pytest.mark.parametrize("kind", EQUIVALENT, ids=name)
+def test_a_fedavg_equivalent_coefficient_is_fedavg_bit_for_bit(kind, personal):
     """With shuffling, dropout, BatchNorm, momentum, partial participation: weights, values and bytes of every round."""
     plain, fedavg_equivalent = fedavg(personal), trained(kind, personal)
     assert equal(weights_of(plain), weights_of(fedavg_equivalent))
@@ -75,7 +75,7 @@ def test_around_a_module_too(kind):
     assert moved(runs[0].round_metrics) == moved(runs[1].round_metrics)
 
 
-@pytest.mark.parametrize("kind", NEUTRAL, ids=name)
+@pytest.mark.parametrize("kind", EQUIVALENT, ids=name)
 def test_the_exposure_is_fedavg_s_too(kind):
     """A method's own slope is 1 where its terms are gone."""
     client = kind(net=BatchNormNet, optimizer=sgd())
