@@ -118,7 +118,8 @@ class ClasswiseReport(Callback):
         if rounds := loop.recorder.evaluated_rounds:
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
-        print_classes(f"{title} ({split} split)", loop.evaluation.class_names, samples, accuracy, peak, self.max_rows)
+        names = loop.evaluation.inspection.class_names
+        print_classes(f"{title} ({split} split)", names, samples, accuracy, peak, self.max_rows)
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:

@@ -14,8 +14,8 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
-from fl_lightning.federation.setup import FederationParts
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Members, Undo, does
 from fl_lightning.utils.files import read_saved

@@ -363,7 +363,7 @@ def check_needs(
             )
 
 
-def check_exposure(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
+def check_accumulated_lr(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
     """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed.
 
     The net must exist.

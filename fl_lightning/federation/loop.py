@@ -23,16 +23,16 @@ from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.identity import log_final, summary_key
-from fl_lightning.federation.members import ClientRecords
+from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.federation.setup import FederationParts, as_client
+from fl_lightning.federation.setup import FederatedRun
 from fl_lightning.federation.unfinished import catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.reported import Metrics, as_collection
-from fl_lightning.types import Engine, Members, TrainableModule, Undo
+from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -82,12 +82,8 @@ class FederatedLoop(Forwarding):
     _server: Server | None = None
     _server_step: ServerOptimizer | None = None
     engine_factory: Callable[[SequentialEngine], Engine] | None = None
-    _engine: SequentialEngine | None = None
-    _clients_engine: Engine | None = None
+    _run: FederatedRun | None = None
     _round: Round | None = None
-    _members: Members | None = None
-    _records: ClientRecords | None = None
-    _evaluation: Evaluation | None = None
     final_key = ""
 
     @checks_arguments
@@ -178,14 +174,17 @@ class FederatedLoop(Forwarding):
         return built(self._server)
 
     @property
+    def run(self) -> FederatedRun:
+        """What the present run of a Trainer needs."""
+        return built(self._run)
+
+    @property
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients.
 
         Made anew for every run of a Trainer.
         """
-        if self._engine is None:
-            self._engine = self.parts.make_engine(self.server, built(self._members), self.trainer)
-        return self._engine
+        return self.run.engine
 
     @property
     def clients_engine(self) -> Engine:
@@ -193,9 +192,7 @@ class FederatedLoop(Forwarding):
 
         Made anew for every run of a Trainer.
         """
-        if self._clients_engine is None:
-            self._clients_engine = self.engine if self.engine_factory is None else self.engine_factory(self.engine)
-        return self._clients_engine
+        return self.run.clients_engine
 
     @property
     def evaluation(self) -> Evaluation:
@@ -203,9 +200,7 @@ class FederatedLoop(Forwarding):
 
         Made anew for every run of a Trainer.
         """
-        if self._evaluation is None:
-            self._evaluation = self.parts.make_evaluation(self.engine, self.clients_engine, self.data)
-        return self._evaluation
+        return self.run.evaluation
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -230,9 +225,9 @@ class FederatedLoop(Forwarding):
         return self.module_callbacks()
 
     def setup(self, stage: str) -> None:
-        if self._evaluation is not None:
-            self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._engine, self._clients_engine, self._evaluation, self._round = None, None, None, None
+        if self._run is not None and self._run.held is not None:
+            self._run.held.restore()  # a pass of an earlier run was broken off
+        self._run, self._round = None, None
         self._saved.begin_run()
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
@@ -247,8 +242,8 @@ class FederatedLoop(Forwarding):
             self._server = self.parts.make_server(data, self.trainer, self._saved.start)
             if deferred := self._saved.take_deferred():
                 super().load_state_dict(deferred, strict=False)
-        self._members, self._records = self.parts.make_members(self._server, self.trainer, self.forward_hook)
-        self._saved.give(self._members)
+        self._run = FederatedRun(self.parts, self._server, self.trainer, self.forward_hook, self.engine_factory)
+        self._saved.give(self._run.members)
 
     def configure_optimizers(self) -> Any:
         self._server_step, scheduler = self.parts.make_server_step(self.server)
@@ -261,15 +256,14 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
-        step, members, records = built(self._server_step), built(self._members), built(self._records)
-        self._round = self.parts.make_round(self.server, step, self.clients_engine, members, records, self.trainer)
+        self._round = self.run.make_round(built(self._server_step))
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
         plateau, round_ = self.parts.plateau, built(self._round)
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(partial(self.parts.keys_of_a_client, round_, self.trainer))
+            plateau.check_monitors(partial(self.run.keys_of_a_client, round_))
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
@@ -307,7 +301,7 @@ class FederatedLoop(Forwarding):
         round_idx = cast(int, self.recorder.pending_round)
         every = self.evaluate_clients_every or int(self.weights.own_models)
         if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
-            self.add_to_row(self.parts.alma(self.evaluation, self.server, built(self._records), round_idx))
+            self.add_to_row(self.evaluation.alma(round_idx))
         self.recorder.keep_round(round_idx)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -366,7 +360,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                values |= self.parts.alma(self.evaluation, self.server, built(self._records), self.current_epoch)
+                values |= self.evaluation.alma(self.current_epoch)
             self.log_dict(values)
             return
         self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)
@@ -381,8 +375,8 @@ class FederatedLoop(Forwarding):
         state = super().state_dict(*args, **kwargs)
         if self._under_way is not None:
             state |= self._under_way.entries()
-        elif self._evaluation is not None and self._evaluation.before is not None:
-            state |= self._evaluation.before.state_dict()
+        elif self._run is not None and self._run.held is not None:
+            state |= self._run.held.state_dict()
         state |= self._saved.shape_entry()
         return state
 
@@ -401,13 +395,13 @@ class FederatedLoop(Forwarding):
         self._saved.end_run()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._saved.save(checkpoint, built(self._members), self._under_way)
+        self._saved.save(checkpoint, self.run.members, self._under_way)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         ready = self._server is not None  # else by load_from_checkpoint, before any data are known
         saved = self._saved.prepare(checkpoint, self.trainer if ready else None)
         self._saved.check(checkpoint["state_dict"], self.state_dict(), ready)
-        self._saved.take(saved, self._members if ready else None)
+        self._saved.take(saved, self.run.members if ready else None)
 
 
 def built(part: Part | None) -> Part:

@@ -23,6 +23,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import Communicator, to_device
 from fl_lightning.engines.cohort import need_module
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.state import StateSum, choose
 from fl_lightning.members.faults import (
@@ -37,24 +38,10 @@ from fl_lightning.members.structure import Structure
 from fl_lightning.members.traces import Traces
 from fl_lightning.members.user_entries import UserEntries
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import Broadcast, Check, ClientResult, Member, Members, RoundOutcome, State
+from fl_lightning.types import Check, ClientResult, Member, Members, RoundOutcome, State
 
 LEAST = 5e-324
 """The smallest number above 0."""
-
-
-class ServerMessage(Member):
-    """Makes the message to a client: what the method's server side sends.
-
-    Args:
-        module: the server side.
-    """
-
-    def __init__(self, module: ServerModule) -> None:
-        self._module = module
-
-    def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        return self._module.broadcast(broadcast.exchange, client_id)
 
 
 class ClientRecords(Member):
@@ -490,12 +477,12 @@ def may_change(client: ClientModule, *hooks: Mapping[str, Sequence[Any]]) -> boo
 
 
 def members_of(
-    parts: Any, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
+    parts: FederationParts, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
 ) -> Members:
     """List all that takes part in a round or keeps state over it, in the order of a message's way.
 
     Args:
-        parts: of the federation (`FederationParts`).
+        parts: of the federation.
         server: of the federation.
         communicator: joins the processes of the run.
         records: of the round's clients.
@@ -509,7 +496,6 @@ def members_of(
             *([Traces(client)] if parts.faults.on_error == "skip" else []),
             *([Structure(client, weights)] if may_change(client, parts.hooks, parts.batch_hooks) else []),
             # what a client is sent, and what leaves it
-            ServerMessage(parts.server_module),
             *weights.features,
             ClientTransforms(transforms[:codec]),
             Transmitted(client),

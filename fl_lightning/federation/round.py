@@ -1,20 +1,18 @@
 """One communication round, which is kept as a whole or leaves the federation as it was."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.aggregation.guard import Violation, violations_of
-from fl_lightning.client.module import ClientModule
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.members import ClientRecords
-from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.functional.state import to_host
 from fl_lightning.members.faults import (
     ClientError,
-    FaultPolicy,
     NonFiniteUpdateError,
     TransformError,
     as_raised,
@@ -22,9 +20,7 @@ from fl_lightning.members.faults import (
     judge,
     too_few,
 )
-from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import (
-    Broadcast,
     ClientData,
     ClientJob,
     ClientResult,
@@ -42,37 +38,27 @@ class Round:
     """Runs rounds.
 
     Args:
-        client: the module whose exchanges these are.
+        parts: of the federation.
         engine: trains clients.
         server: the server as its parts see it.
         server_step: steps the global model.
-        weights: of the global model.
         members: all that takes part, in order.
         records: the member that has the clients' memory and personal entries.
-        recorder: the member that has the logged values.
-        faults: what happens on faults.
-        parts: names of the rule and the server module.
         communicator: joins the processes of the run.
         view: `(client_id, round_idx) -> ` the client's data.
-        hooks: what callbacks are told of clients and exchanges, by name.
 
     Attributes:
         under_way: undoes the round under way; None outside of rounds.
     """
 
-    client: ClientModule
+    parts: FederationParts
     engine: Engine
     server: Server
     server_step: ServerOptimizer
-    weights: GlobalWeights
     members: Members
     records: ClientRecords
-    recorder: Recorder
-    faults: FaultPolicy
-    parts: tuple[str, str]
     communicator: Communicator
     view: Callable[[int, int], ClientData]
-    hooks: Mapping[str, Sequence[Callable[..., None]]]
     under_way: Undo | None = field(default=None, init=False)
 
     def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
@@ -90,19 +76,19 @@ class Round:
             FaultError: naming client and round; the federation is then as it was.
         """
         with self.undone_on_error() as undo:
-            outcome = RoundOutcome(round_idx, cohort, self.weights.before)
+            outcome = RoundOutcome(round_idx, cohort, self.server.global_weights.before)
             try:
                 shared = self._exchanges(outcome)
                 while outcome.repeats and not outcome.aborted:  # every draw is keyed
                     undo.undo()
-                    outcome = RoundOutcome(round_idx, cohort, self.weights.before, outcome.failed)
-                    for hook in self.hooks["on_round_repeat"]:
+                    outcome = RoundOutcome(round_idx, cohort, self.server.global_weights.before, outcome.failed)
+                    for hook in self.parts.hooks["on_round_repeat"]:
                         hook()
                     shared = self._exchanges(outcome)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             new = None if outcome.aborted else outcome.weights
-            stepped = self.server_step.step(self.weights.start, new, step, scaler)
+            stepped = self.server_step.step(self.server.global_weights.start, new, step, scaler)
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
@@ -123,7 +109,7 @@ class Round:
             with self.under_way as undo:
                 yield undo
         except BaseException:
-            self.recorder.discard_round()
+            self.parts.recorder.discard_round()
             raise
         finally:
             self.under_way = None
@@ -134,15 +120,15 @@ class Round:
 
         Gives what all processes share, by member.
         """
-        self.server.begin_round(outcome.round_idx, self.weights.start)
+        self.server.begin_round(outcome.round_idx, self.server.global_weights.start)
         asked = outcome.asked
-        if len(asked) < self.faults.min_clients:
-            outcome.abort(too_few(len(asked), self.faults.min_clients, *list(outcome.failed.values())[-1:]))
+        if len(asked) < self.parts.faults.min_clients:
+            outcome.abort(too_few(len(asked), self.parts.faults.min_clients, *list(outcome.failed.values())[-1:]))
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
             mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners)
-            for exchange in self.client.exchanges:
+            for exchange in self.parts.client.exchanges:
                 self._exchange(exchange, mine, outcome)
                 if outcome.is_over:
                     break
@@ -150,9 +136,9 @@ class Round:
 
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
-        members, skips = self.members, self.faults.nonfinite == "skip"
+        members, skips = self.members, self.parts.faults.nonfinite == "skip"
         error = self._train(exchange, mine, outcome)
-        if skips and exchange != self.client.exchanges[-1] and not outcome.is_over:
+        if skips and exchange != self.parts.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
             summing = members.of("partial")
@@ -172,7 +158,7 @@ class Round:
                     outcome.take(self.server.advance(new))
         for member in members.of("end_exchange"):
             member.end_exchange()
-        for hook in self.hooks["on_exchange_end"] if goes_on else ():
+        for hook in self.parts.hooks["on_exchange_end"] if goes_on else ():
             hook(exchange)
 
     # --- the clients of an exchange ----------------------------------------------------------------------------
@@ -182,7 +168,7 @@ class Round:
 
         Returns the error of the first that failed.
         """
-        if self.faults.on_error != "skip":
+        if self.parts.faults.on_error != "skip":
             return self._train_until(exchange, mine, set())
         self._train_others(exchange, mine, outcome)
         return None
@@ -200,17 +186,17 @@ class Round:
             error := self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken),
             ClientError,
         ):
-            later = exchange != self.client.exchanges[0]
+            later = exchange != self.parts.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
-            outcome.repeat(later or kept or self.recorder.has_metrics)
-            self.recorder.skip()
+            outcome.repeat(later or kept or self.parts.recorder.has_metrics)
+            self.parts.recorder.skip()
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
-        if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.abort(too_few(left, self.faults.min_clients, list(outcome.failed.values())[-1]))
+        if (left := len(outcome.asked)) < self.parts.faults.min_clients:
+            outcome.abort(too_few(left, self.parts.faults.min_clients, list(outcome.failed.values())[-1]))
 
     def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails.
@@ -229,7 +215,7 @@ class Round:
     def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
         """Make the job of every client, when the engine draws it."""
         for client_id in clients:
-            broadcast = Broadcast(self.server.round_idx, exchange, None)
+            broadcast = self.parts.server_module.broadcast(exchange, client_id)
             for member in self.members.of("outgoing"):
                 broadcast = member.outgoing(broadcast, client_id)
             start = start_from(broadcast.weights, self.server.weights)
@@ -250,9 +236,9 @@ class Round:
 
     def probe(self, engine: Engine, client_id: int) -> set[str]:
         """Train a client by `engine`, undo it, and list the keys that it logged."""
-        exchange = self.client.exchanges[0]
+        exchange = self.parts.client.exchanges[0]
         with self.undone_on_error() as undo:
-            self.server.begin_round(0, self.weights.start)
+            self.server.begin_round(0, self.server.global_weights.start)
             for member in self.members.of("begin"):
                 member.begin(-1, [client_id])
             with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
@@ -271,7 +257,7 @@ class Round:
             NonFiniteUpdateError: naming client or rule, and round.
         """
         checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
-        violations = violations_of(checks, self.recorder.read([check.value for check in checks]))
+        violations = violations_of(checks, self.parts.recorder.read([check.value for check in checks]))
         if any(violation.kind == "total" for violation in violations):
             outcome.take(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
@@ -281,7 +267,7 @@ class Round:
         ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
         shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
         if any(found for found, _ in everywhere):
-            counted = any(paths for member, parts in shared if member is self.recorder for _, paths in parts)
+            counted = any(paths for member, parts in shared if member is self.parts.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
         if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
@@ -306,18 +292,19 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule; unless they are skipped.
         """
-        broken, faults = judge(violations, outcome.round_idx, self.parts, self.faults.max_update_norm)
-        if self.faults.nonfinite != "skip":
+        names = type(self.parts.aggregator).__name__, type(self.parts.server_module).__name__
+        broken, faults = judge(violations, outcome.round_idx, names, self.parts.faults.max_update_norm)
+        if self.parts.faults.nonfinite != "skip":
             if broken and (not faults or " made NaN " in faults[0]):
                 client_id = min(broken)
                 raise NonFiniteUpdateError(
                     f"every client update must be finite and within its bounds, but client {client_id} "
-                    f"{broken[client_id]}; {self.client.nonfinite_hint()}"
+                    f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
                 )
             raise NonFiniteUpdateError(faults[0])
         outcome.leave_out(broken)
-        if (left := len(outcome.asked)) < self.faults.min_clients:
-            outcome.abort(too_few(left, self.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
+        if (left := len(outcome.asked)) < self.parts.faults.min_clients:
+            outcome.abort(too_few(left, self.parts.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
         elif broken and (counted or self._keeps_clients or outcome.problem):
             outcome.repeat()
             return
@@ -326,7 +313,7 @@ class Round:
     @property
     def _keeps_clients(self) -> bool:
         """True where a client that was taken in may leave more than what it added to the weighted mean."""
-        return len(self.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
+        return len(self.parts.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
 
     def _overflow(self, round_idx: int) -> str:
         """Report that the server optimizer made values that cannot become the model.

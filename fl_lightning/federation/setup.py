@@ -1,368 +1,138 @@
-"""The parts of a federation: those that a user chooses, and how server, engine and rounds are made of them."""
+"""One run of a Trainer: how members, engines, evaluation and rounds are made of the parts of a federation."""
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MetricCollection
+from pytorch_lightning import Trainer
 
-from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
-from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_module, uncompiled
-from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
-from fl_lightning.client.store import ClientStore
-from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import CohortEngine
-from fl_lightning.engines.execution import Execution, evaluates_channels_last
+from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import decay_of
 from fl_lightning.federation import checks
 from fl_lightning.federation.evaluation import Evaluation
-from fl_lightning.federation.identity import RunIdentity, hyperparameters
 from fl_lightning.federation.members import ClientRecords, members_of
-from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
-from fl_lightning.members.plateau import Plateau
+from fl_lightning.members.structure import HeldEntries
 from fl_lightning.members.user_entries import Forward, UserEntries
-from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import Engine, Members, State, TrainableModule
-from fl_lightning.utils.keyed import keyed_seed
-from fl_lightning.utils.settings import check_kind, check_whole
-
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
-"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
-
-SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
-"""Parts that the loop has under the same names."""
-
-Hooks = dict[str, list[Callable[..., None]]]
-"""The callbacks' hooks, without trainer and loop, by name."""
-
-Start = Callable[[GlobalWeights], None]
-"""Puts values to start from in place of those with which the module was built."""
+from fl_lightning.types import Engine
 
 
-def no_hooks() -> Hooks:
-    """No hook of each kind."""
-    return {name: [] for name in CLIENT_HOOKS}
-
-
-@dataclass(kw_only=True)
-class FederationParts:
-    """Chosen parts of a federation, of which it makes server, engine and rounds once data and Trainer are known.
+class FederatedRun:
+    """Makes what one run of a Trainer needs of the parts of a federation, each when it is first asked for.
 
     Args:
-        client: the module that every client trains.
-        aggregator: the rule.
-        server_module: the method's server side.
-        server_optimizer: factory; None: the aggregate is taken as it is.
-        server_lr_scheduler: factory; or None.
-        settings: of local training.
-        faults: what happens on faults.
-        transforms: of updates, in order.
-        execution: how a process computes.
-        store: of the clients' memory and personal entries.
-        personal: patterns of entries that never travel.
-        keep: patterns of buffers with `persistent=False` that a client keeps.
-        metrics: the user's own; or None.
-        given_seed: keys every draw; None: that of `seed_everything`, else 0.
-        identity: of the run.
-        services: attached to the client in training.
-        evaluation_services: attached to it in evaluation.
-        hooks: of the run's callbacks, by name.
-        batch_hooks: of the callbacks that the client's modules make, by name.
-        initial_personal: personal entries before any training, by name; the server's making fills it.
+        parts: of the federation.
+        server: of the federation.
+        trainer: of the run.
+        forward: calls a hook of the client's modules.
+        engine_factory: makes, of the engine that trains in this process, what trains and tests the clients in its
+            place; None: that engine itself.
 
     Attributes:
-        guard: finds values that must not become the model.
-        plateau: of the clients' learning rates.
-        recorder: of logged values.
-        skipped: of the clients that rounds leave out.
-
-    Raises:
-        ValueError: parts that do not go together, naming both.
-        TypeError: a part of another kind.
+        records: the member that has the clients' memory and personal entries.
+        members: all that takes part in a round, in order.
     """
 
-    client: ClientModule
-    aggregator: Aggregator
-    server_module: ServerModule
-    server_optimizer: Callable[[Iterable[Any]], Optimizer] | None
-    server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None
-    settings: LocalSettings
-    faults: FaultPolicy
-    transforms: Sequence[UpdateTransform]
-    execution: Execution
-    store: ClientStore
-    personal: tuple[str, ...]
-    keep: tuple[str, ...]
-    metrics: MetricCollection | None
-    given_seed: int | None
-    identity: RunIdentity = field(default_factory=RunIdentity)
-    services: ClientServices = field(default_factory=ClientServices)
-    evaluation_services: ClientServices = field(default_factory=partial(ClientServices, False))
-    hooks: Hooks = field(default_factory=no_hooks)
-    batch_hooks: Hooks = field(default_factory=Hooks)
-    initial_personal: State = field(default_factory=State)
-    plateau: Plateau = field(default_factory=Plateau, init=False)
-    guard: NonFiniteGuard = field(init=False)
-    recorder: Recorder = field(init=False)
-    skipped: SkippedClients = field(init=False)
+    def __init__(
+        self,
+        parts: FederationParts,
+        server: Server,
+        trainer: Trainer,
+        forward: Forward,
+        engine_factory: Callable[[SequentialEngine], Engine] | None,
+    ) -> None:
+        self.parts, self.server, self.trainer, self._engine_factory = parts, server, trainer, engine_factory
+        self._data = trainer.datamodule  # type: ignore[attr-defined]
+        self._communicator = current_communicator(trainer.strategy.root_device)
+        self.records = ClientRecords(parts.store, self._communicator, server.global_weights, parts.initial_personal)
+        entries = UserEntries(parts.client.lightning_modules(), forward)
+        self.members = members_of(parts, server, self._communicator, self.records, entries)
 
-    def __post_init__(self) -> None:
-        self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
-        self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
-        checks.check_parts(self.client, *server, self.transforms)
-        if any(map(encodes, self.transforms)):
-            check_measured(self.transforms, self.guard.max_norm)
-        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
-        for personal, keep in zip_longest(self.personal, self.keep):
-            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
-        check_whole(seed=self.given_seed)
+    @cached_property
+    def engine(self) -> SequentialEngine:
+        """Engine that trains the clients in this process."""
+        return self._make_engine()
+
+    @cached_property
+    def clients_engine(self) -> Engine:
+        """Engine that trains and tests the clients, here or elsewhere."""
+        return self.engine if self._engine_factory is None else self._engine_factory(self.engine)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """Evaluation of the global model, and of the clients by their engine."""
+        client = self.parts.client
+        channels_last = evaluates_channels_last(client, client.device)
+        where = self._data, self.records, self._communicator
+        return Evaluation(self.parts, self.engine, self.clients_engine, *where, channels_last)
 
     @property
-    def seed(self) -> int:
-        """Seed of the run, which keys every draw."""
-        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+    def held(self) -> HeldEntries | None:
+        """All entries before the pass of the evaluation that is under way; None: there is none."""
+        evaluation: Evaluation | None = vars(self).get("evaluation")
+        return None if evaluation is None else evaluation.before
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Needs of client, server module and rule."""
-        return self.client.needs | self.server_module.needs | self.aggregator.needs
-
-    def evaluated_weights(self, weights: State) -> State:
-        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
-        return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
-
-    def alma(self, evaluation: Evaluation, server: Server, records: ClientRecords, round_idx: int) -> dict[str, float]:
-        """Evaluate what every client would deploy, as `Evaluation.alma`."""
-        return evaluation.alma(round_idx, server, records.initial)
-
-    # --- a run -------------------------------------------------------------------------------------------------
-
-    def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, fits: bool) -> None:
-        """Check the data of a run, and take the hooks of its callbacks.
-
-        Args:
-            trainer: of the run.
-            loop: that the callbacks are told of.
-            server: of an earlier run; or None.
-            fits: whether the run is a fit.
-
-        Raises:
-            TypeError: the Trainer has other data.
-            ValueError: data that do not go with parts or settings, or with the net of an earlier run; a part that was
-                replaced in the loop.
-        """
-        for name in SHOWN:
-            if getattr(loop, name) is not getattr(self, name):
-                raise ValueError(
-                    f"the parts of a FederatedLoop are given to it when it is made, and its {name} was replaced since; "
-                    f"make a new FederatedLoop"
-                )
-        check_files_of(trainer.strategy)
-        data = checks.check_data(trainer, self.settings.local_epochs)
-        for name, found in self.hooks.items():
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
-        checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
-        data.key_batches(self.seed)
-        if fits:
-            checks.tell_epochs(self.settings.local_epochs)
-        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
-        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
-            data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
-        self.services.begin_client()  # what was logged in an earlier run is not of this one
-        if server is not None:
-            self.build_net(data)
-            server.attach(data)
-
-    def end_run(self) -> None:
-        """Let go of the Trainer."""
-        for found in self.hooks.values():
-            found.clear()
-        self.client.disconnect()
-
-    def describe(self, trainer: Trainer) -> None:
-        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
-        parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
-        found = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
-        faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
-        found |= asdict(self.settings) | faults | {"seed": self.seed}
-        del found["client_timeout"]
-        self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Hyper-parameters of client and federation, for the loggers."""
-        return hyperparameters(self.identity.objects, self.client.lightning_modules())
-
-    def keys_of_a_client(self, round_: Round, trainer: Trainer) -> set[str]:
-        """Train one client for one step, undo it, and list the keys that it logged."""
-        server = round_.server
-        engine = self.make_engine(server, round_.members, trainer, probes=True)
-        with torch.enable_grad():
-            return round_.probe(engine, max(range(server.num_clients), key=server.size))
-
-    # --- making ------------------------------------------------------------------------------------------------
-
-    def build_net(self, data: FederatedDataModule) -> None:
-        """Build the client's net for the data, or refuse other data than it was built for."""
-        if self.client.module is None:  # of a module's data the classes need not be counted
-            self.client.build(data.num_classes, data.input_shape)
-
-    def make_server(self, data: FederatedDataModule, trainer: Trainer, start: Start) -> Server:
-        """Make the server with the weights of round 0, the same on all processes, and attach its parts.
-
-        Args:
-            data: of the federation.
-            trainer: knows device and precision.
-            start: given the weights as they were drawn, puts other ones in their place.
-        """
-        client = self.client
-        torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
-        client.configure_model()
-        self.build_net(data)
-        self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
-        keeps_state = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
-        weights = GlobalWeights(client, self.personal, self.keep, keeps_state)
-        checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
-        checks.check_exposure(client, self.server_module, self.aggregator)
-        start(weights)
-        first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
-        current_communicator().broadcast_(list(first.values()))
-        weights.non_persistent.set_back({})
-        if not self.initial_personal:
-            self.initial_personal.update(weights.snapshot(weights.personal))
-        server = Server(weights, data, self.store)
-        for part in (self.server_module, self.aggregator):
-            part.attach(server)
-            part.setup()
-        self.guard.setup(server)
-        for transform in self.transforms:
-            transform.setup(server)
-        return server
-
-    def make_server_step(self, server: Server) -> tuple[ServerOptimizer, LRScheduler | None]:
-        """Make the server's step, and the scheduler of its learning rate.
-
-        Raises:
-            ValueError: an optimizer or a scheduler that does not go with rounds, or with the server module.
-        """
-        trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
-        step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
-        if self.server_optimizer is not None:
-            checks.tell_server_rate(step.optimizer)
-        scheduler = None if self.server_lr_scheduler is None else self.server_lr_scheduler(step.optimizer)
-        checks.check_server_optimizer(step.optimizer, scheduler)
-        if self.server_optimizer is not None:
-            self.server_module.check_server_optimizer(step.optimizer)
-        return step, scheduler
-
-    def make_members(self, server: Server, trainer: Trainer, forward: Forward) -> tuple[Members, ClientRecords]:
-        """Make the list of a run's members, and the one of them that has the clients' records.
-
-        Args:
-            server: of the federation.
-            trainer: of the run.
-            forward: calls a hook of the client's modules.
-        """
-        communicator = current_communicator(trainer.strategy.root_device)
-        records = ClientRecords(self.store, communicator, server.global_weights, self.initial_personal)
-        entries = UserEntries(self.client.lightning_modules(), forward)
-        return members_of(self, server, communicator, records, entries), records
-
-    def make_engine(self, server: Server, members: Members, trainer: Trainer, probes: bool = False) -> SequentialEngine:
-        """Make the engine of a run.
+    def _make_engine(self, probes: bool = False) -> SequentialEngine:
+        """Make an engine.
 
         `probes`: one whose clients take one step, of which nobody is told.
         """
-        settings, data = self.settings, trainer.datamodule  # type: ignore[attr-defined]
-        timeout, decay = self.faults.client_timeout, decay_of(settings.lr_decay, trainer.max_epochs)
-        settings = replace(settings, seed=self.seed, lr_decay=decay, client_timeout=timeout)
-        services, hooks = self.services, self.hooks
+        parts, trainer, client, faults = self.parts, self.trainer, self.parts.client, self.parts.faults
+        services, hooks = parts.services, parts.hooks
+        decay = decay_of(parts.settings.lr_decay, trainer.max_epochs)
+        settings = replace(parts.settings, seed=parts.seed, lr_decay=decay, client_timeout=faults.client_timeout)
         if probes:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
-        own, precision = getattr(data.source, "datamodule", None), trainer.precision_plugin
-        parts = (self.client, settings, server.global_weights, services, self.client.device, precision, own, hooks)
         make: Callable[..., SequentialEngine] = SequentialEngine
-        if self.execution.chunk != 1:
-            make = partial(CohortEngine, chunk=self.execution.chunk)
-        tolerant = self.faults.on_error == "skip"
-        return make(*parts, batch_hooks=self.batch_hooks, members=members.at_client(), tolerant=tolerant)
+        if parts.execution.chunk != 1:
+            make = partial(CohortEngine, chunk=parts.execution.chunk)
+        return make(
+            client,
+            settings,
+            self.server.global_weights,
+            services,
+            client.device,
+            trainer.precision_plugin,
+            getattr(self._data.source, "datamodule", None),
+            hooks,
+            batch_hooks=parts.batch_hooks,
+            members=self.members.at_client(),
+            tolerant=faults.on_error == "skip",
+        )
 
-    def make_evaluation(self, engine: SequentialEngine, clients: Engine, data: FederatedDataModule) -> Evaluation:
-        """Make the evaluation of the global model, and of `clients` by their engine."""
-        communicator, services = current_communicator(self.client.device), self.evaluation_services
-        channels_last = evaluates_channels_last(self.client, self.client.device)
-        parts = services, self.recorder, communicator, self.metrics, channels_last
-        return Evaluation(engine, clients, self.evaluated_weights, data, *parts)
+    def keys_of_a_client(self, round_: Round) -> set[str]:
+        """Train one client for one step, undo it, and list the keys that it logged."""
+        with torch.enable_grad():
+            largest = max(range(self.server.num_clients), key=self.server.size)
+            return round_.probe(self._make_engine(probes=True), largest)
 
-    def make_round(
-        self,
-        server: Server,
-        step: ServerOptimizer,
-        engine: Engine,
-        members: Members,
-        records: ClientRecords,
-        trainer: Trainer,
-    ) -> Round:
+    def make_round(self, step: ServerOptimizer) -> Round:
         """Make what runs the rounds of a fit.
 
         Opens the store and limits the threads.
 
         Args:
-            server: of the federation.
             step: of the server, once a round.
-            engine: trains clients.
-            members: of the run.
-            records: the one of them that has the clients' records.
-            trainer: of the fit.
 
         Raises:
             ValueError: a transform that does not go with several processes.
             Exception: as the store's start, on whichever process.
         """
-        self.execution.limit_threads()
-        weights, data = server.global_weights, trainer.datamodule  # type: ignore[attr-defined]
-        communicator, error = current_communicator(self.client.device), None
-        checks.check_transforms(self.transforms, communicator.world)
+        parts, communicator, weights, error = self.parts, self._communicator, self.server.global_weights, None
+        parts.execution.limit_threads()
+        checks.check_transforms(parts.transforms, communicator.world)
         try:
-            self.store.start(trainer, self.client.device)
+            parts.store.start(self.trainer, parts.client.device)
         except Exception as problem:
             error = problem
         communicator.all_gather_or_raise(None, error)
-        self.recorder.traffic.start(weights.live(weights.shared), self.client.exchanges)
-        return Round(
-            client=self.client,
-            engine=engine,
-            server=server,
-            server_step=step,
-            weights=weights,
-            members=members,
-            records=records,
-            recorder=self.recorder,
-            faults=self.faults,
-            parts=(type(self.aggregator).__name__, type(self.server_module).__name__),
-            communicator=communicator,
-            view=data.views(),
-            hooks=self.hooks,
-        )
-
-
-def as_client(module: LightningModule | TrainableModule) -> ClientModule:
-    """Check the module that every client trains, and put one that is no ClientModule into one."""
-    module = uncompiled(module)
-    check_module(module)
-    return module if isinstance(module, ClientModule) else ClientModule(module=module)
+        parts.recorder.traffic.start(weights.live(weights.shared), parts.client.exchanges)
+        own = self.members, self.records, communicator, self._data.views()
+        return Round(parts, self.clients_engine, self.server, step, *own)

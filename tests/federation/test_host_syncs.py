@@ -59,13 +59,13 @@ def reads(monkeypatch):
     mode, run, read = DeviceReads(), Round._exchange, ClientStore.record
 
     def watched(self, *args):
-        data = self.client.trainer.datamodule
-        for name in ("train", *(["shared"] if "shared" in self.client.needs else [])):
+        data = self.parts.client.trainer.datamodule
+        for name in ("train", *(["shared"] if "shared" in self.parts.client.needs else [])):
             split = data.split(name)
             split.labels = split.labels.clone()  # on a CPU these are y itself
             mode.place(split.x, split.y)
-        loop = self.client.trainer.lightning_module
-        for part in (self.client, loop.server_module, loop.aggregator):
+        loop = self.parts.client.trainer.lightning_module
+        for part in (self.parts.client, loop.server_module, loop.aggregator):
             mode.place(*part.parameters(), *part.buffers())
         mode.place(*self.server.weights.values())
         with mode:

@@ -1,0 +1,256 @@
+"""The parts of a federation: those that a user chooses, and how the server is made of them."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MetricCollection
+
+from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.client.checkpoint_io import check_files_of
+from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import ClientServices
+from fl_lightning.client.store import ClientStore
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.execution import Execution
+from fl_lightning.engines.settings import LocalSettings
+from fl_lightning.federation import checks
+from fl_lightning.federation.identity import RunIdentity, hyperparameters
+from fl_lightning.federation.recorder import Recorder
+from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
+from fl_lightning.members.plateau import Plateau
+from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.types import State, TrainableModule
+from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.settings import check_kind, check_whole
+
+CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
+"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
+
+SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
+"""Parts that the loop has under the same names."""
+
+Hooks = dict[str, list[Callable[..., None]]]
+"""The callbacks' hooks, without trainer and loop, by name."""
+
+Start = Callable[[GlobalWeights], None]
+"""Puts values to start from in place of those with which the module was built."""
+
+
+@dataclass(kw_only=True)
+class FederationParts:
+    """Chosen parts of a federation, of which it makes server, engine and rounds once data and Trainer are known.
+
+    Args:
+        client: the module that every client trains.
+        aggregator: the rule.
+        server_module: the method's server side.
+        server_optimizer: factory; None: the aggregate is taken as it is.
+        server_lr_scheduler: factory; or None.
+        settings: of local training.
+        faults: what happens on faults.
+        transforms: of updates, in order.
+        execution: how a process computes.
+        store: of the clients' memory and personal entries.
+        personal: patterns of entries that never travel.
+        keep: patterns of buffers with `persistent=False` that a client keeps.
+        metrics: the user's own; or None.
+        given_seed: keys every draw; None: that of `seed_everything`, else 0.
+        identity: of the run.
+        services: attached to the client in training.
+        evaluation_services: attached to it in evaluation.
+        hooks: of the run's callbacks, by name.
+        batch_hooks: of the callbacks that the client's modules make, by name.
+        initial_personal: personal entries before any training, by name; the server's making fills it.
+
+    Attributes:
+        guard: finds values that must not become the model.
+        plateau: of the clients' learning rates.
+        recorder: of logged values.
+        skipped: of the clients that rounds leave out.
+
+    Raises:
+        ValueError: parts that do not go together, naming both.
+        TypeError: a part of another kind.
+    """
+
+    client: ClientModule
+    aggregator: Aggregator
+    server_module: ServerModule
+    server_optimizer: Callable[[Iterable[Any]], Optimizer] | None
+    server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None
+    settings: LocalSettings
+    faults: FaultPolicy
+    transforms: Sequence[UpdateTransform]
+    execution: Execution
+    store: ClientStore
+    personal: tuple[str, ...]
+    keep: tuple[str, ...]
+    metrics: MetricCollection | None
+    given_seed: int | None
+    identity: RunIdentity = field(default_factory=RunIdentity)
+    services: ClientServices = field(default_factory=ClientServices)
+    evaluation_services: ClientServices = field(default_factory=lambda: ClientServices(False))
+    hooks: Hooks = field(default_factory=lambda: {name: [] for name in CLIENT_HOOKS})
+    batch_hooks: Hooks = field(default_factory=Hooks)
+    initial_personal: State = field(default_factory=State)
+    plateau: Plateau = field(default_factory=Plateau, init=False)
+    guard: NonFiniteGuard = field(init=False)
+    recorder: Recorder = field(init=False)
+    skipped: SkippedClients = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
+        self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
+        server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
+        checks.check_parts(self.client, *server, self.transforms)
+        if any(map(encodes, self.transforms)):
+            check_measured(self.transforms, self.guard.max_norm)
+        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
+        for personal, keep in zip_longest(self.personal, self.keep):
+            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
+        check_whole(seed=self.given_seed)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run, which keys every draw."""
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Needs of client, server module and rule."""
+        return self.client.needs | self.server_module.needs | self.aggregator.needs
+
+    def evaluated_weights(self, weights: State) -> State:
+        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
+        return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
+
+    # --- a run -------------------------------------------------------------------------------------------------
+
+    def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, fits: bool) -> None:
+        """Check the data of a run, and take the hooks of its callbacks.
+
+        Args:
+            trainer: of the run.
+            loop: that the callbacks are told of.
+            server: of an earlier run; or None.
+            fits: whether the run is a fit.
+
+        Raises:
+            TypeError: the Trainer has other data.
+            ValueError: data that do not go with parts or settings, or with the net of an earlier run; a part that was
+                replaced in the loop.
+        """
+        for name in SHOWN:
+            if getattr(loop, name) is not getattr(self, name):
+                raise ValueError(
+                    f"the parts of a FederatedLoop are given to it when it is made, and its {name} was replaced since; "
+                    f"make a new FederatedLoop"
+                )
+        check_files_of(trainer.strategy)
+        data = checks.check_data(trainer, self.settings.local_epochs)
+        for name, found in self.hooks.items():
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
+        checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
+        data.key_batches(self.seed)
+        if fits:
+            checks.tell_epochs(self.settings.local_epochs)
+        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
+        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
+            data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
+        self.services.begin_client()  # what was logged in an earlier run is not of this one
+        if server is not None:
+            self.build_net(data)
+            server.attach(data)
+
+    def end_run(self) -> None:
+        """Let go of the Trainer."""
+        for found in self.hooks.values():
+            found.clear()
+        self.client.disconnect()
+
+    def describe(self, trainer: Trainer) -> None:
+        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
+        parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
+        found = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
+        faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
+        found |= asdict(self.settings) | faults | {"seed": self.seed}
+        del found["client_timeout"]
+        self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyper-parameters of client and federation, for the loggers."""
+        return hyperparameters(self.identity.objects, self.client.lightning_modules())
+
+    # --- making ------------------------------------------------------------------------------------------------
+
+    def build_net(self, data: FederatedDataModule) -> None:
+        """Build the client's net for the data, or refuse other data than it was built for."""
+        if self.client.module is None:  # of a module's data the classes need not be counted
+            self.client.build(data.num_classes, data.input_shape)
+
+    def make_server(self, data: FederatedDataModule, trainer: Trainer, start: Start) -> Server:
+        """Make the server with the weights of round 0, the same on all processes, and attach its parts.
+
+        Args:
+            data: of the federation.
+            trainer: knows device and precision.
+            start: given the weights as they were drawn, puts other ones in their place.
+        """
+        client = self.client
+        torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
+        client.configure_model()
+        self.build_net(data)
+        self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
+        keeps_state = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
+        weights = GlobalWeights(client, self.personal, self.keep, keeps_state)
+        checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
+        checks.check_accumulated_lr(client, self.server_module, self.aggregator)
+        start(weights)
+        first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
+        current_communicator().broadcast_(list(first.values()))
+        weights.non_persistent.set_back({})
+        if not self.initial_personal:
+            self.initial_personal.update(weights.snapshot(weights.personal))
+        server = Server(weights, data, self.store)
+        for part in (self.server_module, self.aggregator):
+            part.attach(server)
+            part.setup()
+        self.guard.setup(server)
+        for transform in self.transforms:
+            transform.setup(server)
+        return server
+
+    def make_server_step(self, server: Server) -> tuple[ServerOptimizer, LRScheduler | None]:
+        """Make the server's step, and the scheduler of its learning rate.
+
+        Raises:
+            ValueError: an optimizer or a scheduler that does not go with rounds, or with the server module.
+        """
+        trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
+        step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        if self.server_optimizer is None:
+            return step, None
+        checks.tell_server_rate(step.optimizer)
+        scheduler = self.server_lr_scheduler and self.server_lr_scheduler(step.optimizer)
+        checks.check_server_optimizer(step.optimizer, scheduler)
+        self.server_module.check_server_optimizer(step.optimizer)
+        return step, scheduler
+
+
+def as_client(module: LightningModule | TrainableModule) -> ClientModule:
+    """Check the module that every client trains, and put one that is no ClientModule into one."""
+    module = uncompiled(module)
+    check_module(module)
+    return module if isinstance(module, ClientModule) else ClientModule(module=module)
