@@ -570,38 +570,14 @@ class Members:
             self._by_verb[verb] = [member for member in self.used if does(member, verb)]
         return self._by_verb[verb]
 
-    def at_client(self) -> "Members":
-        """List those who travel with the engine."""
-        return MembersAtClient(self)
-
-    def undoing(self) -> "Undo":
-        """Mark all who take part."""
-        return Undo(self.of("mark"))
+    def undoing(self, at_client: bool = False) -> "Undo":
+        """Mark all who take part, or those of them who travel with the engine."""
+        return Undo(member for member in self.of("mark") if member.at_client or not at_client)
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name, inside a round, which `undo` would undo, those before it."""
         keeping = [member for member in self.all if does(member, "state_dict")]
         return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in keeping}
-
-
-class MembersAtClient(Members):
-    """The members of a list who travel with the engine, where they take part in its rounds.
-
-    Args:
-        members: the whole list.
-    """
-
-    def __init__(self, members: Members) -> None:
-        super().__init__(member for member in members.all if member.at_client)
-        self._whole, self._of_whole = members, members.used
-
-    def prepare(self) -> None:
-        """Take over who takes part, or ask where no round was prepared."""
-        if not self._whole.used:
-            super().prepare()
-        elif self._whole.used is not self._of_whole:
-            self._of_whole = self._whole.used
-            self.used, self._by_verb = [member for member in self._of_whole if member.at_client], {}
 
 
 class Undo:

@@ -93,7 +93,7 @@ class SequentialEngine:
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
-        self.members.prepare()
+        self._prepare()
         try:
             services = attach_services(self.modules, self.services.methods)
             with services, self._without_others(self.client), self._undoing(not self.tolerant):
@@ -109,7 +109,12 @@ class SequentialEngine:
 
     def _undoing(self, now: bool) -> AbstractContextManager[Any]:
         """Context that undoes what fails: where single clients are left out one client, else the exchange."""
-        return self.members.undoing() if now else nullcontext()
+        return self.members.undoing(at_client=True) if now else nullcontext()
+
+    def _prepare(self) -> None:
+        """Prepare the members where no round was."""
+        if not self.members.used:
+            self.members.prepare()
 
     def release_client(self) -> None:
         """Let go of the last client."""
@@ -204,7 +209,7 @@ class SequentialEngine:
         At the end the module is as it was before.
         """
         before, local = HeldEntries(self.weights), self.local
-        self.members.prepare()
+        self._prepare()
         try:
             for job in jobs:
                 before.put_back()

@@ -125,7 +125,29 @@ class ClientRecords(Member):
         self._store.load_state_dict(state, self._communicator.rank, self._communicator.world)
 
 
-class ClientTransforms(Member):
+class Transforms(Member):
+    """Base of the transforms of updates, on either side.
+
+    Args:
+        transforms: in order.
+    """
+
+    def __init__(self, transforms: Iterable[UpdateTransform]) -> None:
+        self._transforms = list(transforms)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._transforms)
+
+    def mark(self) -> list[dict[str, Any]]:
+        return copy.deepcopy([transform.state_dict() for transform in self._transforms])
+
+    def undo(self, mark: Sequence[dict[str, Any]]) -> None:
+        for transform, state in zip(self._transforms, mark, strict=True):
+            transform.load_state_dict(copy.deepcopy(state))  # which may be needed again
+
+
+class ClientTransforms(Transforms):
     """Transforms of an update before it leaves the client.
 
     Args:
@@ -135,23 +157,13 @@ class ClientTransforms(Member):
     at_client = True
 
     def __init__(self, transforms: Iterable[UpdateTransform]) -> None:
-        self._transforms = [t for t in transforms if overridden(t, "on_client", UpdateTransform)]
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self._transforms)
+        super().__init__(t for t in transforms if overridden(t, "on_client", UpdateTransform))
 
     def on_client(self, result: ClientResult) -> ClientResult:
         update, trained = result.update, result.update.weights if result.trained is None else result.trained
         for transform in self._transforms:
             update = transform.on_client(update, result.job.broadcast)
         return result._replace(update=update, trained=trained)
-
-    def mark(self) -> list[dict[str, Any]]:
-        return states_of(self._transforms)
-
-    def undo(self, mark: Sequence[dict[str, Any]]) -> None:
-        give_states(self._transforms, mark)
 
 
 class Transmitted(Member):
@@ -183,13 +195,10 @@ class Arrivals(Member):
     Args:
         server: knows the shared entries.
         transforms: of updates.
-
-    Attributes:
-        altered: whether the last update holds something else than what was trained.
     """
 
     def __init__(self, server: Server, transforms: Sequence[UpdateTransform]) -> None:
-        self._server, self._transforms, self.altered = server, transforms, False
+        self._server, self._transforms = server, transforms
 
     def incoming(self, result: ClientResult) -> ClientResult:
         """Refuse a number of samples that the client cannot have, and entries that are not the shared ones.
@@ -198,19 +207,14 @@ class Arrivals(Member):
             ValueError: naming entry or number.
             TypeError: something of another type.
         """
-        update, n, known = result.update, result.update.num_samples, result.job.data.num_samples
-        if not (type(n) is int and 0 <= n <= known):
-            check_num_samples(update, known)
-        unlike = update.weights is not None and not has_layout(update.weights, self._server.transmitted_entries)
-        if self._transforms:
-            self.altered = result.trained is not None and (unlike or update.weights is None)
-            check_tensors(update)
-        elif unlike:
-            check_update(update, self._server.transmitted_entries)
+        check_num_samples(result.update, result.job.data.num_samples)
+        check_tensors(result.update)
+        if not self._transforms:
+            check_update(result.update, self._server.transmitted_entries)
         return result
 
 
-class ServerTransforms(Member):
+class ServerTransforms(Transforms):
     """Transforms of an update at the server, behind the guard.
 
     What they make is checked.
@@ -219,20 +223,14 @@ class ServerTransforms(Member):
         transforms: in order.
         server: knows the shared entries.
         guard: judges what lies on the device.
-        arrivals: has checked the update before.
     """
 
     name = "transforms"
 
-    def __init__(
-        self, transforms: Sequence[UpdateTransform], server: Server, guard: NonFiniteGuard, arrivals: Arrivals
-    ) -> None:
-        self._transforms, self._server, self._guard, self._arrivals = transforms, server, guard, arrivals
+    def __init__(self, transforms: Sequence[UpdateTransform], server: Server, guard: NonFiniteGuard) -> None:
+        super().__init__(transforms)
+        self._server, self._guard = server, guard
         self.keeps_clients = any(overridden(transform, "state_dict", UpdateTransform) for transform in transforms)
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self._transforms)
 
     def incoming(self, result: ClientResult) -> ClientResult:
         """Transform an update.
@@ -241,7 +239,8 @@ class ServerTransforms(Member):
             ValueError: what they make is not the update of a client.
             TransformError: transforms that do not go together.
         """
-        update, known = result.update, result.job.data.num_samples
+        update, known, shared = result.update, result.job.data.num_samples, self._server.transmitted_entries
+        altered = result.trained is not None and not has_layout(update.weights, shared)
         if update.weights is not None:
             update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
         for transform in self._transforms:
@@ -250,19 +249,13 @@ class ServerTransforms(Member):
         check_tensors(update)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known)
-        check_update(update, self._server.transmitted_entries)
-        if self._arrivals.altered:
+        check_update(update, shared)
+        if altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
 
-    def mark(self) -> list[dict[str, Any]]:
-        return states_of(self._transforms)
-
-    def undo(self, mark: Sequence[dict[str, Any]]) -> None:
-        give_states(self._transforms, mark)
-
     def state_dict(self, mark: Any = None) -> list[dict[str, Any]]:
-        return states_of(self._transforms) if mark is None else mark
+        return self.mark() if mark is None else mark
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         """Take the states.
@@ -275,18 +268,7 @@ class ServerTransforms(Member):
                 f"the checkpoint must be of the same model.transforms, but has {len(state)} and there are "
                 f"{len(self._transforms)} here; give the configuration it was made with"
             )
-        give_states(self._transforms, state)
-
-
-def states_of(transforms: Iterable[UpdateTransform]) -> list[dict[str, Any]]:
-    """Copy the states of transforms."""
-    return copy.deepcopy([transform.state_dict() for transform in transforms])
-
-
-def give_states(transforms: Iterable[UpdateTransform], states: Sequence[dict[str, Any]]) -> None:
-    """Give transforms copies of states, which may be needed again."""
-    for transform, state in zip(transforms, states, strict=True):
-        transform.load_state_dict(copy.deepcopy(state))
+        self.undo(state)
 
 
 class PersonalEntries(Member):
@@ -471,11 +453,6 @@ class ClientEnds(Member):
         return result
 
 
-def may_change(client: ClientModule, *hooks: Mapping[str, Sequence[Any]]) -> bool:
-    """Return True where somebody's own code runs while a client is trained: it may change its modules."""
-    return runs_foreign_code(client) or any(any(functions.values()) for functions in hooks)
-
-
 def members_of(
     parts: FederationParts, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
 ) -> Members:
@@ -490,11 +467,12 @@ def members_of(
     """
     client, weights, transforms, guard = parts.client, server.global_weights, parts.transforms, parts.guard
     codec = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
-    arrivals = Arrivals(server, transforms)
+    # somebody's own code that runs while a client is trained may change its modules
+    foreign = runs_foreign_code(client) or any(map(any, (parts.hooks.values(), parts.batch_hooks.values())))
     return Members(
         [
             *([Traces(client)] if parts.faults.on_error == "skip" else []),
-            *([Structure(client, weights)] if may_change(client, parts.hooks, parts.batch_hooks) else []),
+            *([Structure(client, weights)] if foreign else []),
             # what a client is sent, and what leaves it
             *weights.features,
             ClientTransforms(transforms[:codec]),
@@ -503,9 +481,9 @@ def members_of(
             parts.recorder.traffic,
             parts.skipped,
             # what the server takes in
-            arrivals,
+            Arrivals(server, transforms),
             guard,
-            ServerTransforms(transforms, server, guard, arrivals),
+            ServerTransforms(transforms, server, guard),
             PersonalEntries(weights, parts.initial_personal),
             Rule(parts.aggregator, communicator),
             MethodAtServer(parts.server_module),

@@ -18,7 +18,6 @@ from fl_lightning.members.faults import (
     as_raised,
     client_error,
     judge,
-    too_few,
 )
 from fl_lightning.types import (
     ClientData,
@@ -122,9 +121,7 @@ class Round:
         """
         self.server.begin_round(outcome.round_idx, self.server.global_weights.start)
         asked = outcome.asked
-        if len(asked) < self.parts.faults.min_clients:
-            outcome.abort(too_few(len(asked), self.parts.faults.min_clients, *list(outcome.failed.values())[-1:]))
-        else:
+        if not self._is_too_small(outcome):
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
             mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners)
@@ -164,39 +161,38 @@ class Round:
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
     def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in.
+        """Train clients and take their results in, up to the first that fails, whose error is returned.
 
-        Returns the error of the first that failed.
-        """
-        if self.parts.faults.on_error != "skip":
-            return self._train_until(exchange, mine, set())
-        self._train_others(exchange, mine, outcome)
-        return None
-
-    def _train_others(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
-        """Train clients and leave those out that fail.
-
-        Then all processes learn of them.
+        Where clients are skipped those that fail are left out, and all processes learn of them.
 
         Raises:
-            Exception: that is no client's, of this or another process.
+            Exception: that is no client's, of this or another process, where clients are skipped.
         """
         taken = set[int]()
-        while isinstance(
-            error := self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken),
-            ClientError,
-        ):
+        error = self._train_until(exchange, mine, taken)
+        if self.parts.faults.on_error != "skip":
+            return error
+        while isinstance(error, ClientError):
             later = exchange != self.parts.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.parts.recorder.has_metrics)
             self.parts.recorder.skip()
+            error = self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken)
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
-        if (left := len(outcome.asked)) < self.parts.faults.min_clients:
-            outcome.abort(too_few(left, self.parts.faults.min_clients, list(outcome.failed.values())[-1]))
+        self._is_too_small(outcome)
+        return None
+
+    def _is_too_small(self, outcome: RoundOutcome) -> bool:
+        """Abort a round that has fewer clients than it needs, with the reason why the last one is not among them."""
+        left, least = len(outcome.asked), self.parts.faults.min_clients
+        if left < least:
+            reason = "".join(f"; {reason}" for reason in list(outcome.failed.values())[-1:])
+            outcome.abort(f"{left} clients took part, fewer than model.faults.min_clients={least}{reason}")
+        return left < least
 
     def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails.
@@ -303,17 +299,12 @@ class Round:
                 )
             raise NonFiniteUpdateError(faults[0])
         outcome.leave_out(broken)
-        if (left := len(outcome.asked)) < self.parts.faults.min_clients:
-            outcome.abort(too_few(left, self.parts.faults.min_clients, "".join(list(outcome.failed.values())[-1:])))
-        elif broken and (counted or self._keeps_clients or outcome.problem):
+        # a client that was taken in may leave more than what it added to the weighted mean
+        kept = len(self.parts.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
+        if not self._is_too_small(outcome) and broken and (counted or kept or outcome.problem):
             outcome.repeat()
-            return
-        outcome.abort("".join(faults[:1]))
-
-    @property
-    def _keeps_clients(self) -> bool:
-        """True where a client that was taken in may leave more than what it added to the weighted mean."""
-        return len(self.parts.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
+        else:
+            outcome.abort("".join(faults[:1]))
 
     def _overflow(self, round_idx: int) -> str:
         """Report that the server optimizer made values that cannot become the model.

@@ -103,7 +103,7 @@ class FederatedRun:
             getattr(self._data.source, "datamodule", None),
             hooks,
             batch_hooks=parts.batch_hooks,
-            members=self.members.at_client(),
+            members=self.members,
             tolerant=faults.on_error == "skip",
         )
 

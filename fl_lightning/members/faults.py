@@ -204,7 +204,7 @@ def check_update(update: ClientUpdate, shared: State) -> None:
         ValueError: naming an entry that is missing, unknown, or of another shape or type.
     """
     weights = update.weights
-    if weights is None or has_layout(weights, shared):
+    if weights is None:
         return
     for name, wanted in shared.items():
         value = weights.get(name)
@@ -268,11 +268,6 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
             f"{bounds[0]} bounds how far the shared entries moved, but {' and '.join(names)} sends something else in "
             f"their place; leave one of the two out"
         )
-
-
-def too_few(left: int, least: int, reason: str = "") -> str:
-    """Report that a round has fewer clients than it needs, and why the last one is not among them."""
-    return f"{left} clients took part, fewer than model.faults.min_clients={least}{f'; {reason}' if reason else ''}"
 
 
 def judge(

@@ -28,7 +28,7 @@ class FrozenEntries(Member):
     at_client = True
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], first_exchange: str = "train") -> None:
-        self._parameters, self._first_exchange = parameters, first_exchange
+        self.parameters, self._first_exchange = parameters, first_exchange
         self._fixed: Collection[str] = ()
         self.already_sent = State()
         self._sent = State()
@@ -41,20 +41,15 @@ class FrozenEntries(Member):
 
     @property
     def is_used(self) -> bool:
-        return not all(value.requires_grad for value in self._parameters.values())
-
-    @property
-    def trained_names(self) -> set[str]:
-        """Names of the parameters that require a gradient."""
-        return {name for name, value in self._parameters.items() if value.requires_grad}
+        return not all(value.requires_grad for value in self.parameters.values())
 
     def find_idle(self, fixed: Collection[str]) -> None:
         """Find the idle entries of the round to come, `fixed` ones left out."""
         self._fixed = fixed
         if self._loaded:
-            self._sent = {name: self._parameters[name].detach().clone() for name in self._since}
+            self._sent = {name: self.parameters[name].detach().clone() for name in self._since}
             self._loaded = False
-        frozen = [name for name, value in self._parameters.items() if not value.requires_grad and name not in fixed]
+        frozen = [name for name, value in self.parameters.items() if not value.requires_grad and name not in fixed]
         for name in self._sent.keys() - frozen if self._sent else ():
             del self._sent[name], self._since[name]  # trained, so that it travels once when it is frozen again
         known = [name for name in frozen if name in self._sent]
@@ -65,7 +60,7 @@ class FrozenEntries(Member):
         """Record what the clients of a round were sent: the entries as they were when it began."""
         if not outcome.aborted:
             self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
-            for name, value in self._parameters.items():
+            for name, value in self.parameters.items():
                 if not value.requires_grad and name not in self.already_sent and name not in self._fixed:
                     self._sent[name], self._since[name] = outcome.before[name], outcome.round_idx
         return {}
@@ -88,7 +83,7 @@ class FrozenEntries(Member):
         names = list(names)
         if not names:
             return []
-        differs = torch.stack([(self._parameters[name].detach() != wanted[name]).any() for name in names])
+        differs = torch.stack([(self.parameters[name].detach() != wanted[name]).any() for name in names])
         return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]
 
     def trained(self, job: ClientJob) -> None:
@@ -111,7 +106,7 @@ class FrozenEntries(Member):
     def undo(self, mark: State) -> None:
         """Put the idle entries back, which no client is given anew."""
         for name, value in mark.items():
-            self._parameters[name].copy_(value)
+            self.parameters[name].copy_(value)
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         """Give the entries that are idle in the next round, or in the present one, and the clients' last rounds."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +15,6 @@ from fl_lightning.members.frozen import FrozenEntries
 from fl_lightning.members.non_persistent import NonPersistentBuffers
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Member, RoundOutcome, State
-
-requires_grad = attrgetter("requires_grad")
 
 
 class GlobalWeights(Member):
@@ -66,7 +63,6 @@ class GlobalWeights(Member):
                 )
         found = {name: getattr(*entry) for name, entry in self.entries.items()}
         check_averageable(client, found)
-        # the optimizers hold the same parameter objects, so these stay; buffers may be assigned anew
         self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
         self.personal = [name for name in self.entries if name in kept]
         self.shared = [name for name in self.entries if name not in kept]
@@ -105,23 +101,20 @@ class GlobalWeights(Member):
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
-        flags = list(map(requires_grad, self._parameters.values()))
-        return (flags != self._flags or self.freezes) and self._find_idle(flags)
-
-    def _find_idle(self, flags: list[bool]) -> bool:
-        """Find what is trained by the flags of all parameters, as `prepare`."""
+        flags = [value.requires_grad for value in self._parameters.values()]
         if changed := flags != self._flags:
             self._flags, self.freezes, owner = flags, not all(flags), self._keeps_state()
             if not owner:
                 self._find_trainable()
-            elif new := self.frozen.trained_names - set(self.trainable):
+            elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
                 raise ValueError(
                     f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
                     f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
                 )
-        self.frozen.find_idle(self.trainable)
-        idle = self.frozen.already_sent
-        self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
+        if changed or self.freezes:
+            self.frozen.find_idle(self.trainable)
+            idle = self.frozen.already_sent
+            self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
         return changed
 
     def mark(self) -> State:
@@ -152,8 +145,7 @@ class GlobalWeights(Member):
 
     def live(self, names: Iterable[str]) -> FlatState:
         """Read the named entries as they lie in the module, detached: they change when another client is loaded."""
-        known, rest = self._parameters, self.entries
-        entries = [(n, (known[n] if n in known else getattr(*rest[n])).detach()) for n in names]
+        entries = [(name, getattr(*self.entries[name]).detach()) for name in names]
         return FlatState(entries, scratch=self._scratch)
 
     def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
@@ -161,13 +153,7 @@ class GlobalWeights(Member):
 
         `idle` ones are as given and need no copy.
         """
-        known, rest, copied = self._parameters, self.entries, State()
-        for name in names:
-            value = idle.get(name)
-            if value is None:
-                value = (known[name] if name in known else getattr(*rest[name])).detach().clone()
-            copied[name] = value
-        return copied
+        return {name: idle[name] if name in idle else getattr(*self.entries[name]).detach().clone() for name in names}
 
     def saved(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Rename the entries of `state` as in the loop's state dict, tied names included."""
@@ -182,8 +168,7 @@ class GlobalWeights(Member):
             KeyError: if the module has no such entry.
         """
         for name, value in state.items():
-            entry = self._parameters.get(name)
-            (getattr(*self.entries[name]) if entry is None else entry).copy_(value)
+            getattr(*self.entries[name]).copy_(value)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
