@@ -39,42 +39,38 @@ class RemoteTracebackError(Exception):
     """Traceback of another process, as the cause of its error in this one."""
 
 
-class WatchedLauncher:
-    """Passes all calls on to a launcher of Lightning's, and handles errors and ends of its processes.
+def launch_watched(
+    launcher: Any,
+    launch: Callable[..., Any],
+    strategy: Watched,
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Start the processes by a launcher of Lightning's and run `function` in each.
 
     Args:
-        inner: the launcher.
+        launcher: of Lightning's.
+        launch: its own method of this name.
         strategy: whose processes it starts.
+        function: to be run.
+        args: of the function.
+        kwargs: of the launcher and the function.
+
+    Raises:
+        BaseException: the first error of any process.
     """
-
-    def __init__(self, inner: Any, strategy: Watched) -> None:
-        self.inner, self._strategy = inner, strategy
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # Lightning asks for its own classes
-        return type(self.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Start the processes and run `function` in each.
-
-        Raises:
-            BaseException: the first error of any process.
-        """
-        mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if self._strategy.starts_all else None
-        try:
-            run = partial(run_rank, self._strategy, mail, os.getpid(), function)
-            return self.inner.launch(run, *args, trainer=trainer, **kwargs)
-        except KeyboardInterrupt:
-            end_all(self.inner.procs)
-            raise
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            raise first_error(mail, error) if mail is not None else error from None
-        finally:
-            if mail is not None:
-                shutil.rmtree(mail, ignore_errors=True)
+    mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if strategy.starts_all else None
+    try:
+        return launch(partial(run_rank, strategy, mail, os.getpid(), function), *args, **kwargs)
+    except KeyboardInterrupt:
+        end_all(launcher.procs)
+        raise
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        raise first_error(mail, error) if mail is not None else error from None
+    finally:
+        if mail is not None:
+            shutil.rmtree(mail, ignore_errors=True)
 
 
 def run_rank(

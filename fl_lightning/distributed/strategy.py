@@ -3,13 +3,14 @@
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
-from fl_lightning.distributed.launcher import WatchedLauncher, end_all, leave
+from fl_lightning.distributed.launcher import end_all, launch_watched, leave
 from fl_lightning.distributed.watch import Watch
 from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
@@ -47,8 +48,10 @@ class ClientParallelStrategy(DDPStrategy):
     @property
     def launcher(self) -> Any:
         """Lightning's launcher, under watch, so that an error of one process is reported once."""
-        launcher = super().launcher
-        return launcher if launcher is None else WatchedLauncher(launcher, self)
+        launcher: Any = super().launcher
+        if launcher is not None and "launch" not in vars(launcher):
+            launcher.launch = partial(launch_watched, launcher, launcher.launch, self)
+        return launcher
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -93,21 +96,10 @@ class ClientParallelStrategy(DDPStrategy):
 
     # --- signs of life -----------------------------------------------------------------------------------------
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        with LIFE.waiting():
-            super().barrier(*args, **kwargs)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        with LIFE.waiting():
-            return super().broadcast(obj, src)
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        with LIFE.waiting():
-            return super().reduce(*args, **kwargs)
-
-    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
-        with LIFE.waiting():
-            return super().all_gather(*args, **kwargs)
+    barrier = LIFE.waiting()(DDPStrategy.barrier)
+    broadcast = LIFE.waiting()(DDPStrategy.broadcast)
+    reduce = LIFE.waiting()(DDPStrategy.reduce)
+    all_gather = LIFE.waiting()(DDPStrategy.all_gather)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         heartbeat()

@@ -73,10 +73,6 @@ class Peer:
         """Mark it as no longer taking part."""
         self.left = True
 
-    def silent(self) -> float:
-        """Count the seconds since its last sign of life."""
-        return monotonic() - self.changed
-
     def kill(self) -> None:
         """End it, where it runs on this host."""
         if self.host == socket.gethostname() and self.pid != os.getpid():
@@ -106,8 +102,7 @@ class Watch:
         last_word: Callable[[BaseException], None],
         starter: int | None = None,
     ) -> None:
-        self.rank, self.world, self.timeout, self.last_word = rank, world, timeout, last_word
-        self._starter = starter
+        self.rank, self.world, self.timeout, self.last_word, self._starter = rank, world, timeout, last_word, starter
         self.verdict: Verdict | None = None
         self._decided, self._closed, self._told = threading.Event(), threading.Event(), False
         self._lock = threading.Lock()
@@ -142,16 +137,14 @@ class Watch:
             self._tell(Verdict("", self.rank))
         elif not isinstance(error, RemoteError):
             sentence = " ".join(str(error).split())
-            self._tell(
-                Verdict(f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {sentence}", self.rank)
-            )
+            sentence = f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {sentence}"
+            self._tell(Verdict(sentence, self.rank))
         return error
 
     @property
     def reports(self) -> bool:
         """Tell whether this process reports why the run ended: rank 0, or where that has gone, rank 1."""
-        root_is_gone = self.rank == 1 and self._peers[0].left
-        return self.rank == 0 or root_is_gone
+        return self.rank == 0 or (self.rank == 1 and self._peers[0].left)
 
     def close(self) -> None:
         """End the watch: this process takes part in no collective any more."""
@@ -168,9 +161,9 @@ class Watch:
     def _run(self, listener: Listener | None) -> None:
         while listener is not None and len(self._peers) < self.world:
             there = listener.accept()
-            rank, host, pid = there.recv()
+            peer = Peer(there, *there.recv())
             there.send((self._me.host, self._me.pid))
-            self._peers[rank] = Peer(there, rank, host, pid)
+            self._peers[peer.rank] = peer
         next_beat = monotonic()
         while not self._closed.is_set() and self._others():
             connections = {peer.connection: peer for peer in self._others()}
@@ -194,13 +187,8 @@ class Watch:
         except (EOFError, OSError):
             peer.leave()
             if not self._closed.is_set():
-                self._decide(
-                    Verdict(
-                        f"rank {peer.rank} of {self.world} ended without a word, last seen {peer.sign}; was it "
-                        f"killed, or was there no memory left",
-                        peer.rank,
-                    )
-                )
+                happened = f"rank {peer.rank} of {self.world} ended without a word, last seen {peer.sign}"
+                self._decide(Verdict(f"{happened}; was it killed, or was there no memory left", peer.rank))
             return
         if message == BYE:
             peer.leave()
@@ -212,12 +200,12 @@ class Watch:
     def _judge(self) -> None:
         """End the run where a process gives no sign of life while others wait for it."""
         root, peers = self._peers[0], list(self._peers.values())
+        now = monotonic()
         if self.rank:  # rank 0 judges itself as long as its thread runs
-            if monotonic() - root.heard > self.timeout + GRACE:
+            if now - root.heard > self.timeout + GRACE:
                 self._end(root, f"rank 0 of {self.world} has given no sign of life")
             return
-        silent = [peer for peer in peers if not peer.left and peer.silent() > self.timeout]
-        now = monotonic()
+        silent = [peer for peer in peers if not peer.left and now - peer.changed > self.timeout]
         busy = [peer for peer in silent if not peer.sign.waits or now - peer.heard > self.timeout]  # or frozen
         if busy and any(peer.sign.waits for peer in peers):
             self._end(busy[0], f"rank {busy[0].rank} of {self.world} has given no sign of life")
@@ -226,13 +214,8 @@ class Watch:
 
     def _end(self, peer: Peer, happened: str) -> None:
         """End the run since a process is silent."""
-        self._decide(
-            Verdict(
-                f"{happened} for {self.timeout:g} s, last seen {peer.sign}; raise process_timeout of "
-                f"ClientParallelStrategy if it needs longer",
-                peer.rank,
-            )
-        )
+        remedy = "raise process_timeout of ClientParallelStrategy if it needs longer"
+        self._decide(Verdict(f"{happened} for {self.timeout:g} s, last seen {peer.sign}; {remedy}", peer.rank))
         peer.kill()
 
     def _tell(self, verdict: Verdict) -> None:
