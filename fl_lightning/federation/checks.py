@@ -3,16 +3,6 @@
 from collections.abc import Iterable, Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    SpikeDetection,
-    StochasticWeightAveraging,
-)
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -25,38 +15,40 @@ from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS, DataModule
-from fl_lightning.utils.packages import is_of_kind
 from fl_lightning.utils.settings import as_list, check_factory, check_kind, described
 
-REFUSED: dict[type[Callback], str] = {
-    StochasticWeightAveraging: (
+REFUSED = {
+    "StochasticWeightAveraging": (
         "averages the weights along one optimizer's steps and adds an epoch for BatchNorm, which would be a round; "
         "leave it out, or take EMAWeightAveraging, which averages over rounds, or FedEXP, which averages the last two"
     ),
-    LearningRateFinder: (
+    "LearningRateFinder": (
         "(Tuner.lr_find) tries learning rates of the optimizer that the Trainer steps, which is the server's; leave "
         "it out, and compare short runs with several model.client.optimizer.lr"
     ),
-    BatchSizeFinder: (
+    "BatchSizeFinder": (
         "(Tuner.scale_batch_size) tries sizes of the Trainer's batch, which is a round; leave it out, and set "
         "data.batch_size"
     ),
-    BaseFinetuning: (
+    "BaseFinetuning": (
         "adds what it unfreezes to the optimizer that the Trainer steps, which is the server's; freeze and unfreeze "
         "loop.client by requires_grad_ in on_train_epoch_start of a callback: what is trained is asked every round"
     ),
-    ModelPruning: (
+    "ModelPruning": (
         "replaces parameters, which are then not those that the clients share; prune the trained client.ckpt"
     ),
-    GradientAccumulationScheduler: (
+    "GradientAccumulationScheduler": (
         "counts the Trainer's batches, of which a round has one; leave it out, and set model.accumulate_grad_batches"
     ),
-    SpikeDetection: (
+    "SpikeDetection": (
         "compares the losses of single steps, and a step of the Trainer is a round; leave it out, and set "
         "model.faults.max_update_norm"
     ),
 }
-"""Callbacks that have no meaning in a federation, and what to do instead."""
+"""Lightning's callbacks that have no meaning in a federation, and what to do instead."""
+
+CALLBACKS = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
+"""Where Lightning's packages have their callbacks."""
 
 FAR = 0.1
 """Share of the way to the aggregate below which a server's step is told of."""
@@ -140,10 +132,10 @@ def check_callback(callback: Callback) -> None:
     Raises:
         ValueError: naming what to set instead.
     """
-    for kind, sentence in REFUSED.items():
-        if is_of_kind(callback, kind):
-            raise ValueError(f"{type(callback).__name__} {sentence}")
-    if not is_of_kind(callback, ModelCheckpoint):
+    kinds = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith(CALLBACKS)}
+    for kind in kinds & REFUSED.keys():
+        raise ValueError(f"{type(callback).__name__} {REFUSED[kind]}")
+    if "ModelCheckpoint" not in kinds:
         return
     if "'train_time_interval': None" not in callback.state_key:
         raise ValueError(
@@ -220,30 +212,11 @@ def check_parts(
     server_lr_scheduler: object,
     transforms: Iterable[object],
 ) -> None:
-    """Refuse what is no such part, parts that do not go together, as `check_combination`, and a scheduler of nothing.
+    """Refuse what is no such part, the server module of another method, and a scheduler of nothing.
 
     Raises:
-        ValueError: a scheduler without a server optimizer, or as `check_combination`.
-        TypeError: naming the part; or as `check_combination`.
-    """
-    check_combination(client, aggregator, server_module)
-    examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
-    check_factory("parameters", "an optimizer", examples[0], server_optimizer=server_optimizer)
-    check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=server_lr_scheduler)
-    for transform in transforms:
-        check_kind(
-            UpdateTransform, "instances of UpdateTransform", "give [NormClip(max_norm=10)]", transforms=transform
-        )
-    if server_lr_scheduler is not None and server_optimizer is None:
-        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
-
-
-def check_combination(client: ClientModule, aggregator: object, server_module: ServerModule) -> None:
-    """Refuse what is no rule, the server module of another method, and hooks that are not called inside a round.
-
-    Raises:
-        ValueError: naming both.
-        TypeError: naming the hook, or what was given in place of a rule.
+        ValueError: a scheduler without a server optimizer; client and server module that do not go together.
+        TypeError: naming the part, or a hook that is not called inside a round.
     """
     if not isinstance(aggregator, Aggregator):
         remedy = "a method's server side is server_module"
@@ -260,6 +233,14 @@ def check_combination(client: ClientModule, aggregator: object, server_module: S
             f"{type(client).__name__} needs a {client.server_class.__name__}, got {described(server_module)}; "
             f"leave server_module unset to take the right one"
         )
+    examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
+    check_factory("parameters", "an optimizer", examples[0], server_optimizer=server_optimizer)
+    check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=server_lr_scheduler)
+    for transform in transforms:
+        remedy = "give [NormClip(max_norm=10)]"
+        check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
+    if server_lr_scheduler is not None and server_optimizer is None:
+        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
 
 
 def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
@@ -318,18 +299,6 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
             "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
             "make fewer entries personal"
         )
-
-
-def keeps_state(server_module: ServerModule, rule: Aggregator, server_optimizer: object) -> str:
-    """Name what keeps a state of the trained entries at the server.
-
-    Empty: nothing.
-    """
-    if type(server_module) is not ServerModule:
-        return type(server_module).__name__
-    if next(rule.buffers(), None) is not None:
-        return type(rule).__name__
-    return "" if server_optimizer is None else "the server_optimizer"
 
 
 def check_needs(

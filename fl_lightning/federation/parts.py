@@ -135,6 +135,17 @@ class FederationParts:
         """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
         return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
+    def keeps_state(self) -> str:
+        """Name what keeps a state of the trained entries at the server.
+
+        Empty: nothing.
+        """
+        if type(self.server_module) is not ServerModule:
+            return type(self.server_module).__name__
+        if next(self.aggregator.buffers(), None) is not None:
+            return type(self.aggregator).__name__
+        return "" if self.server_optimizer is None else "the server_optimizer"
+
     # --- a run -------------------------------------------------------------------------------------------------
 
     def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, fits: bool) -> None:
@@ -213,8 +224,7 @@ class FederationParts:
         client.configure_model()
         self.build_net(data)
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
-        keeps_state = partial(checks.keeps_state, self.server_module, self.aggregator, self.server_optimizer)
-        weights = GlobalWeights(client, self.personal, self.keep, keeps_state)
+        weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
         checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
         checks.check_accumulated_lr(client, self.server_module, self.aggregator)
         start(weights)

@@ -1,7 +1,9 @@
 """The recorder: owns the logged values of a run, and counts the bytes of its messages."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from hashlib import sha256
 from typing import Any
 
@@ -14,9 +16,9 @@ from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.metrics.history import History
-from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, ClientUpdate, Member, RoundOutcome, State
+from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, Member, RoundOutcome
 
-Bytes = dict[tuple[str, str], int]
+Bytes = Counter[tuple[str, str]]
 """Bytes by log key and exchange."""
 
 ClientRows = list[tuple[int | None, Rows]]
@@ -165,10 +167,8 @@ class Recorder(Member):
 
     def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
         """Return True where these rows are those of the complete rounds before, as they were logged."""
-        chain = b""
-        for round_idx in range(self._chained):
-            chain = chained(chain, rows.get(round_idx, {}))
-        return chain == self._chain
+        written = (rows.get(round_idx, {}) for round_idx in range(self._chained))
+        return reduce(chained, written, b"") == self._chain
 
     def restore(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Take the rows of rounds that were run before, by round."""
@@ -235,44 +235,30 @@ class Traffic(Member):
     name = "traffic"
 
     def __init__(self) -> None:
-        self._num_shared, self._shared_bytes = 0, 0
         self._exchanges: Sequence[str] = ()
         self._round_idx, self._bytes = -1, Bytes()
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted: an engine may ask for a job again."""
 
-    def start(self, shared: State, exchanges: Sequence[str]) -> None:
-        """Begin a run.
-
-        Args:
-            shared: the shared entries, whose size as a whole is counted once.
-            exchanges: of a round.
-        """
-        self._num_shared, self._shared_bytes = len(shared), traffic(shared, {})
-        self._exchanges, self._round_idx, self._bytes = exchanges, -1, {}
+    def start(self, exchanges: Sequence[str]) -> None:
+        """Begin a run, with the exchanges of a round."""
+        self._exchanges, self._round_idx, self._bytes = exchanges, -1, Bytes()
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._sent.clear()
         if round_idx != self._round_idx:  # what a round that is run again has moved counts
-            self._round_idx, self._bytes = round_idx, {}
+            self._round_idx, self._bytes = round_idx, Bytes()
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         if (key := (broadcast.exchange, client_id)) not in self._sent:
             self._sent.add(key)
-            self._count("comm/bytes_down", broadcast.exchange, broadcast)
+            self._bytes["comm/bytes_down", broadcast.exchange] += traffic(broadcast.weights, broadcast.extras)
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        self._count("comm/bytes_up", result.job.broadcast.exchange, result.update)
+        update = result.update
+        self._bytes["comm/bytes_up", result.job.broadcast.exchange] += traffic(update.weights, update.extras)
         return result
-
-    def _count(self, key: str, exchange: str, message: Broadcast | ClientUpdate) -> None:
-        weights, known = message.weights, 0
-        if weights is not None and len(weights) == self._num_shared:
-            weights, known = None, self._shared_bytes
-        if weights is not None or message.extras:
-            known += traffic(weights, message.extras)
-        self._bytes[key, exchange] = self._bytes.get((key, exchange), 0) + known
 
     def total(self, key: str) -> int:
         """Bytes of the round so far under `comm/bytes_down` or `comm/bytes_up`, over all exchanges."""
@@ -285,7 +271,7 @@ class Traffic(Member):
         return per_exchange(shared, self._exchanges)
 
 
-def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, float]:
+def per_exchange(parts: Sequence[Mapping[tuple[str, str], int]], exchanges: Sequence[str]) -> dict[str, float]:
     """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
 
     Args:
@@ -295,16 +281,12 @@ def per_exchange(parts: Sequence[Bytes], exchanges: Sequence[str]) -> dict[str, 
     >>> per_exchange([{("comm/bytes_down", "train"): 8}, {("comm/bytes_down", "train"): 4}], ["train"])
     {'comm/bytes_down': 12.0, 'comm/bytes_up': 0.0}
     """
+    moved = sum(map(Bytes, parts), Bytes())
     values = {}
     for key in ("comm/bytes_down", "comm/bytes_up"):
-        values[key] = 0.0
-        for exchange in exchanges:
-            moved = 0.0
-            for part in parts:
-                moved += part.get((key, exchange), 0)
-            values[key] += moved
-            if len(exchanges) > 1:
-                values[f"{key}/{exchange}"] = moved
+        values[key] = float(sum(moved[key, exchange] for exchange in exchanges))
+        if len(exchanges) > 1:
+            values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in exchanges}
     return values
 
 

@@ -125,7 +125,7 @@ class FederatedRun:
             ValueError: a transform that does not go with several processes.
             Exception: as the store's start, on whichever process.
         """
-        parts, communicator, weights, error = self.parts, self._communicator, self.server.global_weights, None
+        parts, communicator, error = self.parts, self._communicator, None
         parts.execution.limit_threads()
         checks.check_transforms(parts.transforms, communicator.world)
         try:
@@ -133,6 +133,6 @@ class FederatedRun:
         except Exception as problem:
             error = problem
         communicator.all_gather_or_raise(None, error)
-        parts.recorder.traffic.start(weights.live(weights.shared), parts.client.exchanges)
+        parts.recorder.traffic.start(parts.client.exchanges)
         own = self.members, self.records, communicator, self._data.views()
         return Round(parts, self.clients_engine, self.server, step, *own)
