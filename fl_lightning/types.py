@@ -572,7 +572,7 @@ class Members:
 
     def undoing(self, at_client: bool = False) -> "Undo":
         """Mark all who take part, or those of them who travel with the engine."""
-        return Undo(member for member in self.of("mark") if member.at_client or not at_client)
+        return Undo(member for member in self.of("undo") if member.at_client or not at_client)
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name, inside a round, which `undo` would undo, those before it."""

@@ -84,9 +84,6 @@ class NonFiniteGuard(Member):
             checks += [Check(-1, "values", value) for value in self._extremes(new)]
         return checks
 
-    def mark(self) -> None:
-        """Mark nothing: a round that is undone has no checks."""
-
     def undo(self, mark: None) -> None:
         self._checks = []
 

@@ -207,10 +207,13 @@ class Arrivals(Member):
             ValueError: naming entry or number.
             TypeError: something of another type.
         """
-        check_num_samples(result.update, result.job.data.num_samples)
-        check_tensors(result.update)
-        if not self._transforms:
-            check_update(result.update, self._server.transmitted_entries)
+        update, shared, known = result.update, self._server.transmitted_entries, result.job.data.num_samples
+        if type(update.num_samples) is not int or not 0 <= update.num_samples <= known:
+            check_num_samples(update, known)
+        if self._transforms:
+            check_tensors(update)
+        elif update.weights is not None and not has_layout(update.weights, shared):
+            check_update(update, shared)
         return result
 
 
@@ -314,9 +317,6 @@ class PersonalEntries(Member):
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         outcome.take_entries(self._mean)
         return {}
-
-    def mark(self) -> None:
-        """Mark nothing: the means are of one round."""
 
     def undo(self, mark: None) -> None:
         self.end_exchange()
@@ -423,6 +423,10 @@ class MethodAtServer(PartOfServer):
     def __init__(self, module: ServerModule) -> None:
         super().__init__(module, "server_module")
         self._module, self.keeps_clients = module, type(module) is not ServerModule
+
+    @property
+    def is_used(self) -> bool:
+        return self.keeps_clients  # FedAvg's does nothing
 
     def incoming(self, result: ClientResult) -> ClientResult:
         self._module.add(result.update)

@@ -134,7 +134,11 @@ class Round:
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
         members, skips = self.members, self.parts.faults.nonfinite == "skip"
-        error = self._train(exchange, mine, outcome)
+        taken = set[int]()
+        error = self._train(exchange, mine, taken)
+        if self.parts.faults.on_error == "skip":
+            self._train_others(exchange, mine, outcome, taken, error)
+            error = None
         if skips and exchange != self.parts.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
@@ -160,18 +164,23 @@ class Round:
 
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
-    def _train(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> Exception | None:
-        """Train clients and take their results in, up to the first that fails, whose error is returned.
+    def _train_others(
+        self, exchange: str, mine: Sequence[int], outcome: RoundOutcome, taken: set[int], error: Exception | None
+    ) -> None:
+        """Leave out the client that has failed and train those that are left, and so on.
 
-        Where clients are skipped those that fail are left out, and all processes learn of them.
+        Then all processes learn of them.
+
+        Args:
+            exchange: of the round.
+            mine: clients of this process.
+            outcome: of the round.
+            taken: clients whose results were taken in.
+            error: of the first client that failed; or None.
 
         Raises:
-            Exception: that is no client's, of this or another process, where clients are skipped.
+            Exception: that is no client's, of this or another process.
         """
-        taken = set[int]()
-        error = self._train_until(exchange, mine, taken)
-        if self.parts.faults.on_error != "skip":
-            return error
         while isinstance(error, ClientError):
             later = exchange != self.parts.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
@@ -179,12 +188,11 @@ class Round:
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.parts.recorder.has_metrics)
             self.parts.recorder.skip()
-            error = self._train_until(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken)
+            error = self._train(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken)
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
         self._is_too_small(outcome)
-        return None
 
     def _is_too_small(self, outcome: RoundOutcome) -> bool:
         """Abort a round that has fewer clients than it needs, with the reason why the last one is not among them."""
@@ -194,7 +202,7 @@ class Round:
             outcome.abort(f"{left} clients took part, fewer than model.faults.min_clients={least}{reason}")
         return left < least
 
-    def _train_until(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
+    def _train(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails.
 
         `taken` comes to be all whose results were taken in.

@@ -19,7 +19,8 @@ def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
     Returns:
         Bytes.
     """
-    entries = sum(value.numel() for value in (weights or {}).values() if value.is_floating_point())
+    values = (weights or {}).values()
+    entries = sum(value.numel() for value in values if isinstance(value, Tensor) and value.is_floating_point())
     return entries * 4 + (_floats(extras) * 4 if extras else 0)
 
 

@@ -206,6 +206,7 @@ def check_update(update: ClientUpdate, shared: State) -> None:
     weights = update.weights
     if weights is None:
         return
+    check_tensors(update)
     for name, wanted in shared.items():
         value = weights.get(name)
         if value is None:
