@@ -358,14 +358,14 @@ class Check(NamedTuple):
         client_id: of the client; -1: of what was made of all clients'.
         kind: `values` (finite where all are), `norm` of the update, its number of `samples`, the `weight` that the rule
             gave, or the `total` of all weights.
-        value: 0-d.
+        value: 0-d; a number once it is on the host.
         least: that it may be.
         most: that it may be.
     """
 
     client_id: int
     kind: Literal["values", "norm", "samples", "weight", "total"]
-    value: Tensor
+    value: Any
     least: float = -sys.float_info.max
     most: float = sys.float_info.max
 

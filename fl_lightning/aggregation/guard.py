@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -13,18 +13,9 @@ from fl_lightning.functional.state import FlatState, choose, extremes, flatten
 from fl_lightning.types import Check, ClientResult, ClientUpdate, Member, RoundOutcome, ServerView, State
 
 
-class Violation(NamedTuple):
-    """A check whose value, now on the host, is not what it may be."""
-
-    client_id: int
-    kind: str
-    value: float
-
-
-def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Violation]:
+def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Check]:
     """List the checks whose values, now on the host, are not what they may be."""
-    pairs = zip(checks, values, strict=True)
-    return [Violation(c.client_id, c.kind, value) for c, value in pairs if not c.least <= value <= c.most]
+    return [c._replace(value=v) for c, v in zip(checks, values, strict=True) if not c.least <= v <= c.most]
 
 
 class NonFiniteGuard(Member):

@@ -10,7 +10,6 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
@@ -314,12 +313,6 @@ DIGESTS = ("data.labels", "data.clients")
 
 FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside hyper-parameters."""
-
-
-def hyperparameters(settings: Settings, modules: Iterable[LightningModule]) -> dict[str, Any]:
-    """Join what the modules saved (`save_hyperparameters`) by its own names and the settings by their dotted ones."""
-    saved = {key: value for module in modules for key, value in module.hparams_initial.items() if key != "_class_path"}
-    return {**{key: value for key, value in settings.items() if key not in DIGESTS}, **saved}
 
 
 def summary_key(keys: Iterable[str]) -> str | None:

@@ -24,7 +24,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks
-from fl_lightning.federation.identity import RunIdentity, hyperparameters
+from fl_lightning.federation.identity import DIGESTS, RunIdentity
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
@@ -201,8 +201,12 @@ class FederationParts:
         self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyper-parameters of client and federation, for the loggers."""
-        return hyperparameters(self.identity.objects, self.client.lightning_modules())
+        """Join what the modules saved (`save_hyperparameters`) by its own names and the settings by their dotted ones."""
+        known = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
+        saved = {
+            key: value for module in self.client.lightning_modules() for key, value in module.hparams_initial.items()
+        }
+        return {**known, **{key: value for key, value in saved.items() if key != "_class_path"}}
 
     # --- making ------------------------------------------------------------------------------------------------
 

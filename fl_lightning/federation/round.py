@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_lightning.aggregation.guard import Violation, violations_of
+from fl_lightning.aggregation.guard import violations_of
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation.members import ClientRecords
 from fl_lightning.federation.parts import FederationParts
@@ -20,6 +20,7 @@ from fl_lightning.members.faults import (
     judge,
 )
 from fl_lightning.types import (
+    Check,
     ClientData,
     ClientJob,
     ClientResult,
@@ -285,7 +286,7 @@ class Round:
         if everyone := [violation for part in everywhere for violation in part]:
             self._judge(everyone, outcome, counted=True)
 
-    def _judge(self, violations: Sequence[Violation], outcome: RoundOutcome, counted: bool) -> None:
+    def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.
 
         Args:

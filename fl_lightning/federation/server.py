@@ -119,37 +119,21 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
-        if self.copies or new is None:
-            self._count(run, scaler)
-            return start if new is None else new
-        return self._descend(start, new, run, scaler)
-
-    def _descend(self, start: State, new: State, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Step on start − new, as `step`."""
-        before = copy.deepcopy(self.optimizer.state_dict()) if self.undoes else None
+        moves, keeps = new is not None and not self.copies, self.undoes and not self.copies
+        before = copy.deepcopy(self.optimizer.state_dict()) if keeps or (scaler is not None and not moves) else None
         for name, parameter in self.params.items():
-            parameter.copy_(start[name])
-            gradient = parameter - new[name].double()
+            gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without
+            if new is not None and moves:
+                parameter.copy_(start[name])
+                gradient = parameter - new[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
-        stepped = {
-            name: self.params[name].to(value.dtype) if name in self.params else value for name, value in new.items()
-        }
-        if bool(torch.stack([stepped[name].isfinite().all() for name in self.params]).all()):
-            return stepped
+        stepped: State | None = start if new is None else new
+        if new is not None and moves:
+            moved = {name: parameter.to(new[name].dtype) for name, parameter in self.params.items()}
+            if bool(torch.stack([value.isfinite().all() for value in moved.values()]).all()):
+                return {**new, **moved}
+            stepped = None
         if before is not None:
             self.optimizer.load_state_dict(before)
-        return None
-
-    def _count(self, run: Callable[[], Any], scaler: Any | None) -> None:
-        """Take a step that moves nothing.
-
-        A scaler refuses to step without gradients.
-        """
-        keeps = scaler is not None or (self.undoes and not self.copies)
-        before = copy.deepcopy(self.optimizer.state_dict()) if keeps else None
-        for parameter in self.params.values():
-            parameter.grad = None if scaler is None else scaler.scale(torch.zeros_like(parameter))
-        run()
-        if before is not None:
-            self.optimizer.load_state_dict(before)
+        return stepped

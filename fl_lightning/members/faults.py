@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.aggregation import NormClip, UpdateTransform
-from fl_lightning.aggregation.guard import Violation
 from fl_lightning.client.hooks import overridden
-from fl_lightning.types import ClientUpdate, Member, RoundOutcome, State
+from fl_lightning.types import Check, ClientUpdate, Member, RoundOutcome, State
 from fl_lightning.utils.settings import check_above, check_choice, check_count
 from fl_lightning.utils.tracebacks import place_of, users_lines
 
@@ -272,7 +271,7 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
 
 
 def judge(
-    violations: Iterable[Violation], round_idx: int, names: tuple[str, str], max_norm: float | None
+    violations: Iterable[Check], round_idx: int, names: tuple[str, str], max_norm: float | None
 ) -> tuple[dict[int, str], list[str]]:
     """Decide who is at fault for values that must not become the model.
 
@@ -288,8 +287,8 @@ def judge(
     broken: dict[int, str] = {}
     faults: list[str] = []
     violations = sorted(violations, key=lambda violation: violation.client_id < 0)  # clients first
-    miscounted = {client_id for client_id, kind, _ in violations if kind == "samples"}
-    for client_id, kind, value in violations:
+    miscounted = {client_id for client_id, kind, *_ in violations if kind == "samples"}
+    for client_id, kind, value, *_ in violations:
         if kind == "weight" and client_id in miscounted:
             continue  # the rule weighs by it
         if kind == "weight":

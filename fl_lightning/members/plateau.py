@@ -20,10 +20,6 @@ Factors = list[list[float]]
 """Factors of the local learning rates, by optimizer and parameter group."""
 
 
-def no_step(scheduler: Any, metric: Any) -> None:
-    """Leave the scheduler: there is no module yet."""
-
-
 class WatchedTrainer:
     """The Trainer, as which it passes, with a note of the numbers of rounds that it is asked for.
 
@@ -88,7 +84,8 @@ class Plateau(Member):
         self._base: Factors = []
         self._saved: dict[str, Any] | None = None
         self._seen: set[str] = set()
-        self._step: Callable[[Any, Any], None] = no_step
+        self._owner: Any = None
+        """The module with the schedulers, once there are some."""
 
     def start(self, client: ClientModule, trainer: Trainer) -> None:
         """Begin a fit.
@@ -118,7 +115,7 @@ class Plateau(Member):
             f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
             f"holds for every client of the next round"
         )
-        self._entries, self._optimizers, self._step = entries, optimizers, owner.lr_scheduler_step
+        self._entries, self._optimizers, self._owner = entries, optimizers, owner
         self._base = self._rates()
         if self._saved is not None:
             self._restore(self._saved)
@@ -158,7 +155,7 @@ class Plateau(Member):
         for entry in self._entries:
             value = values.get(str(entry.monitor))
             if value is not None and (round_idx + 1) % entry.frequency == 0:
-                self._step(entry.scheduler, value)
+                self._owner.lr_scheduler_step(entry.scheduler, value)
         now = self._relative()
         if now != self.factors:
             told = ", ".join(f"{factor:.3g}" for row in now for factor in row)
