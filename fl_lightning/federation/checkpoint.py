@@ -4,7 +4,6 @@ And how weights are read from files.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,8 @@ class SavedFederation:
         """Entries of rule and server module, until they are allocated."""
         self._waiting: Mapping[str, Any] = {}
         """States of the members, by name, until there are members."""
-        self._handed_over = False
 
     # --- a run -------------------------------------------------------------------------------------------------
-
-    def begin_run(self) -> None:
-        """Begin a run: the process holds the federation."""
-        self._handed_over = False
 
     def start(self, weights: GlobalWeights) -> None:
         """Put the values to start from in place of those with which the module was built."""
@@ -82,8 +76,7 @@ class SavedFederation:
     def give(self, members: Members) -> None:
         """Give the members, now that there are some, the states that were loaded before."""
         states, self._waiting = self._waiting, {}
-        if states:
-            self.take(states, members)
+        self.take(states, members)
 
     def take_deferred(self) -> dict[str, Any]:
         """Hand over the entries that `loadable` has kept."""
@@ -101,18 +94,11 @@ class SavedFederation:
             recorder, callbacks = self.parts.recorder, trainer.callbacks  # type: ignore[attr-defined]
             recorder.restore(rows_kept(recorder, trainer.loggers, callbacks))
 
-    def end_run(self) -> None:
-        """End a run.
-
-        Of a process that was started for it only the state dict comes back.
-        """
-        self._handed_over = parent_process() is not None
-
     # --- saving ------------------------------------------------------------------------------------------------
 
     def shape_entry(self) -> dict[str, Any]:
         """The entry of a state dict that crosses processes: what the net was built for."""
-        shape = data_shape(self.parts.client) if self._handed_over else None
+        shape = data_shape(self.parts.client)
         return {} if shape is None else {DATA_SHAPE: torch.tensor(shape)}
 
     def save(self, checkpoint: dict[str, Any], members: Members, undo: Undo | None) -> None:

@@ -25,7 +25,7 @@ from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
-from fl_lightning.types import Broadcast, ClientJob, ClientScore, Engine
+from fl_lightning.types import Broadcast, ClientJob, Engine
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
@@ -237,15 +237,10 @@ class Evaluation:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
         metrics = None if self.metrics is None else alone(self.metrics)
-        settings = self.data.eval_batch_size, metrics, self._channels_last
-        scores, values = list[ClientScore](), list[dict[str, float]]()
-        with (
-            self._kept_generators(),
-            closing(self.clients.evaluate(self._deployed_jobs(round_idx), *settings)) as results,
-        ):
-            for score in results:
-                scores.append(score)
-                values.append(values_of(score.metrics, "local", self.inspection.class_names))
+        jobs, settings = self._deployed_jobs(round_idx), (self.data.eval_batch_size, metrics, self._channels_last)
+        with self._kept_generators(), closing(self.clients.evaluate(jobs, *settings)) as results:
+            scores = list(results)
+        values = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
         counts = to_host([torch.as_tensor(n) for score in scores for n in (score.correct, score.num_samples)])
         mine = [(score.client_id, *counts[2 * i : 2 * i + 2]) for i, score in enumerate(scores)]
         everywhere = self.communicator.gather((mine, values))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -84,6 +85,8 @@ class FederatedLoop(Forwarding):
     engine_factory: Callable[[SequentialEngine], Engine] | None = None
     _run: FederatedRun | None = None
     _round: Round | None = None
+    _handed_over = False
+    """Whether a process that was started for a run has ended it, of which only the state dict comes back."""
     final_key = ""
 
     @checks_arguments
@@ -228,7 +231,7 @@ class FederatedLoop(Forwarding):
         if self._run is not None and self._run.held is not None:
             self._run.held.restore()  # a pass of an earlier run was broken off
         self._run, self._round = None, None
-        self._saved.begin_run()
+        self._handed_over = False
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
 
@@ -377,7 +380,8 @@ class FederatedLoop(Forwarding):
             state |= self._under_way.entries()
         elif self._run is not None and self._run.held is not None:
             state |= self._run.held.state_dict()
-        state |= self._saved.shape_entry()
+        if self._handed_over:
+            state |= self._saved.shape_entry()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -392,7 +396,7 @@ class FederatedLoop(Forwarding):
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
         self.parts.end_run()
-        self._saved.end_run()
+        self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._saved.save(checkpoint, self.run.members, self._under_way)

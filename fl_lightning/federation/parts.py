@@ -201,12 +201,11 @@ class FederationParts:
         self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Join what the modules saved (`save_hyperparameters`) by its own names and the settings by their dotted ones."""
-        known = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
-        saved = {
-            key: value for module in self.client.lightning_modules() for key, value in module.hparams_initial.items()
-        }
-        return {**known, **{key: value for key, value in saved.items() if key != "_class_path"}}
+        """Join the settings by their dotted names and what the modules saved (`save_hyperparameters`) by its own."""
+        found = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
+        for module in self.client.lightning_modules():
+            found |= {key: value for key, value in module.hparams_initial.items() if key != "_class_path"}
+        return found
 
     # --- making ------------------------------------------------------------------------------------------------
 

@@ -149,31 +149,26 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
     What the package refuses keeps its words.
     """
     text, kind, (place, own) = " ".join(str(error).split()), type(error).__name__, place_of(error)
-    at = f" ({place})" if place else ""
+    at, colon = f" ({place})" if place else "", f": {text}" if text else ""
     if own:
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
         return ClientError(sentence, client_id, text, taken_in)
-    said = f": {text}" if text else ""
-    remedies = ["mend that line"] if users_lines(error) else []
+    remedy = "set model.faults.on_error to skip"
     if isinstance(error, StopIteration):
-        remedies = ["end your own generators by return"]
-    remedy = ", or ".join([*remedies, "set model.faults.on_error to skip"])
-    sentence = f"client {client_id} raised {kind} in round {round_idx}{said}{at}; {remedy}"
-    return ClientError(sentence, client_id, f"{kind}{said}{at}", taken_in)
+        remedy = f"end your own generators by return, or {remedy}"
+    elif users_lines(error):
+        remedy = f"mend that line, or {remedy}"
+    sentence = f"client {client_id} raised {kind} in round {round_idx}{colon}{at}; {remedy}"
+    return ClientError(sentence, client_id, f"{kind}{colon}{at}", taken_in)
 
 
 def as_raised(error: Exception) -> Exception:
     """Give the error of a run that ends with it: a ValueError or TypeError of the package's own checks stays one."""
-    cause = error.__cause__
-    if (
-        isinstance(error, ClientError)
-        and isinstance(cause, Exception)
-        and type(cause) in (ValueError, TypeError)
-        and place_of(cause)[1]
-    ):
-        found = type(cause)(str(error))
-        found.__cause__ = cause
-        return found
+    cause: Any = error.__cause__
+    if isinstance(error, ClientError) and type(cause) in (ValueError, TypeError) and place_of(cause)[1]:
+        raised: Exception = type(cause)(str(error))
+        raised.__cause__ = cause
+        return raised
     return error
 
 

@@ -72,7 +72,8 @@ class NonPersistentBuffers(Member):
             self._may_come = False
             self.start.update(dict.fromkeys(self._find()))
         if self.kept:
-            job.memory[KEPT] = self.snapshot()
+            live = {name: getattr(*self.places[name]) for name in self.kept}
+            job.memory[KEPT] = {name: value.detach().clone() for name, value in live.items() if value is not None}
 
     def leave(self) -> None:
         self.set_back({})
@@ -110,11 +111,6 @@ class NonPersistentBuffers(Member):
             if value is not None and id(value) not in fresh:
                 fresh[id(value)] = value.clone()
             setattr(owner, attribute, None if value is None else fresh[id(value)])
-
-    def snapshot(self) -> State:
-        """Copy the buffers that a client keeps."""
-        live = {name: getattr(*self.places[name]) for name in self.kept}
-        return {name: value.detach().clone() for name, value in live.items() if value is not None}
 
     def state_dict(self, mark: Any = None) -> State:
         """Give the values before any training that are allocated."""

@@ -35,44 +35,34 @@ class UserEntries(Member):
         self._modules, self._forward = list(modules), forward
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        return save(self._modules, self._forward)
+        """Ask the modules for their entries.
+
+        Empty where none has the hook.
+
+        A checkpoint loads with `weights_only=True`, so that objects (a metric, an encoder of columns) are left out.
+        """
+        left_out: list[str] = []
+        kept = _readable(self._asked(), "", left_out)
+        return {**kept, LEFT_OUT: left_out} if left_out else kept
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load(self._modules, self._forward, state)
+        """Hand the modules their entries.
 
+        Objects that were left out are those that the module has now, as it was made.
+        """
+        entries = dict(state)
+        if left_out := entries.pop(LEFT_OUT, []):
+            entries = _overlaid(self._asked(), entries)
+            rank_zero_info(
+                f"{', '.join(left_out)} of on_save_checkpoint are objects, which no checkpoint keeps: they are those "
+                f"of the module as it was made"
+            )
+        self._forward("on_load_checkpoint", entries)
 
-def save(modules: Iterable[LightningModule], forward: Forward) -> dict[str, Any]:
-    """Ask the modules for their entries.
-
-    Empty where none has the hook.
-
-    A checkpoint loads with `weights_only=True`, so that objects (a metric, an encoder of columns) are left out.
-    """
-    entries = _asked(modules, forward)
-    left_out: list[str] = []
-    kept = _readable(entries, "", left_out)
-    return {**kept, LEFT_OUT: left_out} if left_out else kept
-
-
-def load(modules: Iterable[LightningModule], forward: Forward, saved: Mapping[str, Any]) -> None:
-    """Hand the modules their entries.
-
-    Objects that were left out are those that the module has now, as it was made.
-    """
-    entries = dict(saved)
-    if left_out := entries.pop(LEFT_OUT, []):
-        entries = _overlaid(_asked(modules, forward), entries)
-        rank_zero_info(
-            f"{', '.join(left_out)} of on_save_checkpoint are objects, which no checkpoint keeps: they are those of "
-            f"the module as it was made"
-        )
-    forward("on_load_checkpoint", entries)
-
-
-def _asked(modules: Iterable[LightningModule], forward: Forward) -> dict[str, Any]:
-    hparams = {key: value for module in modules for key, value in module.hparams.items()}
-    entries: dict[str, Any] = {HYPER_PARAMETERS: hparams}
-    return entries if forward("on_save_checkpoint", entries) else {}
+    def _asked(self) -> dict[str, Any]:
+        hparams = {key: value for module in self._modules for key, value in module.hparams.items()}
+        entries: dict[str, Any] = {HYPER_PARAMETERS: hparams}
+        return entries if self._forward("on_save_checkpoint", entries) else {}
 
 
 def _readable(entries: Mapping[Any, Any], where: str, left_out: list[str]) -> dict[Any, Any]:
