@@ -19,9 +19,6 @@ Batch = Any
 CONDITIONS = frozenset({"logits", "accumulated_lr", "start"})
 """Names that `needs` may hold besides splits."""
 
-NetFactory = Callable[[int, "tuple[int, ...]"], nn.Module]
-"""`(num_classes, input_shape) -> net`, input_shape without the batch dimension."""
-
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """`params -> optimizer`."""
 
@@ -577,7 +574,7 @@ class Members:
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
         """Give the states of all by name, inside a round, which `undo` would undo, those before it."""
         keeping = [member for member in self.all if does(member, "state_dict")]
-        return {m.name: m.state_dict(None if undo is None else undo.mark_of(m)) for m in keeping}
+        return {m.name: m.state_dict(undo and undo.marks.get(m)) for m in keeping}
 
 
 class Undo:
@@ -587,10 +584,13 @@ class Undo:
 
     Args:
         members: in the order in which they are undone.
+
+    Attributes:
+        marks: of the members.
     """
 
     def __init__(self, members: Iterable[Member]) -> None:
-        self._marks = [(member, member.mark()) for member in members]
+        self.marks = {member: member.mark() for member in members}
 
     def __enter__(self) -> "Undo":
         return self
@@ -601,13 +601,9 @@ class Undo:
 
     def undo(self) -> None:
         """Go back to the marks."""
-        for member, mark in self._marks:
+        for member, mark in self.marks.items():
             member.undo(mark)
-
-    def mark_of(self, member: Member) -> Any:
-        """Look up the mark of a member, or None without one."""
-        return next((mark for marked, mark in self._marks if marked is member), None)
 
     def entries(self) -> dict[str, Any]:
         """Give the entries of the loop's state dict as they were at the marks."""
-        return {name: value for member, mark in self._marks for name, value in member.entries_at(mark).items()}
+        return {name: value for member, mark in self.marks.items() for name, value in member.entries_at(mark).items()}

@@ -1,6 +1,6 @@
 """The guard against values that must not become the model, and the checks of what clients send."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -55,7 +55,8 @@ class NonFiniteGuard(Member):
         allowed = all_finite(values) if self.skips else None
         if self.max_norm is not None and update.weights and self.server.trainable:
             start = {**self.server.weights, **(result.job.broadcast.weights or {})}
-            norm = update_norm(update.weights, start, self.server.trainable)
+            pairs = [(update.weights[name], start[name]) for name in self.server.trainable]
+            norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
             self._checks.append(Check(update.client_id, "norm", norm, 0.0, self.max_norm))
             allowed = None if allowed is None else allowed & (norm <= self.max_norm)
         return result if allowed is None else result._replace(update=self._skipped(update, allowed))
@@ -102,11 +103,6 @@ class NonFiniteGuard(Member):
         )
         num_samples = allowed.to(torch.int64) * update.num_samples
         return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=allowed)
-
-
-def update_norm(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """Norm of an update over the named entries, 0-d float64."""
-    return torch.stack([(weights[n].double() - start[n].double()).square().sum() for n in names]).sum().sqrt()
 
 
 def extremes_in(value: Any) -> list[Tensor]:

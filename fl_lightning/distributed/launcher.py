@@ -1,112 +1,21 @@
-"""Launcher around Lightning's, which raises the run's first error, of whichever process."""
+"""How the first error of a run comes back from the processes that were started for it, and how these are ended."""
 
-import os
 import pickle
-import shutil
-import signal
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from traceback import format_exception
-from typing import Any, Protocol
+from typing import Any
 
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException
 
-from fl_lightning.distributed.watch import GRACE, RemoteError, Watch
+from fl_lightning.distributed.watch import GRACE, RemoteError
 from fl_lightning.utils.tracebacks import raised_by_check
-
-
-class Watched(Protocol):
-    """A strategy with a watch over its processes.
-
-    Attributes:
-        watch: while the processes run.
-        starts_all: whether the first process starts all others and only waits; else it runs rank 0.
-    """
-
-    starts_all: bool
-    watch: Watch | None
-
-    def report_to(self, mail: Path | None) -> None:
-        """Set the folder in which an error that ends the run is left for the process that has started this one."""
 
 
 class RemoteTracebackError(Exception):
     """Traceback of another process, as the cause of its error in this one."""
-
-
-def launch_watched(
-    launcher: Any,
-    launch: Callable[..., Any],
-    strategy: Watched,
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Start the processes by a launcher of Lightning's and run `function` in each.
-
-    Args:
-        launcher: of Lightning's.
-        launch: its own method of this name.
-        strategy: whose processes it starts.
-        function: to be run.
-        args: of the function.
-        kwargs: of the launcher and the function.
-
-    Raises:
-        BaseException: the first error of any process.
-    """
-    mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if strategy.starts_all else None
-    try:
-        return launch(partial(run_rank, strategy, mail, os.getpid(), function), *args, **kwargs)
-    except KeyboardInterrupt:
-        end_all(launcher.procs)
-        raise
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        raise first_error(mail, error) if mail is not None else error from None
-    finally:
-        if mail is not None:
-            shutil.rmtree(mail, ignore_errors=True)
-
-
-def run_rank(
-    strategy: Watched, mail: Path | None, starter: int, function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Run `function` in one of the processes.
-
-    Args:
-        strategy: of this process.
-        mail: folder for an error, where another process has started this one and waits for it; else None.
-        starter: id of that process.
-        function: to be run.
-        args: of the function.
-        kwargs: of the function.
-
-    Raises:
-        BaseException: the run's first error.
-        SystemExit: in place of that error, in a process that was started for the fit.
-    """
-    strategy.report_to(mail)
-    try:
-        return function(*args, **kwargs)
-    except BaseException as error:
-        if mail is not None:  # the starting process sends that signal once one has ended, and the handler may block
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        first = error if strategy.watch is None else strategy.watch.explain(error)
-        if mail is not None:
-            leave(mail, strategy.watch.rank if strategy.watch is not None else 0, first)
-            if os.getppid() != starter:
-                shutil.rmtree(mail, ignore_errors=True)
-            sys.exit(1)
-        if strategy.watch is not None:
-            first.reported = not strategy.watch.reports  # type: ignore[attr-defined]
-        if first is error:
-            raise
-        raise first from None
 
 
 def leave(mail: Path, rank: int, error: BaseException) -> None:

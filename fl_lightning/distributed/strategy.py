@@ -1,7 +1,11 @@
 """Strategy that spreads the clients of a round over processes, without synchronised gradients."""
 
 import os
+import shutil
+import signal
 import sys
+import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -9,8 +13,9 @@ from typing import Any
 
 import torch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning.distributed.launcher import end_all, launch_watched, leave
+from fl_lightning.distributed.launcher import end_all, first_error, leave
 from fl_lightning.distributed.watch import Watch
 from fl_lightning.utils.life import LIFE, heartbeat
 from fl_lightning.utils.settings import check_above
@@ -38,20 +43,79 @@ class ClientParallelStrategy(DDPStrategy):
         self.process_timeout = process_timeout
         self.watch: Watch | None = None
         self._mail: Path | None = None
+        """Folder in which an error that ends the run is left for the process that has started this one."""
         self.starts_all = kwargs.get("start_method", "popen") != "popen"
         self._children: list[Any] = []  # that this process has started
-
-    def report_to(self, mail: Path | None) -> None:
-        """Set the folder in which an error that ends the run is left for the process that has started this one."""
-        self._mail = mail
 
     @property
     def launcher(self) -> Any:
         """Lightning's launcher, under watch, so that an error of one process is reported once."""
         launcher: Any = super().launcher
         if launcher is not None and "launch" not in vars(launcher):
-            launcher.launch = partial(launch_watched, launcher, launcher.launch, self)
+            launcher.launch = partial(self._launch, launcher, launcher.launch)
         return launcher
+
+    def _launch(
+        self, launcher: Any, launch: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Start the processes by a launcher of Lightning's and run `function` in each.
+
+        Args:
+            launcher: of Lightning's.
+            launch: its own method of this name.
+            function: to be run.
+            args: of the function.
+            kwargs: of the launcher and the function.
+
+        Raises:
+            BaseException: the first error of any process.
+        """
+        mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if self.starts_all else None
+        try:
+            return launch(partial(self._run_rank, mail, os.getpid(), function), *args, **kwargs)
+        except KeyboardInterrupt:
+            end_all(launcher.procs)
+            raise
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise first_error(mail, error) if mail is not None else error from None
+        finally:
+            if mail is not None:
+                shutil.rmtree(mail, ignore_errors=True)
+
+    def _run_rank(
+        self, mail: Path | None, starter: int, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `function` in one of the processes.
+
+        Args:
+            mail: folder for an error, where another process has started this one and waits for it; else None.
+            starter: id of that process.
+            function: to be run.
+            args: of the function.
+            kwargs: of the function.
+
+        Raises:
+            BaseException: the run's first error.
+            SystemExit: in place of that error, in a process that was started for the fit.
+        """
+        self._mail = mail
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if mail is not None:  # the starting process sends that signal once one has ended, and the handler may block
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            watch = self.watch
+            first = error if watch is None else watch.explain(error)
+            if mail is not None:
+                leave(mail, 0 if watch is None else watch.rank, first)
+                if os.getppid() != starter:
+                    shutil.rmtree(mail, ignore_errors=True)
+                sys.exit(1)
+            if watch is not None:
+                first.reported = not watch.reports  # type: ignore[attr-defined]
+            if first is error:
+                raise
+            raise first from None
 
     def setup_environment(self) -> None:
         super().setup_environment()

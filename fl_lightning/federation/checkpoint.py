@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
+from fl_lightning.federation.identity import below
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.members.weights import GlobalWeights
@@ -159,7 +160,8 @@ class SavedFederation:
             return saved
         self.parts.describe(trainer)
         identity.compare(saved["settings"], evaluates=not fits)
-        if identity.has_changed("model.server_optimizer", "model.server_lr_scheduler"):
+        steps = "model.server_optimizer", "model.server_lr_scheduler"
+        if any(below(changed.name, name) for changed in identity.changed for name in steps):
             checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
         if fits and trainer.max_steps != -1:
             begin_next_round(checkpoint)

@@ -140,10 +140,6 @@ class RunIdentity:
             )
         self.changed = found
 
-    def has_changed(self, *names: str) -> bool:
-        """Return True where one of these settings, or one below it, may change and did."""
-        return any(below(one.name, name) for one in self.changed for name in names)
-
 
 def described(name: str, value: Any, depth: int = 0) -> Settings:
     """Describe a value by its classes and plain init values, as a configuration file would name them.

@@ -177,11 +177,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     >>> matches("net.head.bias", ["*", "!net.head.*"]), matches("net.body.bias", ["*", "!net.head.*"])
     (False, True)
     """
-    kinds: tuple[list[str], list[str]] = ([], [])
-    for pattern in patterns:
-        kinds[pattern.startswith("!")].append(pattern.removeprefix("!"))
-    kept, shared = (any(fnmatchcase(name, pattern) for pattern in kind) for kind in kinds)
-    return kept and not shared
+    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)
 
 
 def check_averageable(client: ClientModule, entries: State) -> None:
