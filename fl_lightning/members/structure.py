@@ -4,12 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import is_entry
+from fl_lightning.members.traces import refill
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, Member
+from fl_lightning.types import ClientJob, Member, State
+
+TABLES = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module in which torch keeps what is in it."""
+
+Layout = tuple[torch.Size, torch.dtype, torch.device]
+"""Shape, type and device of a tensor."""
 
 Flags = list[tuple[nn.Parameter, bool]]
 """Parameters, and whether each requires a gradient."""
@@ -27,10 +34,11 @@ class Structure(Member):
 
     def __init__(self, client: ClientModule, weights: GlobalWeights) -> None:
         self._client, self._weights = client, weights
-        self._layout: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self._entries = State()
+        self._layout: dict[str, Layout] = {}
         self._parameters: dict[str, nn.Parameter] = {}
-        self._paths: frozenset[str] = frozenset()
-        self._children: list[tuple[nn.Module, str, nn.Module]] = []
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Attributes of all modules, each with a copy, in which the `TABLES` are copies, too."""
         self._flags: Flags = []
 
     def prepare(self) -> bool:
@@ -38,19 +46,16 @@ class Structure(Member):
         if self._layout:
             return False
         state, weights = self._client.state_dict(keep_vars=True), self._weights
-        entries = {name: getattr(*place) for name, place in weights.entries.items()}
-        entries |= {alias: entries[name] for alias, name in weights.tied.items()}
-        self._layout = {name: (value.shape, value.dtype, value.device) for name, value in entries.items()}
+        self._entries = {name: getattr(*place) for name, place in weights.entries.items()}
+        self._entries |= {alias: self._entries[name] for alias, name in weights.tied.items()}
+        self._layout = {name: layout_of(value) for name, value in self._entries.items()}
         self._parameters = {
-            name: value for name, value in entries.items() if isinstance(value, nn.Parameter) and state[name] is value
+            name: value
+            for name, value in self._entries.items()
+            if isinstance(value, nn.Parameter) and state[name] is value
         }
-        modules = dict(self._client.named_modules(remove_duplicate=False))
-        self._paths = frozenset(modules)
-        self._children = [
-            (modules[path.rpartition(".")[0]], path.rpartition(".")[2], module)
-            for path, module in modules.items()
-            if path
-        ]
+        for attributes in map(vars, self._client.modules()):
+            self._attributes.append((attributes, attributes | {name: dict(attributes[name]) for name in TABLES}))
         return False
 
     def mark(self) -> Flags:
@@ -78,7 +83,7 @@ class Structure(Member):
                     f"the client's parameters must stay the same objects, but {name!r} was replaced; copy the values "
                     f"into it"
                 )
-            if (value.shape, value.dtype, value.device) != layout[name]:
+            if layout_of(value) != layout[name]:
                 raise ValueError(
                     f"the client's entries must keep shape, type and device, but {name!r} has {tuple(value.shape)}, "
                     f"{value.dtype} on {value.device} in place of {tuple(layout[name][0])}, {layout[name][1]} on "
@@ -95,36 +100,24 @@ class Structure(Member):
 
         The entries' values are to be loaded anew.
         """
-        for parent, name, module in self._children:
-            if getattr(parent, name, None) is not module:
-                setattr(parent, name, module)
-        for name, value in self._client.state_dict(keep_vars=True).items():
-            if name not in self._layout and is_entry(name, value):
-                self._remove(name)
-        for name, (owner, attribute) in self._weights.entries.items():
+        for attributes, before in self._attributes:
+            for name in TABLES:
+                refill(attributes[name], before[name])
+                for shadowed in attributes.keys() & before[name]:
+                    del attributes[shadowed]
+            attributes.update({name: value for name, value in before.items() if name not in attributes})
+        for name, value in self._entries.items():
             shape, dtype, device = self._layout[name]
-            now, parameter = getattr(owner, attribute, None), self._parameters.get(name)
-            if parameter is not None:
-                if (parameter.shape, parameter.dtype, parameter.device) != (shape, dtype, device):
-                    parameter.data = torch.zeros(shape, dtype=dtype, device=device)
-                    parameter.grad = None
-                if now is not parameter:
-                    setattr(owner, attribute, parameter)
-            elif now is None or (now.shape, now.dtype, now.device) != (shape, dtype, device):
-                setattr(owner, attribute, torch.zeros(shape, dtype=dtype, device=device))
+            if layout_of(value) != (shape, dtype, device):
+                value.data = torch.zeros(shape, dtype=dtype, device=device)
+                value.grad = None
         for parameter, flag in mark:
             parameter.requires_grad_(flag)
 
-    def _remove(self, name: str) -> None:
-        """Set an entry that came to be, or the module that brought it, to None."""
-        path = name.split(".")
-        for i in range(1, len(path)):
-            if ".".join(path[:i]) not in self._paths:
-                path = path[:i]
-                break
-        owner = self._client.get_submodule(".".join(path[:-1]))
-        if getattr(owner, path[-1], None) is not None:
-            setattr(owner, path[-1], None)
+
+def layout_of(value: Tensor) -> Layout:
+    """Give shape, type and device."""
+    return value.shape, value.dtype, value.device
 
 
 class HeldEntries:
