@@ -1,13 +1,19 @@
-"""Communicator of a run with one process, and the interface of `processes.ProcessCommunicator` for several."""
+"""Communicators: of a run with one process, which has the interface, and of one with several."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.aggregation import PartialAggregate
-from fl_lightning.types import State
+from fl_lightning.distributed.watch import RemoteError
+from fl_lightning.functional.state import StateSum
+from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.life import LIFE
 
 
 class Communicator:
@@ -74,3 +80,112 @@ class Communicator:
             owners: rank that keeps a client's memory, by client id.
         """
         return list(cohort)
+
+
+class ProcessCommunicator(Communicator):
+    """Exchanges values through torch's default process group."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__(device)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def gather(self, value: Any) -> list[Any]:
+        out: list[Any] = [None] * self.world
+        with LIFE.waiting():
+            dist.all_gather_object(out, value)
+        return out
+
+    def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
+        failures = [f"{type(error).__name__}: {error}" if error is not None else None, value]
+        everyone = self.gather(failures)
+        if error is not None:
+            raise error
+        for rank, (failure, _) in enumerate(everyone):
+            if failure is not None:
+                raise RemoteError(f"rank {rank} of {self.world} failed: {failure}")
+        return [value for _, value in everyone]
+
+    def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
+        rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
+        sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
+        layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}
+        open_rows = {name: part for name, part in rows.items() if name != to_root}
+        gathered = self.all_gather_or_raise((layouts, open_rows), error)
+        merged = self._add_up(sums, [layout for layout, _ in gathered])
+        closed = self.gather_to_root(rows[to_root]) if to_root else []
+        for name, part in partials.items():
+            by_rank = closed if name == to_root else [opened[name] for _, opened in gathered]
+            everyone = {c: row for rows_of_rank in by_rank for c, row in rows_of_rank.items()}
+            part.become(
+                {key.removeprefix(f"{name}/"): s for key, s in merged.items() if key.startswith(f"{name}/")},
+                {c: to_device(everyone[c], self.device) for c in sorted(everyone)},
+            )
+
+    def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
+        """Add up every rank's sums by `parts`, all ranks' layouts and weights, so that one without clients joins."""
+        union: dict[str, Any] = {}
+        weights: dict[str, float | Tensor] = {}
+        for part in parts:
+            for key, (layout, weight) in part.items():
+                if union.setdefault(key, layout) != layout:
+                    raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
+                weights[key] = weights.get(key, 0) + weight
+        out = {}
+        for key in sorted(union):
+            total = out[key] = sums[key] if key in sums else StateSum.zeros(union[key], self.device)
+            total.weigh(to_device(weights[key], self.device))
+            for vector in (total.flat[dtype] for dtype in sorted(total.flat, key=str)):
+                with LIFE.waiting():
+                    dist.all_reduce(vector)
+        return out
+
+    def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
+        made: State | None = None
+        error: Exception | None = None
+        try:
+            made = to_device(make(), torch.device("cpu")) if self.rank == 0 else None
+        except Exception as problem:
+            error = problem
+        first: State | None = self.all_gather_or_raise(made, error)[0]
+        self.broadcast_(list(tensors()))
+        return first if first is None else {name: value.to(self.device) for name, value in first.items()}
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            there = tensor.detach().to(self.device).contiguous()
+            with LIFE.waiting():
+                dist.broadcast(there, 0)
+            tensor.detach().copy_(there)
+
+    def gather_to_root(self, value: Any) -> list[Any]:
+        out: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        with LIFE.waiting():
+            dist.gather_object(value, out, 0)
+        return out or []
+
+    def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
+        ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
+        load = [0] * self.world
+        for client_id, rank in ranks.items():
+            load[rank] += work(client_id)
+        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-work(c), c)):
+            rank = ranks[client_id] = load.index(min(load))
+            load[rank] += max(1, work(client_id))
+        return sorted(client_id for client_id, rank in ranks.items() if rank == self.rank)
+
+
+def current_communicator(device: torch.device | None = None) -> Communicator:
+    """Make the communicator of this run, for several processes or for one."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return ProcessCommunicator(device) if several else Communicator(device)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors in a nest of dicts, lists and updates to `device`."""
+
+    def moved(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.detach().to(device)
+        return replace(item, **to_device(vars(item), device))
+
+    return apply_to_collection(value, (Tensor, ClientUpdate), moved)

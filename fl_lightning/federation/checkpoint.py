@@ -75,9 +75,15 @@ class SavedFederation:
             weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
 
     def give(self, members: Members) -> None:
-        """Give the members, now that there are some, the states that were loaded before."""
+        """Give the members, now that there are some, the states that were loaded before.
+
+        Raises:
+            ValueError: there is another number of transforms.
+        """
         states, self._waiting = self._waiting, {}
-        self.take(states, members)
+        for member in members.all:
+            if does(member, "load_state_dict") and member.name in states:
+                member.load_state_dict(states[member.name])
 
     def take_deferred(self) -> dict[str, Any]:
         """Hand over the entries that `loadable` has kept."""
@@ -141,56 +147,35 @@ class SavedFederation:
         ready = {name: value for name, value in state.items() if name not in self._deferred}
         return ready | {name: own[name] for name in self._deferred if name in own}
 
-    def prepare(self, checkpoint: dict[str, Any], trainer: Trainer | None) -> dict[str, Any]:
-        """Build the net for a checkpoint, or compare its run with the present one.
-
-        Returns what `save` added.
+    def load(
+        self, checkpoint: dict[str, Any], entries: Callable[[], Mapping[str, Any]], trainer: Trainer | None
+    ) -> None:
+        """Build the net for a checkpoint, or compare its run with the present one, and keep its states to be given.
 
         Args:
             checkpoint: as it was read; states of another server optimizer are taken out.
+            entries: gives those of the loop.
             trainer: of the present run; None: there is none, and no net yet (`load_from_checkpoint`).
 
         Raises:
-            ValueError: as `federated`, or naming each setting that differs and may not.
+            ValueError: as `federated` and `check_entries`, or naming each setting that differs and may not.
         """
         identity, fits = self.parts.identity, trainer is not None and trainer.state.fn == "fit"
-        saved: dict[str, Any] = federated(checkpoint, "the checkpoint", fits)
+        states, saved = federated(checkpoint, "the checkpoint", fits), checkpoint["state_dict"]
         if trainer is None:
-            build(self.parts.client, saved.get(DATA_SHAPE))
-            return saved
-        self.parts.describe(trainer)
-        identity.compare(saved["settings"], evaluates=not fits)
-        steps = "model.server_optimizer", "model.server_lr_scheduler"
-        if any(below(changed.name, name) for changed in identity.changed for name in steps):
-            checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
-        if fits and trainer.max_steps != -1:
-            begin_next_round(checkpoint)
-        return saved
-
-    def check(self, entries: Mapping[str, Any], own: Mapping[str, Any], ready: bool) -> None:
-        """Refuse a state dict whose entries are not one's own.
-
-        `ready`: the server is made, and all are allocated.
-
-        Raises:
-            ValueError: naming an entry.
-        """
-        check_entries(own if ready else {**own, **unallocated(own, entries)}, entries)
-
-    def take(self, saved: Mapping[str, Any], members: Members | None) -> None:
-        """Give the members what `save` added.
-
-        Where there are none yet, once they are made.
-
-        Raises:
-            ValueError: it has another number of transforms.
-        """
-        if members is None:
-            self._waiting = saved
-            return
-        for member in members.all:
-            if does(member, "load_state_dict") and member.name in saved:
-                member.load_state_dict(saved[member.name])
+            build(self.parts.client, states.get(DATA_SHAPE))
+            own = entries()
+            check_entries({**own, **unallocated(own, saved)}, saved)
+        else:
+            self.parts.describe(trainer)
+            identity.compare(states["settings"], evaluates=not fits)
+            steps = "model.server_optimizer", "model.server_lr_scheduler"
+            if any(below(changed.name, name) for changed in identity.changed for name in steps):
+                checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
+            if fits and trainer.max_steps != -1:
+                begin_next_round(checkpoint)
+            check_entries(entries(), saved)
+        self._waiting = states
 
 
 def data_shape(client: ClientModule) -> list[int] | None:

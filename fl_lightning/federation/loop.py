@@ -177,17 +177,12 @@ class FederatedLoop(Forwarding):
         return built(self._server)
 
     @property
-    def run(self) -> FederatedRun:
-        """What the present run of a Trainer needs."""
-        return built(self._run)
-
-    @property
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients.
 
         Made anew for every run of a Trainer.
         """
-        return self.run.engine
+        return built(self._run).engine
 
     @property
     def clients_engine(self) -> Engine:
@@ -195,7 +190,7 @@ class FederatedLoop(Forwarding):
 
         Made anew for every run of a Trainer.
         """
-        return self.run.clients_engine
+        return built(self._run).clients_engine
 
     @property
     def evaluation(self) -> Evaluation:
@@ -203,7 +198,7 @@ class FederatedLoop(Forwarding):
 
         Made anew for every run of a Trainer.
         """
-        return self.run.evaluation
+        return built(self._run).evaluation
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -259,14 +254,14 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
-        self._round = self.run.make_round(built(self._server_step))
+        self._round = built(self._run).make_round(built(self._server_step))
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
         plateau, round_ = self.parts.plateau, built(self._round)
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(partial(self.run.keys_of_a_client, round_))
+            plateau.check_monitors(partial(built(self._run).keys_of_a_client, round_))
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
@@ -399,13 +394,13 @@ class FederatedLoop(Forwarding):
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._saved.save(checkpoint, self.run.members, self._under_way)
+        self._saved.save(checkpoint, built(self._run).members, self._under_way)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         ready = self._server is not None  # else by load_from_checkpoint, before any data are known
-        saved = self._saved.prepare(checkpoint, self.trainer if ready else None)
-        self._saved.check(checkpoint["state_dict"], self.state_dict(), ready)
-        self._saved.take(saved, self.run.members if ready else None)
+        self._saved.load(checkpoint, self.state_dict, self.trainer if ready else None)
+        if ready:
+            self._saved.give(built(self._run).members)
 
 
 def built(part: Part | None) -> Part:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fl_lightning.client.module import ClientModule
 from fl_lightning.functional.state import FlatState, is_entry
-from fl_lightning.members.extra_states import ExtraStates
 from fl_lightning.members.frozen import FrozenEntries
-from fl_lightning.members.non_persistent import NonPersistentBuffers
+from fl_lightning.members.unaveraged import ExtraStates, NonPersistentBuffers
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Member, RoundOutcome, State
 

@@ -122,7 +122,7 @@ def used(**settings):
 
     class Looks(Callback):
         def on_train_batch_end(self, *_):
-            found[:] = [type(member).__name__ for member in loop.run.members.used]
+            found[:] = [type(member).__name__ for member in loop._run.members.used]
 
     loop.client.net_factory = Perceptron
     trainer(1, callbacks=[Looks()]).fit(loop, datamodule=toy_data())
