@@ -87,41 +87,36 @@ def check_trainer(trainer: Trainer) -> None:
     overfit = getattr(trainer, "overfit_batches", 0)
     interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
     check_strategy(trainer)
-    rules: list[tuple[bool, str]] = [
-        (
-            trainer.gradient_clip_val is not None,
+    if trainer.gradient_clip_val is not None:
+        raise ValueError(
             f"the clients' gradients are clipped by model.clip_norm, not by trainer.gradient_clip_val="
-            f"{trainer.gradient_clip_val}; set model.clip_norm",
-        ),
-        (
-            trainer.accumulate_grad_batches != 1,
+            f"{trainer.gradient_clip_val}; set model.clip_norm"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
             f"the clients' gradients are accumulated by model.accumulate_grad_batches, not by "
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}; set the model's",
-        ),
-        (
-            trainer.limit_train_batches not in (1, 1.0) and not trainer.fast_dev_run,  # type: ignore[attr-defined]
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}; set the model's"
+        )
+    if trainer.limit_train_batches not in (1, 1.0) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        raise ValueError(
             f"a round is one batch and cannot be cut: trainer.limit_train_batches must stay unset, got "
-            f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round",
-        ),
-        (
-            interval is None or (isinstance(interval, float) and interval < 1),
+            f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round"
+        )
+    if interval is None or (isinstance(interval, float) and interval < 1):
+        raise ValueError(
             f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
-            f"{'a time' if interval is None else interval}; use trainer.check_val_every_n_epoch to evaluate less often",
-        ),
-        (
-            bool(overfit),
+            f"{'a time' if interval is None else interval}; use trainer.check_val_every_n_epoch to evaluate less often"
+        )
+    if overfit:
+        raise ValueError(
             f"trainer.overfit_batches={overfit} has no meaning in a federation; use a source with "
-            f"fewer samples, or model.max_local_steps",
-        ),
-        (
-            trainer.precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"),
+            f"fewer samples, or model.max_local_steps"
+        )
+    if trainer.precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+        raise ValueError(
             f"weights in half precision cannot take a small update: trainer.precision={trainer.precision} is refused; "
-            f"use bf16-mixed",
-        ),
-    ]
-    for broken, sentence in rules:
-        if broken:
-            raise ValueError(sentence)
+            f"use bf16-mixed"
+        )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         check_callback(callback)
 

@@ -379,10 +379,6 @@ class Rule(PartOfServer):
         self._total: float | Tensor = 0
         """Σ of the weights over all clients and exchanges; 0: the shared entries stay as they are."""
 
-    def begin(self, round_idx: int, cohort: list[int]) -> None:
-        self._total = 0
-        super().begin(round_idx, cohort)
-
     def incoming(self, result: ClientResult) -> ClientResult:
         """Add an update, as every member before has left it."""
         update, rule = result.update, self._rule
@@ -390,15 +386,15 @@ class Rule(PartOfServer):
             update = replace(update, extras={**update.extras, **statistics})
             result = result._replace(update=update)
         rule.add(update)
-        if rule.unchecked:
-            weights = [torch.as_tensor(weight).detach() for weight in rule.take_unchecked()]
-            self._checks += [Check(update.client_id, "weight", weight, 0.0) for weight in weights]
+        weights = [torch.as_tensor(weight).detach() for weight in rule.take_unchecked()]
+        self._checks += [Check(update.client_id, "weight", weight, 0.0) for weight in weights]
         return result
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
-        if outcome is not None and isinstance(self._total, Tensor):
-            checks.append(Check(-1, "total", self._total, LEAST))
+        if outcome is not None:
+            total, self._total = self._total, 0
+            checks += [Check(-1, "total", total, LEAST)] if isinstance(total, Tensor) else []
         return checks
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
@@ -409,7 +405,7 @@ class Rule(PartOfServer):
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)
-        self._checks = []
+        self._checks, self._total = [], 0
         self._rule.take_unchecked()
 
 

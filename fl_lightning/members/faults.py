@@ -284,13 +284,12 @@ def judge(
     violations = sorted(violations, key=lambda violation: violation.client_id < 0)  # clients first
     miscounted = {client_id for client_id, kind, *_ in violations if kind == "samples"}
     for client_id, kind, value, *_ in violations:
-        if kind == "weight" and client_id in miscounted:
-            continue  # the rule weighs by it
         if kind == "weight":
-            faults.append(
+            sentence = (
                 f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, got "
                 f"{value} in round {round_idx}; mend its weight()"
             )
+            faults += [] if client_id in miscounted else [sentence]  # the rule weighs by the count
         elif kind == "samples":
             broken.setdefault(client_id, f"was given {value:g} samples in round {round_idx}, which it does not have")
         elif kind == "norm":

@@ -1,11 +1,12 @@
 """Shared parameters that nobody trains: they travel in the first round after they changed, then no more."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.types import Broadcast, ClientJob, Member, RoundOutcome, State
 
@@ -21,7 +22,8 @@ class FrozenEntries(Member):
         first_exchange: name of a round's first exchange.
 
     Attributes:
-        idle: values of the idle entries of the round, by name.
+        parameters: the shared ones.
+        already_sent: values of the idle entries of the round, by name.
     """
 
     name = "frozen"
@@ -50,11 +52,14 @@ class FrozenEntries(Member):
             self._sent = {name: self.parameters[name].detach().clone() for name in self._since}
             self._loaded = False
         frozen = [name for name, value in self.parameters.items() if not value.requires_grad and name not in fixed]
-        for name in self._sent.keys() - frozen if self._sent else ():
+        for name in self._sent.keys() - frozen:
             del self._sent[name], self._since[name]  # trained, so that it travels once when it is frozen again
-        known = [name for name in frozen if name in self._sent]
-        changed = set(self.changed(known, self._sent))
-        self.already_sent = {name: self._sent[name] for name in known if name not in changed}
+        self.already_sent = self._unchanged()
+
+    def _unchanged(self) -> State:
+        """Select the frozen entries that are as they were sent last."""
+        changed = self.changed(self._sent)
+        return {name: value for name, value in self._sent.items() if name not in changed}
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Record what the clients of a round were sent: the entries as they were when it began."""
@@ -75,16 +80,15 @@ class FrozenEntries(Member):
         return replace(broadcast, weights={n: v for n, v in broadcast.weights.items() if n not in there})
 
     @torch.no_grad()
-    def changed(self, names: Iterable[str], wanted: Mapping[str, Tensor]) -> list[str]:
+    def changed(self, wanted: State) -> list[str]:
         """Name the entries that are not as they are wanted.
 
         With one transfer from the device.
         """
-        names = list(names)
-        if not names:
+        if not wanted:
             return []
-        differs = torch.stack([(self.parameters[name].detach() != wanted[name]).any() for name in names])
-        return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]
+        differs = torch.stack([(self.parameters[name].detach() != value).any() for name, value in wanted.items()])
+        return list(compress(wanted, differs.tolist()))
 
     def trained(self, job: ClientJob) -> None:
         """Refuse a client that has changed an idle entry.
@@ -92,7 +96,7 @@ class FrozenEntries(Member):
         Raises:
             ValueError: naming it.
         """
-        if self.already_sent and (found := self.changed(self.already_sent, self.already_sent)):
+        if found := self.changed(self.already_sent):
             raise ValueError(
                 f"a parameter with requires_grad=False when a round begins does not travel, but a client has changed "
                 f"{found[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
@@ -110,10 +114,7 @@ class FrozenEntries(Member):
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         """Give the entries that are idle in the next round, or in the present one, and the clients' last rounds."""
-        names: Iterable[str] = self.already_sent
-        if mark is None:
-            changed = set(self.changed(self._sent, self._sent))
-            names = [name for name in self._sent if name not in changed]
+        names = self._unchanged() if mark is None else self.already_sent
         since = {name: self._since[name] for name in names}
         return {"since": since, "seen": dict(self._seen)} if since else {}
 
