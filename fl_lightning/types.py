@@ -552,12 +552,11 @@ class Members:
     def __init__(self, members: Iterable[Member]) -> None:
         self.all = list(members)
         self.used: list[Member] = []
-        self._preparing = [member for member in self.all if does(member, "prepare")]
         self._by_verb: dict[str, list[Member]] = {}
 
     def prepare(self) -> None:
         """Prepare a round, and choose who takes part in it."""
-        changes = [member.prepare() for member in self._preparing]
+        changes = [member.prepare() for member in self.all if does(member, "prepare")]
         if any(changes) or not self.used:
             self.used, self._by_verb = [member for member in self.all if member.is_used], {}
 

@@ -281,15 +281,10 @@ class ServerModule(ServerPart):
     def sends(self, exchange: str, **extras: Any) -> Broadcast:
         """Make a broadcast of the global weights and `extras`, server state in the weights' own types."""
         weights = self.server.weights
-        if extras:
-            extras = {name: self._typed(value, weights) for name, value in extras.items()}
+        for key, value in extras.items():
+            if isinstance(value, StateBuffers):
+                extras[key] = {name: tensor.to(weights[name].dtype) for name, tensor in value.items()}
         return Broadcast(self.server.round_idx, exchange, weights, extras)
-
-    @staticmethod
-    def _typed(value: Any, weights: Mapping[str, Tensor]) -> Any:
-        if not isinstance(value, StateBuffers):
-            return value
-        return {name: tensor.to(weights[name].dtype) for name, tensor in value.items()}
 
 
 class StateBuffers(nn.Module, Mapping[str, Tensor]):

@@ -80,9 +80,8 @@ class NormClip(UpdateTransform):
         }
         norm = torch.stack([value.square().sum() for value in delta.values()]).sum().sqrt()
         factor = (self.max_norm / norm).clamp(max=1.0)  # ∞ where the client did not move: it stays unclipped
-        clipped = {
-            name: torch.where(factor < 1, start[name].double() + factor * delta[name], weights[name].double())
-            for name in weights
+        new = {
+            name: torch.where(factor < 1, start[name].double() + factor * delta[name], value.double()).to(value.dtype)
+            for name, value in weights.items()
         }
-        new = {name: value.to(weights[name].dtype) for name, value in clipped.items()}
         return replace(update, weights={**update.weights, **new})

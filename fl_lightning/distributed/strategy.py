@@ -224,8 +224,7 @@ def end_all(processes: Sequence[Any]) -> None:
     while monotonic() < until and any(alive(process) for process in processes):
         sleep(0.05)
     for process in processes:
-        if alive(process):
-            process.kill()
+        process.kill()
 
 
 def alive(process: Any) -> bool:

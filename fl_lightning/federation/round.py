@@ -1,5 +1,6 @@
 """One communication round, which is kept as a whole or leaves the federation as it was."""
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -92,13 +93,10 @@ class Round:
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
-            metrics: dict[str, float] = {}
-            ends = [member.end(outcome, parts) for member, parts in shared]
-            for values in reversed(ends):
-                metrics.update(values)
+            ends = [dict(member.end(outcome, parts)) for member, parts in shared]
             if outcome.aborted:
                 undo.undo()
-        return metrics
+        return dict(ChainMap(*ends))
 
     @contextmanager
     def undone_on_error(self) -> Iterator[Undo]:

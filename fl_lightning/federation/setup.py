@@ -93,19 +93,9 @@ class FederatedRun:
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk)
-        return make(
-            client,
-            settings,
-            self.server.global_weights,
-            services,
-            client.device,
-            trainer.precision_plugin,
-            getattr(self._data.source, "datamodule", None),
-            hooks,
-            batch_hooks=parts.batch_hooks,
-            members=self.members,
-            tolerant=faults.on_error == "skip",
-        )
+        where = client.device, trainer.precision_plugin, getattr(self._data.source, "datamodule", None)
+        more = {"batch_hooks": parts.batch_hooks, "members": self.members, "tolerant": faults.on_error == "skip"}
+        return make(client, settings, self.server.global_weights, services, *where, hooks, **more)
 
     def keys_of_a_client(self, round_: Round) -> set[str]:
         """Train one client for one step, undo it, and list the keys that it logged."""
