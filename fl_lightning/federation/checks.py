@@ -1,21 +1,20 @@
 """Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, UpdateTransform
 from fl_lightning.client import ClientModule
-from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
-from fl_lightning.types import CONDITIONS, DataModule
-from fl_lightning.utils.settings import as_list, check_factory, check_kind, described
+from fl_lightning.types import CONDITIONS
+from fl_lightning.utils.settings import as_list
 
 REFUSED = {
     "StochasticWeightAveraging": (
@@ -52,6 +51,9 @@ CALLBACKS = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
 
 FAR = 0.1
 """Share of the way to the aggregate below which a server's step is told of."""
+
+Needs = list[tuple[str, frozenset[str]]]
+"""Needs of client, server module and rule, with their names."""
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
@@ -199,45 +201,6 @@ def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int
         )
 
 
-def check_parts(
-    client: ClientModule,
-    aggregator: object,
-    server_module: ServerModule,
-    server_optimizer: object,
-    server_lr_scheduler: object,
-    transforms: Iterable[object],
-) -> None:
-    """Refuse what is no such part, the server module of another method, and a scheduler of nothing.
-
-    Raises:
-        ValueError: a scheduler without a server optimizer; client and server module that do not go together.
-        TypeError: naming the part, or a hook that is not called inside a round.
-    """
-    if not isinstance(aggregator, Aggregator):
-        remedy = "a method's server side is server_module"
-        if isinstance(aggregator, DataModule):
-            remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
-        raise TypeError(
-            f"aggregator must be a rule, an instance of a subclass of Aggregator such as MedianAggregator(), got "
-            f"{described(aggregator)}; {remedy}"
-        )
-    for module in client.lightning_modules():
-        refuse_unforwarded(module)
-    if not isinstance(server_module, client.server_class):
-        raise ValueError(
-            f"{type(client).__name__} needs a {client.server_class.__name__}, got {described(server_module)}; "
-            f"leave server_module unset to take the right one"
-        )
-    examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
-    check_factory("parameters", "an optimizer", examples[0], server_optimizer=server_optimizer)
-    check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=server_lr_scheduler)
-    for transform in transforms:
-        remedy = "give [NormClip(max_norm=10)]"
-        check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
-    if server_lr_scheduler is not None and server_optimizer is None:
-        raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
-
-
 def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
     """Refuse a server optimizer that asks for more than one gradient, and a scheduler that asks for a metric.
 
@@ -296,15 +259,13 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
         )
 
 
-def check_needs(
-    client: ClientModule, server_module: ServerModule, rule: Aggregator, data: FederatedDataModule, trainer: Trainer
-) -> None:
+def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:
     """Refuse, before any client trains, data and settings that lack what client, server module or rule needs.
 
     Raises:
         ValueError: naming who needs what.
     """
-    for name, needs in needs_by_name(client, server_module, rule):
+    for name, needs in needs_by_name:
         for split in sorted(needs - CONDITIONS):
             try:
                 data.split(split)
@@ -327,7 +288,7 @@ def check_needs(
             )
 
 
-def check_accumulated_lr(client: ClientModule, server_module: ServerModule, rule: Aggregator) -> None:
+def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
     """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed.
 
     The net must exist.
@@ -335,7 +296,7 @@ def check_accumulated_lr(client: ClientModule, server_module: ServerModule, rule
     Raises:
         ValueError: naming who needs it, and the optimizer.
     """
-    names = [name for name, needs in needs_by_name(client, server_module, rule) if "accumulated_lr" in needs]
+    names = [name for name, needs in needs_by_name if "accumulated_lr" in needs]
     if not names:
         return
     owner: LightningModule = client if client.module is None else client.module
@@ -346,15 +307,3 @@ def check_accumulated_lr(client: ClientModule, server_module: ServerModule, rule
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
             f"optimizer"
         )
-
-
-def needs_by_name(
-    client: ClientModule, server_module: ServerModule, rule: Aggregator
-) -> list[tuple[str, frozenset[str]]]:
-    """List the needs of client, server module and rule.
-
-    Those of a method's own server side under the client's name.
-    """
-    own = type(server_module) is client.server_class  # part of the method, which is named
-    sides = ((client, client.needs), (client if own else server_module, server_module.needs), (rule, rule.needs))
-    return [(type(side).__name__, needs) for side, needs in sides]

@@ -65,15 +65,9 @@ class ClientRecords(Member):
         memory, personal = self._records.get(client_id, ({}, None))
         if client_id in self._store.clients and client_id not in self._records:
             memory, personal = self._store.record(client_id)
-        return memory, self.initial(client_id) if personal is None else personal
-
-    def initial(self, client_id: int) -> State | None:
-        """Look up the personal entries of a client before its first training.
-
-        None: there are none.
-        """
-        names = self._weights.personal_of(client_id)
-        return {name: self._initial[name] for name in names} if names else None
+        if personal is None and (names := self._weights.personal_of(client_id)):
+            personal = {name: self._initial[name] for name in names}
+        return memory, personal
 
     def incoming(self, result: ClientResult) -> ClientResult:
         client_id = result.update.client_id

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -16,6 +16,7 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
@@ -30,9 +31,9 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import State, TrainableModule
+from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
-from fl_lightning.utils.settings import check_kind, check_whole
+from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
 CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
@@ -42,9 +43,6 @@ SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder"
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks, without trainer and loop, by name."""
-
-Start = Callable[[GlobalWeights], None]
-"""Puts values to start from in place of those with which the module was built."""
 
 
 @dataclass(kw_only=True)
@@ -112,14 +110,45 @@ class FederationParts:
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
         self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        server = (self.aggregator, self.server_module, self.server_optimizer, self.server_lr_scheduler)
-        checks.check_parts(self.client, *server, self.transforms)
+        self._check_parts()
         if any(map(encodes, self.transforms)):
             check_measured(self.transforms, self.guard.max_norm)
         check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
+
+    def _check_parts(self) -> None:
+        """Refuse what is no such part, the server module of another method, and a scheduler of nothing.
+
+        Raises:
+            ValueError: a scheduler without a server optimizer; client and server module that do not go together.
+            TypeError: naming the part, or a hook that is not called inside a round.
+        """
+        aggregator, client = cast(object, self.aggregator), self.client
+        if not isinstance(aggregator, Aggregator):
+            remedy = "a method's server side is server_module"
+            if isinstance(aggregator, DataModule):
+                remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
+            raise TypeError(
+                f"aggregator must be a rule, an instance of a subclass of Aggregator such as MedianAggregator(), got "
+                f"{described(aggregator)}; {remedy}"
+            )
+        for module in client.lightning_modules():
+            refuse_unforwarded(module)
+        if not isinstance(self.server_module, client.server_class):
+            raise ValueError(
+                f"{type(client).__name__} needs a {client.server_class.__name__}, got {described(self.server_module)}; "
+                f"leave server_module unset to take the right one"
+            )
+        examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
+        check_factory("parameters", "an optimizer", examples[0], server_optimizer=self.server_optimizer)
+        check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=self.server_lr_scheduler)
+        for transform in self.transforms:
+            remedy = "give [NormClip(max_norm=10)]"
+            check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
+        if self.server_lr_scheduler is not None and self.server_optimizer is None:
+            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
 
     @property
     def seed(self) -> int:
@@ -129,7 +158,16 @@ class FederationParts:
     @property
     def needs(self) -> frozenset[str]:
         """Needs of client, server module and rule."""
-        return self.client.needs | self.server_module.needs | self.aggregator.needs
+        return frozenset[str]().union(*(needs for _, needs in self.needs_by_name()))
+
+    def needs_by_name(self) -> checks.Needs:
+        """List the needs of client, server module and rule.
+
+        Those of a method's own server side under the client's name.
+        """
+        client, rule, server = self.client, self.aggregator, self.server_module
+        name = type(client if type(server) is client.server_class else server).__name__
+        return [(type(client).__name__, client.needs), (name, server.needs), (type(rule).__name__, rule.needs)]
 
     def evaluated_weights(self, weights: State) -> State:
         """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
@@ -173,7 +211,7 @@ class FederationParts:
         for name, found in self.hooks.items():
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
-        checks.check_needs(self.client, self.server_module, self.aggregator, data, trainer)
+        checks.check_needs(self.client, self.needs_by_name(), data, trainer)
         data.key_batches(self.seed)
         if fits:
             checks.tell_epochs(self.settings.local_epochs)
@@ -214,7 +252,9 @@ class FederationParts:
         if self.client.module is None:  # of a module's data the classes need not be counted
             self.client.build(data.num_classes, data.input_shape)
 
-    def make_server(self, data: FederatedDataModule, trainer: Trainer, start: Start) -> Server:
+    def make_server(
+        self, data: FederatedDataModule, trainer: Trainer, start: Callable[[GlobalWeights], None]
+    ) -> Server:
         """Make the server with the weights of round 0, the same on all processes, and attach its parts.
 
         Args:
@@ -229,7 +269,7 @@ class FederationParts:
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
         weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
         checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
-        checks.check_accumulated_lr(client, self.server_module, self.aggregator)
+        checks.check_accumulated_lr(client, self.needs_by_name())
         start(weights)
         first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
         current_communicator().broadcast_(list(first.values()))

@@ -3,7 +3,7 @@
 from itertools import islice
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningModule
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.recorder import Recorder
@@ -25,17 +25,12 @@ def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorde
     if round_idx is None or round_idx > trainer.current_epoch or not trainer.global_step:
         return  # there is none, or it is of an earlier run of this loop
     loop.on_train_batch_end(None, None, 0)
-    if recorder.evaluated_rounds <= round_idx and validates(trainer, round_idx):
+    every = trainer.check_val_every_n_epoch or int(trainer.val_check_interval)
+    if recorder.evaluated_rounds <= round_idx and trainer.enable_validation and (round_idx + 1) % every == 0:
         validate(loop, data)
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in recorder.round_metrics.items()})
     if round_idx < trainer.current_epoch:
         loop.on_train_epoch_end()
-
-
-def validates(trainer: Trainer, round_idx: int) -> bool:
-    """Return True where the Trainer's settings ask for a validation after that round."""
-    every = trainer.check_val_every_n_epoch or int(trainer.val_check_interval)
-    return trainer.enable_validation and (round_idx + 1) % every == 0
 
 
 def validate(loop: LightningModule, data: FederatedDataModule) -> None:
