@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -254,14 +253,14 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
-        self._round = built(self._run).make_round(built(self._server_step))
+        self._round = Round(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
-        plateau, round_ = self.parts.plateau, built(self._round)
+        plateau = self.parts.plateau
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(partial(built(self._run).keys_of_a_client, round_))
+            plateau.check_monitors(built(self._round).keys_of_a_client)
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round

@@ -3,14 +3,13 @@
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fl_lightning.aggregation.guard import violations_of
-from fl_lightning.distributed import Communicator
-from fl_lightning.federation.members import ClientRecords
-from fl_lightning.federation.parts import FederationParts
-from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.federation.setup import FederatedRun
 from fl_lightning.functional.state import to_host
 from fl_lightning.members.faults import (
     ClientError,
@@ -22,11 +21,8 @@ from fl_lightning.members.faults import (
 )
 from fl_lightning.types import (
     Check,
-    ClientData,
     ClientJob,
     ClientResult,
-    Engine,
-    Members,
     RoundOutcome,
     State,
     Undo,
@@ -34,33 +30,28 @@ from fl_lightning.types import (
 )
 
 
-@dataclass
 class Round:
-    """Runs rounds.
+    """Runs the rounds of a fit; its store is open from then on, and the threads are limited.
 
     Args:
-        parts: of the federation.
-        engine: trains clients.
-        server: the server as its parts see it.
+        setup: has members, engines and all else of the run of a Trainer.
         server_step: steps the global model.
-        members: all that takes part, in order.
-        records: the member that has the clients' memory and personal entries.
-        communicator: joins the processes of the run.
-        view: `(client_id, round_idx) -> ` the client's data.
 
     Attributes:
         under_way: undoes the round under way; None outside of rounds.
+
+    Raises:
+        ValueError: a transform that does not go with several processes.
+        Exception: as the store's start, on whichever process.
     """
 
-    parts: FederationParts
-    engine: Engine
-    server: Server
-    server_step: ServerOptimizer
-    members: Members
-    records: ClientRecords
-    communicator: Communicator
-    view: Callable[[int, int], ClientData]
-    under_way: Undo | None = field(default=None, init=False)
+    def __init__(self, setup: FederatedRun, server_step: ServerOptimizer) -> None:
+        self.parts, self.server, self.members = setup.parts, setup.server, setup.members
+        self.communicator, self.records, self.engine = setup.communicator, setup.records, setup.clients_engine
+        self._setup, self._server_step = setup, server_step
+        self.under_way: Undo | None = None
+        setup.begin_fit()
+        self._view = setup.data.views()
 
     def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
         """Run one round with one server step.
@@ -89,7 +80,7 @@ class Round:
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             new = None if outcome.aborted else outcome.weights
-            stepped = self.server_step.step(self.server.global_weights.start, new, step, scaler)
+            stepped = self._server_step.step(self.server.global_weights.start, new, step, scaler)
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
@@ -223,7 +214,7 @@ class Round:
                 broadcast = member.outgoing(broadcast, client_id)
             start = start_from(broadcast.weights, self.server.weights)
             memory, personal = self.records.of(client_id)
-            data = self.view(client_id, self.server.round_idx)
+            data = self._view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
 
     def _take(self, result: ClientResult) -> None:
@@ -237,10 +228,11 @@ class Round:
         except Exception as problem:
             raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem
 
-    def probe(self, engine: Engine, client_id: int) -> set[str]:
-        """Train a client by `engine`, undo it, and list the keys that it logged."""
-        exchange = self.parts.client.exchanges[0]
-        with self.undone_on_error() as undo:
+    def keys_of_a_client(self) -> set[str]:
+        """Train one client for one step, undo it, and list the keys that it logged."""
+        exchange, engine = self.parts.client.exchanges[0], self._setup.make_engine(probes=True)
+        client_id = max(range(self.server.num_clients), key=self.server.size)
+        with torch.enable_grad(), self.undone_on_error() as undo:
             self.server.begin_round(0, self.server.global_weights.start)
             for member in self.members.of("begin"):
                 member.begin(-1, [client_id])
@@ -319,9 +311,9 @@ class Round:
         Raises:
             NonFiniteUpdateError: unless such a round is skipped.
         """
-        kind = type(self.server_step.optimizer).__name__
+        kind = type(self._server_step.optimizer).__name__
         said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
-        if not self.server_step.undoes:
+        if not self._server_step.undoes:
             raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.faults.nonfinite to skip")
         return said
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 
-import torch
 from pytorch_lightning import Trainer
 
 from fl_lightning.client.services import ClientServices
@@ -17,8 +16,7 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
-from fl_lightning.federation.round import Round
-from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.federation.server import Server
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.types import Engine
@@ -36,6 +34,8 @@ class FederatedRun:
             place; None: that engine itself.
 
     Attributes:
+        data: of the federation.
+        communicator: joins the processes of the run.
         records: the member that has the clients' memory and personal entries.
         members: all that takes part in a round, in order.
     """
@@ -49,16 +49,16 @@ class FederatedRun:
         engine_factory: Callable[[SequentialEngine], Engine] | None,
     ) -> None:
         self.parts, self.server, self.trainer, self._engine_factory = parts, server, trainer, engine_factory
-        self._data = trainer.datamodule  # type: ignore[attr-defined]
-        self._communicator = current_communicator(trainer.strategy.root_device)
-        self.records = ClientRecords(parts.store, self._communicator, server.global_weights, parts.initial_personal)
+        self.data = trainer.datamodule  # type: ignore[attr-defined]
+        self.communicator = current_communicator(trainer.strategy.root_device)
+        self.records = ClientRecords(parts.store, self.communicator, server.global_weights, parts.initial_personal)
         entries = UserEntries(parts.client.lightning_modules(), forward)
-        self.members = members_of(parts, server, self._communicator, self.records, entries)
+        self.members = members_of(parts, server, self.communicator, self.records, entries)
 
     @cached_property
     def engine(self) -> SequentialEngine:
         """Engine that trains the clients in this process."""
-        return self._make_engine()
+        return self.make_engine()
 
     @cached_property
     def clients_engine(self) -> Engine:
@@ -70,7 +70,7 @@ class FederatedRun:
         """Evaluation of the global model, and of the clients by their engine."""
         client = self.parts.client
         channels_last = evaluates_channels_last(client, client.device)
-        where = self._data, self.records, self._communicator
+        where = self.data, self.records, self.communicator
         return Evaluation(self.parts, self.engine, self.clients_engine, *where, channels_last)
 
     @property
@@ -79,7 +79,7 @@ class FederatedRun:
         evaluation: Evaluation | None = vars(self).get("evaluation")
         return None if evaluation is None else evaluation.before
 
-    def _make_engine(self, probes: bool = False) -> SequentialEngine:
+    def make_engine(self, probes: bool = False) -> SequentialEngine:
         """Make an engine.
 
         `probes`: one whose clients take one step, of which nobody is told.
@@ -93,36 +93,23 @@ class FederatedRun:
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk)
-        where = client.device, trainer.precision_plugin, getattr(self._data.source, "datamodule", None)
+        where = client.device, trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
         more = {"batch_hooks": parts.batch_hooks, "members": self.members, "tolerant": faults.on_error == "skip"}
         return make(client, settings, self.server.global_weights, services, *where, hooks, **more)
 
-    def keys_of_a_client(self, round_: Round) -> set[str]:
-        """Train one client for one step, undo it, and list the keys that it logged."""
-        with torch.enable_grad():
-            largest = max(range(self.server.num_clients), key=self.server.size)
-            return round_.probe(self._make_engine(probes=True), largest)
-
-    def make_round(self, step: ServerOptimizer) -> Round:
-        """Make what runs the rounds of a fit.
-
-        Opens the store and limits the threads.
-
-        Args:
-            step: of the server, once a round.
+    def begin_fit(self) -> None:
+        """Open the store and limit the threads.
 
         Raises:
             ValueError: a transform that does not go with several processes.
             Exception: as the store's start, on whichever process.
         """
-        parts, communicator, error = self.parts, self._communicator, None
+        parts, error = self.parts, None
         parts.execution.limit_threads()
-        checks.check_transforms(parts.transforms, communicator.world)
+        checks.check_transforms(parts.transforms, self.communicator.world)
         try:
             parts.store.start(self.trainer, parts.client.device)
         except Exception as problem:
             error = problem
-        communicator.all_gather_or_raise(None, error)
+        self.communicator.all_gather_or_raise(None, error)
         parts.recorder.traffic.start(parts.client.exchanges)
-        own = self.members, self.records, communicator, self._data.views()
-        return Round(parts, self.clients_engine, self.server, step, *own)
