@@ -12,20 +12,17 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from fl_lightning.client.checks import num_arguments
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.services import attach_services
-from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import EMPTY_BATCH
-from fl_lightning.distributed import Communicator
 from fl_lightning.engines.deployed import laid_out
+from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.inspection import Inspection
-from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.federation.members import ClientRecords
-from fl_lightning.federation.parts import FederationParts
+from fl_lightning.federation.setup import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
-from fl_lightning.types import Broadcast, ClientJob, Engine
+from fl_lightning.types import Broadcast, ClientJob
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
@@ -35,40 +32,27 @@ class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
 
     Args:
-        parts: of the federation.
-        engine: has the client module, the global weights in it and the transfer of batches.
-        clients: tests what clients would deploy.
-        data: of the federation.
-        records: has the clients' memory and personal entries.
-        communicator: to add up the processes' counts.
-        channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
+        setup: has engines, data and all else of the run of a Trainer.
 
     Attributes:
         before: all entries while a pass is under way, else None.
         inspection: evaluates clients in the middle of a round, for monitors.
     """
 
-    def __init__(
-        self,
-        parts: FederationParts,
-        engine: SequentialEngine,
-        clients: Engine,
-        data: FederatedDataModule,
-        records: ClientRecords,
-        communicator: Communicator,
-        channels_last: bool = False,
-    ) -> None:
+    def __init__(self, setup: FederatedRun) -> None:
+        self.parts, self.data, self.communicator = setup.parts, setup.data, setup.communicator
+        self.services, self.metrics = setup.parts.evaluation_services, setup.parts.metrics
+        engine, self.clients, self.records = setup.engine, setup.clients_engine, setup.records
         self.client, self.weights, self.modules = engine.client, engine.weights, engine.modules
-        self.clients, self.data, self.transfer, self.records = clients, data, engine.local.transfer, records
-        self.parts, self.services, self.metrics = parts, parts.evaluation_services, parts.metrics
-        self.communicator, self.inspection = communicator, Inspection(engine, data)
+        self.transfer, self.inspection = engine.local.transfer, Inspection(engine, setup.data)
         self.before: HeldEntries | None = None
         self._left: HeldEntries | None = None
         """All entries as a pass has left them, until the module's last hook of it."""
         self._generators = ExitStack()
-        self._channels_last = channels_last
-        classifies = self.client.module is None and data.num_classes is not None
-        self._accuracy = ClassifierScores(data.num_classes or 0).to(communicator.device) if classifies else None
+        self._channels_last = evaluates_channels_last(self.client, self.client.device)
+        classifies = self.client.module is None and self.data.num_classes is not None
+        scores = ClassifierScores(self.data.num_classes or 0).to(self.communicator.device) if classifies else None
+        self._accuracy = scores
 
     def hold(self) -> None:
         """Record what `finish` puts back: all entries, and the random generators."""

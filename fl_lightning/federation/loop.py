@@ -84,6 +84,7 @@ class FederatedLoop(Forwarding):
     engine_factory: Callable[[SequentialEngine], Engine] | None = None
     _run: FederatedRun | None = None
     _round: Round | None = None
+    _evaluation: Evaluation | None = None
     _handed_over = False
     """Whether a process that was started for a run has ended it, of which only the state dict comes back."""
     final_key = ""
@@ -197,7 +198,9 @@ class FederatedLoop(Forwarding):
 
         Made anew for every run of a Trainer.
         """
-        return built(self._run).evaluation
+        if self._evaluation is None:
+            self._evaluation = Evaluation(built(self._run))
+        return self._evaluation
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -222,9 +225,9 @@ class FederatedLoop(Forwarding):
         return self.module_callbacks()
 
     def setup(self, stage: str) -> None:
-        if self._run is not None and self._run.held is not None:
-            self._run.held.restore()  # a pass of an earlier run was broken off
-        self._run, self._round = None, None
+        if self._evaluation is not None:
+            self._evaluation.restore()  # a pass of an earlier run that was broken off
+        self._run, self._round, self._evaluation = None, None, None
         self._handed_over = False
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
@@ -372,8 +375,8 @@ class FederatedLoop(Forwarding):
         state = super().state_dict(*args, **kwargs)
         if self._under_way is not None:
             state |= self._under_way.entries()
-        elif self._run is not None and self._run.held is not None:
-            state |= self._run.held.state_dict()
+        elif self._evaluation is not None and self._evaluation.before is not None:
+            state |= self._evaluation.before.state_dict()
         if self._handed_over:
             state |= self._saved.shape_entry()
         return state

@@ -9,15 +9,12 @@ from pytorch_lightning import Trainer
 from fl_lightning.client.services import ClientServices
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import CohortEngine
-from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import decay_of
 from fl_lightning.federation import checks
-from fl_lightning.federation.evaluation import Evaluation
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
-from fl_lightning.members.structure import HeldEntries
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.types import Engine
 
@@ -64,20 +61,6 @@ class FederatedRun:
     def clients_engine(self) -> Engine:
         """Engine that trains and tests the clients, here or elsewhere."""
         return self.engine if self._engine_factory is None else self._engine_factory(self.engine)
-
-    @cached_property
-    def evaluation(self) -> Evaluation:
-        """Evaluation of the global model, and of the clients by their engine."""
-        client = self.parts.client
-        channels_last = evaluates_channels_last(client, client.device)
-        where = self.data, self.records, self.communicator
-        return Evaluation(self.parts, self.engine, self.clients_engine, *where, channels_last)
-
-    @property
-    def held(self) -> HeldEntries | None:
-        """All entries before the pass of the evaluation that is under way; None: there is none."""
-        evaluation: Evaluation | None = vars(self).get("evaluation")
-        return None if evaluation is None else evaluation.before
 
     def make_engine(self, probes: bool = False) -> SequentialEngine:
         """Make an engine.

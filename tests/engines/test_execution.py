@@ -10,7 +10,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.engines import execution
 from fl_lightning.engines.execution import Execution, evaluates_channels_last
-from fl_lightning.federation import setup
+from fl_lightning.federation import evaluation
 from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.nets import FedNTDCNN, Perceptron
 from tests.toys import equal, sgd, trainer, weights_of
@@ -35,7 +35,7 @@ def fitted(layout: str, rounds: int = 2, **settings) -> FederatedLoop:
     loop, ckpt_path = loop_of(), settings.pop("ckpt_path", None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "runs_on_avx512", lambda device: layout == "channels_last")
-        patch.setattr(setup, "evaluates_channels_last", lambda client, device: layout != "contiguous")
+        patch.setattr(evaluation, "evaluates_channels_last", lambda client, device: layout != "contiguous")
         trainer(rounds, **settings).fit(loop, datamodule=images(), ckpt_path=ckpt_path)
     return loop
 
