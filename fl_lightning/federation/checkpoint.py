@@ -119,7 +119,7 @@ class SavedFederation:
         Raises:
             RuntimeError: inside a round of several processes.
         """
-        begin_round_anew(checkpoint)
+        begin_round(checkpoint)
         rest = {"settings": self.parts.identity.state_dict(), DATA_SHAPE: data_shape(self.parts.client)}
         checkpoint["federated"] = members.state_dict(undo) | rest
 
@@ -173,7 +173,7 @@ class SavedFederation:
             if any(below(changed.name, name) for changed in identity.changed for name in steps):
                 checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
             if fits and trainer.max_steps != -1:
-                begin_next_round(checkpoint)
+                begin_round(checkpoint, after=True)
             check_entries(entries(), saved)
         self._waiting = states
 
@@ -202,31 +202,25 @@ def unallocated(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, A
     return {n: value for n, value in parts.items() if n not in own or shape_of(own[n]) != shape_of(value)}
 
 
-def begin_round_anew(checkpoint: Mapping[str, Any]) -> None:
-    """Correct a checkpoint that is saved in `on_train_epoch_start`.
+def begin_round(checkpoint: Mapping[str, Any], after: bool = False) -> None:
+    """Correct a checkpoint that is saved in `on_train_epoch_start`, or one of a complete round for `max_steps`.
 
-    There Lightning still counts the batch of the round before, and on resume would take it for this round's.
-    """
-    progress = checkpoint.get("loops", {}).get("fit_loop", {})
-    epochs = progress.get("epoch_progress", {}).get("current", {"ready": 0, "started": 0})
-    if epochs["started"] < epochs["ready"]:
-        batches = progress["epoch_loop.batch_progress"]
-        batches["current"] = dict.fromkeys(batches["current"], 0)
-        batches["is_last_batch"] = False
+    In the first Lightning still counts the batch of the round before, and on resume would take it for this round's. In
+    the second it would count the round's epoch twice, or take its batch for that of the next round.
 
-
-def begin_next_round(checkpoint: Mapping[str, Any]) -> None:
-    """Correct a checkpoint of a complete round, to be continued up to `max_steps`.
-
-    There Lightning would count the round's epoch twice, or take its batch for that of the next round.
+    Args:
+        checkpoint: as it was saved or read.
+        after: whether the next round begins after a complete one.
     """
     progress = checkpoint.get("loops", {}).get("fit_loop", {})
     epochs = progress.get("epoch_progress", {})
-    if epochs and epochs["current"]["ready"] == epochs["current"]["started"] <= epochs["current"]["processed"]:
-        for counted in epochs.values():
-            counted.update(dict.fromkeys(counted, counted["ready"]))
-        batches = progress["epoch_loop.batch_progress"]
-        batches |= {"current": dict.fromkeys(batches["current"], 0), "is_last_batch": False}
+    now = epochs.get("current", {"ready": 0, "started": 0, "processed": -1})
+    if not (now["ready"] == now["started"] <= now["processed"] if after else now["started"] < now["ready"]):
+        return
+    for counted in epochs.values() if after else ():
+        counted.update(dict.fromkeys(counted, counted["ready"]))
+    batches = progress["epoch_loop.batch_progress"]
+    batches |= {"current": dict.fromkeys(batches["current"], 0), "is_last_batch": False}
 
 
 def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False) -> Any:

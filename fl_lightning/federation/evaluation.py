@@ -51,8 +51,7 @@ class Evaluation:
         self._generators = ExitStack()
         self._channels_last = evaluates_channels_last(self.client, self.client.device)
         classifies = self.client.module is None and self.data.num_classes is not None
-        scores = ClassifierScores(self.data.num_classes or 0).to(self.communicator.device) if classifies else None
-        self._accuracy = scores
+        self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
 
     def hold(self) -> None:
         """Record what `finish` puts back: all entries, and the random generators."""

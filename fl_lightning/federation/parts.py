@@ -110,21 +110,6 @@ class FederationParts:
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
         self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        self._check_parts()
-        if any(map(encodes, self.transforms)):
-            check_measured(self.transforms, self.guard.max_norm)
-        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
-        for personal, keep in zip_longest(self.personal, self.keep):
-            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
-        check_whole(seed=self.given_seed)
-
-    def _check_parts(self) -> None:
-        """Refuse what is no such part, the server module of another method, and a scheduler of nothing.
-
-        Raises:
-            ValueError: a scheduler without a server optimizer; client and server module that do not go together.
-            TypeError: naming the part, or a hook that is not called inside a round.
-        """
         aggregator, client = cast(object, self.aggregator), self.client
         if not isinstance(aggregator, Aggregator):
             remedy = "a method's server side is server_module"
@@ -149,6 +134,12 @@ class FederationParts:
             check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
         if self.server_lr_scheduler is not None and self.server_optimizer is None:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+        if any(map(encodes, self.transforms)):
+            check_measured(self.transforms, self.guard.max_norm)
+        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
+        for personal, keep in zip_longest(self.personal, self.keep):
+            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
+        check_whole(seed=self.given_seed)
 
     @property
     def seed(self) -> int:
