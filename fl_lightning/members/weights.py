@@ -38,31 +38,25 @@ class GlobalWeights(Member):
         keep: tuple[str, ...] = (),
         keeps_state: Callable[[], str] = str,
     ) -> None:
-        modules = dict(client.named_modules(remove_duplicate=False))
-        self.entries: dict[str, tuple[nn.Module, str]] = {}
-        self.tied: dict[str, str] = {}
-        """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
         state = {n: v for n, v in client.state_dict(keep_vars=True).items() if is_entry(n, v)}
         first: dict[int, str] = {}
-        kept: set[str] = set()
-        for alias, value in state.items():
-            name = first.setdefault(id(value), alias)
-            owner, attribute = modules[alias.rpartition(".")[0]], alias.rpartition(".")[2]
-            if name == alias:
-                self.entries[name] = (owner, attribute)
-            else:
-                self.tied[alias] = name
-            if client.is_personal(alias, owner) or matches(alias, personal):
-                kept.add(name)
+        names = {alias: first.setdefault(id(value), alias) for alias, value in state.items()}
+        paths = {alias: alias.rpartition(".") for alias in state}
+        places = {alias: (client.get_submodule(path), attribute) for alias, (path, _, attribute) in paths.items()}
+        self.entries = {name: places[name] for name in names.values()}
+        self.tied = {alias: name for alias, name in names.items() if alias != name}
+        """Further names of entries, by which a checkpoint holds them too; they are averaged and sent once."""
+        stays = {n for n, (owner, _) in places.items() if client.is_personal(n, owner) or matches(n, personal)}
+        kept = {names[alias] for alias in stays}
         for pattern in personal:
             if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in state):
                 raise ValueError(
                     f"personal: a pattern must match an entry of the client, {pattern!r} matches none of "
                     f"{list(self.entries)[:8]}"
                 )
-        found = {name: getattr(*entry) for name, entry in self.entries.items()}
-        check_averageable(client, found)
-        self._parameters = {name: value for name, value in found.items() if isinstance(value, nn.Parameter)}
+        values = {name: getattr(*place) for name, place in self.entries.items()}
+        check_averageable(client, values)
+        self._parameters = {name: value for name, value in values.items() if isinstance(value, nn.Parameter)}
         self.personal = [name for name in self.entries if name in kept]
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
