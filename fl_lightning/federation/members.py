@@ -172,10 +172,6 @@ class Transmitted(Member):
     def __init__(self, client: ClientModule) -> None:
         self._client = client
 
-    @property
-    def is_used(self) -> bool:
-        return overridden(self._client, "transmitted", ClientModule)
-
     def on_client(self, result: ClientResult) -> ClientResult:
         job = result.job
         return result._replace(update=self._client.transmitted(result.update, job.broadcast, job.data))
@@ -412,11 +408,7 @@ class MethodAtServer(PartOfServer):
 
     def __init__(self, module: ServerModule) -> None:
         super().__init__(module, "server_module")
-        self._module, self.keeps_clients = module, type(module) is not ServerModule
-
-    @property
-    def is_used(self) -> bool:
-        return self.keeps_clients  # FedAvg's does nothing
+        self._module, self.keeps_clients = module, True
 
     def incoming(self, result: ClientResult) -> ClientResult:
         self._module.add(result.update)
@@ -470,7 +462,7 @@ def members_of(
             # what a client is sent, and what leaves it
             *weights.features,
             ClientTransforms(transforms[:codec]),
-            Transmitted(client),
+            *([Transmitted(client)] if overridden(client, "transmitted", ClientModule) else []),
             ClientTransforms(transforms[codec:]),
             parts.recorder.traffic,
             parts.skipped,
@@ -480,7 +472,7 @@ def members_of(
             ServerTransforms(transforms, server, guard),
             PersonalEntries(weights, parts.initial_personal),
             Rule(parts.aggregator, communicator),
-            MethodAtServer(parts.server_module),
+            *([] if type(parts.server_module) is ServerModule else [MethodAtServer(parts.server_module)]),
             weights,
             records,
             ClientEnds(parts.hooks),
