@@ -87,8 +87,8 @@ class SavedFederation:
 
     def take_deferred(self) -> dict[str, Any]:
         """Hand over the entries that `loadable` has kept."""
-        found, self._deferred = self._deferred, {}
-        return found
+        entries, self._deferred = self._deferred, {}
+        return entries
 
     def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
         """Take the rows of the rounds before.
@@ -142,10 +142,10 @@ class SavedFederation:
             return state
         self.initial_weights = None  # they are overwritten, and must not come back
         build(self.parts.client, None if shape is None else shape.tolist())
-        own = allocated()
-        self._deferred = unallocated(own, state)
+        entries = allocated()
+        self._deferred = unallocated(entries, state)
         ready = {name: value for name, value in state.items() if name not in self._deferred}
-        return ready | {name: own[name] for name in self._deferred if name in own}
+        return ready | {name: entries[name] for name in self._deferred if name in entries}
 
     def load(
         self, checkpoint: dict[str, Any], entries: Callable[[], Mapping[str, Any]], trainer: Trainer | None
@@ -164,8 +164,8 @@ class SavedFederation:
         states, saved = federated(checkpoint, "the checkpoint", fits), checkpoint["state_dict"]
         if trainer is None:
             build(self.parts.client, states.get(DATA_SHAPE))
-            own = entries()
-            check_entries({**own, **unallocated(own, saved)}, saved)
+            here = entries()
+            check_entries({**here, **unallocated(here, saved)}, saved)
         else:
             self.parts.describe(trainer)
             identity.compare(states["settings"], evaluates=not fits)
@@ -196,10 +196,10 @@ def build(client: ClientModule, shape: list[int] | None) -> None:
         client.build(shape[0], tuple(shape[1:]))
 
 
-def unallocated(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def unallocated(here: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the saved entries of rule and server module that the loop has not allocated yet, or not in their shape."""
     parts = {name: value for name, value in saved.items() if name.startswith(SERVER_PARTS)}
-    return {n: value for n, value in parts.items() if n not in own or shape_of(own[n]) != shape_of(value)}
+    return {n: value for n, value in parts.items() if n not in here or shape_of(here[n]) != shape_of(value)}
 
 
 def begin_round(checkpoint: Mapping[str, Any], after: bool = False) -> None:
@@ -234,18 +234,18 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
     Raises:
         ValueError: if it is the checkpoint of another LightningModule or another version, or lacks something.
     """
-    found = checkpoint.get("federated")
-    if not isinstance(found, Mapping):
+    content = checkpoint.get("federated")
+    if not isinstance(content, Mapping):
         raise ValueError(
             f"a FederatedLoop continues its own checkpoints only, and {name} is of another LightningModule; to start "
             f"from its weights set model.initial_weights"
         )
-    if missing := [key for key in FORM if key not in found]:
+    if missing := [key for key in FORM if key not in content]:
         raise ValueError(
             f"{name} was written by another version (it has no {missing[0]!r}), whose runs cannot be continued; to "
             f"start from its weights set model.initial_weights"
         )
-    if wrong := misshapen(found, FORM) or misshapen(checkpoint, OUTER_FORM):
+    if wrong := misshapen(content, FORM) or misshapen(checkpoint, OUTER_FORM):
         raise ValueError(
             f"{name} is no checkpoint as a federation writes it (its {wrong!r} is missing, or of another kind); take "
             f"another checkpoint"
@@ -255,16 +255,16 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"a fit is continued from a checkpoint with everything in it, and {name} has no {missing[0]!r} "
             f"(save_weights_only); to start from its weights set model.initial_weights"
         )
-    return found
+    return content
 
 
-def misshapen(found: Mapping[str, Any], form: Mapping[str, Any]) -> str:
+def misshapen(content: Mapping[str, Any], form: Mapping[str, Any]) -> str:
     """Find the first key whose value is not of the kind that a form names.
 
     Empty where all are.
     """
     for key, kind in form.items():
-        value = found.get(key)
+        value = content.get(key)
         if isinstance(kind, Mapping):
             inner = misshapen(value, kind) if isinstance(value, Mapping) else ""
             if inner or not isinstance(value, Mapping):
@@ -304,17 +304,17 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
-    found = read_saved(path)
-    say_if_unchecked(path, found)
+    content = read_saved(path)
+    say_if_unchecked(path, content)
     state = {
         name.removeprefix("client."): value
-        for name, value in found.get("state_dict", found).items()
+        for name, value in content.get("state_dict", content).items()
         if not name.startswith(SERVER_PARTS)
     }
-    own = client.state_dict()
-    if client.module is not None and not own.keys() & state.keys():  # of the module by itself
+    entries = client.state_dict()
+    if client.module is not None and not entries.keys() & state.keys():  # of the module by itself
         state = {f"module.{name}": value for name, value in state.items()}
-    check_entries(own, state)
+    check_entries(entries, state)
     return state
 
 
@@ -326,14 +326,14 @@ def shape_of(value: Any) -> Any:
     return getattr(value, "shape", None)
 
 
-def check_entries(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def check_entries(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Refuse the checkpoint of another net with one sentence in place of torch's list.
 
     Raises:
         ValueError: naming an entry that is not in both, or has another shape.
     """
-    for name in sorted(set(own) | set(saved)):
-        here, there = shape_of(own.get(name)), shape_of(saved.get(name))
+    for name in sorted(set(entries) | set(saved)):
+        here, there = shape_of(entries.get(name)), shape_of(saved.get(name))
         if here != there:
             raise ValueError(
                 f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "

@@ -205,9 +205,9 @@ class Evaluation:
         result = computed(self._accuracy).cpu()
         self.parts.recorder.evaluated(result[:-2])
         *by_class, accuracy, loss = result.tolist()
-        own = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
-        own |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.inspection.class_names, by_class, strict=True)}
-        return own | values
+        scores = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
+        scores |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.inspection.class_names, by_class, strict=True)}
+        return scores | values
 
     @torch.no_grad()
     def alma(self, round_idx: int) -> dict[str, float]:

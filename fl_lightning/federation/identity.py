@@ -63,11 +63,11 @@ class Difference(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        said = f"{self.name} was {self.was}, is {self.now}"
+        sentence = f"{self.name} was {self.was}, is {self.now}"
         if self.name != COSINE_ROUNDS:
-            return said
+            return sentence
         return (
-            f"{said} (a cosine falls over trainer.max_epochs unless model.lr_decay says rounds; "
+            f"{sentence} (a cosine falls over trainer.max_epochs unless model.lr_decay says rounds; "
             f"{{cosine: FINAL_LR, rounds: {self.was}}} goes on after round {self.was}, at FINAL_LR)"
         )
 
@@ -98,23 +98,23 @@ class RunIdentity:
 
     def describe(self, client: ClientModule, parts: Mapping[str, Any], data: FederatedDataModule, trainer: Any) -> None:
         """Take the client, the other parts of the federation by their names in the configuration, data and Trainer."""
-        found = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
-        found |= cosine_rounds(parts, trainer.max_epochs)
+        settings = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
+        settings |= cosine_rounds(parts, trainer.max_epochs)
         if client.module is None:
-            found |= described_optimizer("model.client.optimizer", client.optimizer_factory)
+            settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
         for name, value in parts.items():
             find = described_optimizer if name == "server_optimizer" else described
-            found |= find(f"model.{name}", value)
+            settings |= find(f"model.{name}", value)
         train = data.split("train")
-        found |= described("data", data)
-        found |= {
+        settings |= described("data", data)
+        settings |= {
             "data.participation": data.cohort_size / data.num_clients,
             "data.sampling_seed": data.cohort.seed,
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if trainer.state.fn == "fit":
-            found["data.clients"] = digest_of([data.samples.dealt.indices, data.samples.dealt.ends])
-        self.objects = found
+            settings["data.clients"] = digest_of([data.samples.dealt.indices, data.samples.dealt.ends])
+        self.objects = settings
 
     def state_dict(self) -> dict[str, Settings]:
         return {"config": self.config, "objects": self.objects}
@@ -129,16 +129,16 @@ class RunIdentity:
         Raises:
             ValueError: naming each further difference.
         """
-        found = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
+        changed = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
         if evaluates:
-            found = [one for one in found if any(below(one.name, name) for name in EVALUATED)]
-        refused = [one for one in found if not any(below(one.name, name) for name in self.allowed)]
+            changed = [setting for setting in changed if any(below(setting.name, name) for name in EVALUATED)]
+        refused = [setting for setting in changed if not any(below(setting.name, name) for name in self.allowed)]
         if refused:
             raise ValueError(
                 f"a run is continued with the settings it was begun with, but {'; '.join(map(str, refused))}; give it "
                 f"those, start a new run, or let it change by --allow_changes {refused[0].name}"
             )
-        self.changed = found
+        self.changed = changed
 
 
 def described(name: str, value: Any, depth: int = 0) -> Settings:
@@ -203,22 +203,22 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
     `class_path` and `init_args` leave the names.
     """
     model, trainer = ({} if prefix else config).get("model"), ({} if prefix else config).get("trainer")
-    found = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
+    settings = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
         if key in PATHS or is_free(name):
             continue
         if name == "model.faults" and isinstance(value, str):  # a word for what else stands in the policy
-            found |= flat(asdict(FaultPolicy.of(value)), name)
+            settings |= flat(asdict(FaultPolicy.of(value)), name)
         elif isinstance(value, Mapping):
-            found |= flat(value, name)
+            settings |= flat(value, name)
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            found |= flat({str(i): item for i, item in enumerate(value)}, name)
+            settings |= flat({str(i): item for i, item in enumerate(value)}, name)
         elif key == "class_path":
-            found[name] = class_of(value)
+            settings[name] = class_of(value)
         elif not isinstance(value, PurePath):
-            found[name] = shortened(value if is_plain(value) else str(value))
-    return found
+            settings[name] = shortened(value if is_plain(value) else str(value))
+    return settings
 
 
 def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
@@ -245,11 +245,11 @@ def differences(was: Settings, now: Settings) -> list[Difference]:
 
     Below an object of another class nothing more is named.
     """
-    found: list[Difference] = []
+    changed: list[Difference] = []
     for name in sorted(was.keys() & now.keys()):
-        if not same(was[name], now[name]) and not any(below(name, one.name) for one in found):
-            found.append(Difference(name, was[name], now[name]))
-    return found
+        if not same(was[name], now[name]) and not any(below(name, other.name) for other in changed):
+            changed.append(Difference(name, was[name], now[name]))
+    return changed
 
 
 def same(was: Any, now: Any) -> bool:
@@ -287,8 +287,8 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found = to_float32(tensor.detach()).cpu().contiguous().numpy()
-        digest.update(found.reshape(-1).data)  # not a copy: data are large
+        values = to_float32(tensor.detach()).cpu().contiguous().numpy()
+        digest.update(values.reshape(-1).data)  # not a copy: data are large
     return f"sha256 {digest.hexdigest()[:12]}"
 
 
@@ -319,8 +319,8 @@ def summary_key(keys: Iterable[str]) -> str | None:
     >>> summary_key(["val/loss", "val/acc"]), summary_key(["val_mse", "val_mae"])
     ('val/acc', 'val_mse')
     """
-    found = list(keys)
-    return next((key for key in found if key.lower().endswith(("acc", "accuracy"))), next(iter(found), None))
+    names = list(keys)
+    return next((key for key in names if key.lower().endswith(("acc", "accuracy"))), next(iter(names), None))
 
 
 def log_final(loggers: Iterable[Any], params: Mapping[str, Any], value: float, round_idx: int) -> None:

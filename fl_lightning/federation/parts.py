@@ -199,9 +199,9 @@ class FederationParts:
                 )
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
-        for name, found in self.hooks.items():
+        for name, functions in self.hooks.items():
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            found[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
+            functions[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.needs_by_name(), data, trainer)
         data.key_batches(self.seed)
         if fits:
@@ -216,25 +216,25 @@ class FederationParts:
 
     def end_run(self) -> None:
         """Let go of the Trainer."""
-        for found in self.hooks.values():
-            found.clear()
+        for functions in self.hooks.values():
+            functions.clear()
         self.client.disconnect()
 
     def describe(self, trainer: Trainer) -> None:
         """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
         parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
-        found = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
+        settings = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
         faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
-        found |= asdict(self.settings) | faults | {"seed": self.seed}
-        del found["client_timeout"]
-        self.identity.describe(self.client, found, trainer.datamodule, trainer)  # type: ignore[attr-defined]
+        settings |= asdict(self.settings) | faults | {"seed": self.seed}
+        del settings["client_timeout"]
+        self.identity.describe(self.client, settings, trainer.datamodule, trainer)  # type: ignore[attr-defined]
 
     def hyperparameters(self) -> dict[str, Any]:
         """Join the settings by their dotted names and what the modules saved (`save_hyperparameters`) by its own."""
-        found = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
+        values = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
         for module in self.client.lightning_modules():
-            found |= {key: value for key, value in module.hparams_initial.items() if key != "_class_path"}
-        return found
+            values |= {key: value for key, value in module.hparams_initial.items() if key != "_class_path"}
+        return values
 
     # --- making ------------------------------------------------------------------------------------------------
 

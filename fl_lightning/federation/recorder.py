@@ -103,7 +103,7 @@ class Recorder(Member):
         """Move the values of the round to the host, and with them those of `checks`, 0-d each, which are returned."""
         parts = [*self._settled, (None, self.logged)]
         numbers, rows = drain([part for _, part in parts], checks)
-        self._rows = [(client_id, found) for (client_id, _), found in zip(parts, rows, strict=True) if found]
+        self._rows = [(client_id, values) for (client_id, _), values in zip(parts, rows, strict=True) if values]
         for _, part in self._settled:
             self.logged.absorb(part)
         self._settled = []

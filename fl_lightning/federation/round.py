@@ -31,7 +31,7 @@ from fl_lightning.types import (
 
 
 class Round:
-    """Runs the rounds of a fit; its store is open from then on, and the threads are limited.
+    """Runs the rounds of a fit, whose store is open from then on, with so many threads as it may have.
 
     Args:
         setup: has members, engines and all else of the run of a Trainer.
@@ -261,7 +261,7 @@ class Round:
         # a round that nobody took part in ends for those, too, who took none
         ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
         shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
-        if any(found for found, _ in everywhere):
+        if any(judged for judged, _ in everywhere):
             counted = any(paths for member, parts in shared if member is self.parts.recorder for _, paths in parts)
             self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
         if outcome.problem and not (outcome.aborted or outcome.repeats):
@@ -312,10 +312,10 @@ class Round:
             NonFiniteUpdateError: unless such a round is skipped.
         """
         kind = type(self._server_step.optimizer).__name__
-        said = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
+        sentence = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
         if not self._server_step.undoes:
-            raise NonFiniteUpdateError(f"{said}; lower its learning rate, or set model.faults.nonfinite to skip")
-        return said
+            raise NonFiniteUpdateError(f"{sentence}; lower its learning rate, or set model.faults.nonfinite to skip")
+        return sentence
 
 
 def start_from(sent: State | None, shared: State) -> State | None:

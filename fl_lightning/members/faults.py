@@ -148,9 +148,9 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
 
     What the package refuses keeps its words.
     """
-    text, kind, (place, own) = " ".join(str(error).split()), type(error).__name__, place_of(error)
+    text, kind, (place, checked) = " ".join(str(error).split()), type(error).__name__, place_of(error)
     at, colon = f" ({place})" if place else "", f": {text}" if text else ""
-    if own:
+    if checked:
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
         return ClientError(sentence, client_id, text, taken_in)
     remedy = "set model.faults.on_error to skip"
@@ -176,8 +176,8 @@ def has_layout(weights: State | None, shared: State) -> bool:
     """Return True where an update holds the shared entries and nothing else, in their shapes and types."""
     if weights is None or weights.keys() != shared.keys():
         return False
-    found = [(value, weights[name]) for name, value in shared.items()]
-    return all(isinstance(v, Tensor) and v.shape == like.shape and v.dtype == like.dtype for like, v in found)
+    pairs = [(value, weights[name]) for name, value in shared.items()]
+    return all(isinstance(v, Tensor) and v.shape == like.shape and v.dtype == like.dtype for like, v in pairs)
 
 
 def check_tensors(update: ClientUpdate) -> None:

@@ -96,10 +96,10 @@ class FrozenEntries(Member):
         Raises:
             ValueError: naming it.
         """
-        if found := self.changed(self.already_sent):
+        if names := self.changed(self.already_sent):
             raise ValueError(
                 f"a parameter with requires_grad=False when a round begins does not travel, but a client has changed "
-                f"{found[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
+                f"{names[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
                 f"make it a buffer"
             )
 

@@ -158,8 +158,8 @@ class Plateau(Member):
                 self._owner.lr_scheduler_step(entry.scheduler, value)
         now = self._relative()
         if now != self.factors:
-            told = ", ".join(f"{factor:.3g}" for row in now for factor in row)
-            rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {told}")
+            rates = ", ".join(f"{factor:.3g}" for row in now for factor in row)
+            rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {rates}")
             self.factors = now
 
     def _rates(self) -> Factors:

@@ -133,13 +133,13 @@ class HeldEntries:
         self._weights = weights
         self._extra = weights.extra.mark()
         places = {**weights.entries, **weights.non_persistent.places}
-        found = {name: (place, getattr(*place, None)) for name, place in places.items()}
-        self._there, self._parameters = list(found.values()), self._found()
+        tensors = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        self._there, self._parameters = list(tensors.values()), self._found()
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
                 name: (value, value.detach().clone(), value.requires_grad)
-                for name, (_, value) in found.items()
+                for name, (_, value) in tensors.items()
                 if value is not None
             }
 
@@ -155,8 +155,8 @@ class HeldEntries:
         for (owner, attribute), value in self._there:
             if getattr(owner, attribute, None) is not value:
                 setattr(owner, attribute, value)
-        found = self._found()
-        self._check(name for name, value in self._parameters.items() if found.get(name) is not value)
+        parameters = self._found()
+        self._check(name for name, value in self._parameters.items() if parameters.get(name) is not value)
         for name in {name for name, _ in self._weights.client.named_buffers()} - self._buffers:
             path, _, attribute = name.rpartition(".")
             setattr(self._weights.client.get_submodule(path), attribute, None)

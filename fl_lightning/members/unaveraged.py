@@ -1,4 +1,4 @@
-"""What nobody averages: buffers with `persistent=False`, which no state dict has, and extra states of modules."""
+"""Parts of the client that nobody averages: buffers with `persistent=False`, and extra states of modules."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -38,28 +38,28 @@ class NonPersistentBuffers(Member):
         self.client, self._may_come = client, runs_foreign_code(client)
         self.start: dict[str, Tensor | None] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
-        found = self._find()
-        copies = {id(value): value.detach().clone() for value in found.values()}  # one for all names of a buffer
-        self.start.update({name: copies[id(value)] for name, value in found.items()})
+        buffers = self._find()
+        copies = {id(value): value.detach().clone() for value in buffers.values()}  # one for all names of a buffer
+        self.start.update({name: copies[id(value)] for name, value in buffers.items()})
         first: dict[int, str] = {}
-        self._first = {name: first.setdefault(id(value), name) for name, value in found.items()}  # of several names
-        matched = (name for name in found if any(fnmatchcase(name, pattern) for pattern in keep))
+        self._first = {name: first.setdefault(id(value), name) for name, value in buffers.items()}  # of several names
+        matched = (name for name in buffers if any(fnmatchcase(name, pattern) for pattern in keep))
         self.kept = list(dict.fromkeys(self._first[name] for name in matched))
         for pattern in keep:
-            if not any(fnmatchcase(name, pattern) for name in found):
+            if not any(fnmatchcase(name, pattern) for name in buffers):
                 raise ValueError(
                     f"keep: a pattern must match a buffer with persistent=False, {pattern!r} matches none of "
-                    f"{list(found)[:8]}; entries of the state dict stay with a client by model.personal"
+                    f"{list(buffers)[:8]}; entries of the state dict stay with a client by model.personal"
                 )
 
     def _find(self) -> State:
         """Find the buffers that are not known yet."""
         saved, named = self.client.state_dict(keep_vars=True), self.client.named_buffers(remove_duplicate=False)
-        found = {name: value for name, value in named if name not in saved and name not in self.start}
-        for name in found:
+        buffers = {name: value for name, value in named if name not in saved and name not in self.start}
+        for name in buffers:
             path, _, attribute = name.rpartition(".")
             self.places[name] = (self.client.get_submodule(path), attribute)
-        return found
+        return buffers
 
     @property
     def is_used(self) -> bool:
