@@ -63,9 +63,7 @@ class ClientParallelStrategy(DDPStrategy):
             launcher.launch = partial(self._launch, launcher, launcher.launch)
         return launcher
 
-    def _launch(
-        self, launcher: Any, launch: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _launch(self, launcher: Any, launch: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         """Start the processes by a launcher of Lightning's and run `function` in each.
 
         Args:
@@ -90,9 +88,7 @@ class ClientParallelStrategy(DDPStrategy):
             if mail is not None:
                 shutil.rmtree(mail, ignore_errors=True)
 
-    def _run_rank(
-        self, mail: Path | None, starter: int, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _run_rank(self, mail: Path | None, starter: int, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Run `function` in one of the processes.
 
         Args:
@@ -129,7 +125,7 @@ class ClientParallelStrategy(DDPStrategy):
         super().setup_environment()
         if self.world_size > 1:
             starter = None if self._mail is None else os.getppid()
-            self.watch = Watch(self.global_rank, self.world_size, self.process_timeout, self._last_word, starter)
+            self.watch = Watch(self.process_timeout, self._last_word, starter)
             if self._mail is None and self.launcher is not None:
                 self._children += self.launcher.procs
                 self.launcher.procs.clear()  # else Lightning's observer kills this process before it can report

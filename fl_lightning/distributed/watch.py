@@ -87,22 +87,14 @@ class Watch:
     for want of a process; one that does not end in `GRACE` seconds is ended.
 
     Args:
-        rank: of this process.
-        world: number of processes, > 1.
         timeout: seconds between two signs of life of a process for which others wait.
         last_word: called with the error, where the main thread does not get to raise it.
         starter: id of the process that has started this one and waits for it; None: there is none.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        timeout: float,
-        last_word: Callable[[BaseException], None],
-        starter: int | None = None,
-    ) -> None:
-        self.rank, self.world, self.timeout, self.last_word, self._starter = rank, world, timeout, last_word, starter
+    def __init__(self, timeout: float, last_word: Callable[[BaseException], None], starter: int | None = None) -> None:
+        self.rank, self.world = rank, world = dist.get_rank(), dist.get_world_size()
+        self.timeout, self.last_word, self._starter = timeout, last_word, starter
         self.verdict: Verdict | None = None
         self._decided, self._closed, self._told = threading.Event(), threading.Event(), False
         self._lock = threading.Lock()

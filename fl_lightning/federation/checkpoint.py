@@ -125,24 +125,22 @@ class SavedFederation:
 
     # --- loading -----------------------------------------------------------------------------------------------
 
-    def loadable(
-        self, state_dict: Mapping[str, Any], allocated: Callable[[], Mapping[str, Any]] | None
-    ) -> dict[str, Any]:
+    def loadable(self, state_dict: Mapping[str, Any], find: Callable[[], Mapping[str, Any]] | None) -> dict[str, Any]:
         """Choose the entries of a state dict that can be loaded now.
 
         The others wait until the server is made.
 
         Args:
             state_dict: of the loop.
-            allocated: where there is no server yet gives the entries that there are, once the net is built; else None.
+            find: where there is no server yet gives the entries that there are, once the net is built; else None.
         """
         state = dict(state_dict)
         shape = state.pop(DATA_SHAPE, None)
-        if allocated is None:
+        if find is None:
             return state
         self.initial_weights = None  # they are overwritten, and must not come back
         build(self.parts.client, None if shape is None else shape.tolist())
-        entries = allocated()
+        entries = find()
         self._deferred = unallocated(entries, state)
         ready = {name: value for name, value in state.items() if name not in self._deferred}
         return ready | {name: entries[name] for name in self._deferred if name in entries}

@@ -92,13 +92,11 @@ class Evaluation:
 
         A pass may still want its last hook.
         """
-        before = HeldEntries(self.weights)
-        try:
-            with self._kept_generators():
-                self._load_evaluated()
-                yield
-        finally:
-            before.restore()
+        with ExitStack() as held:
+            held.callback(HeldEntries(self.weights).restore)
+            held.enter_context(self._kept_generators())
+            self._load_evaluated()
+            yield
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""

@@ -124,11 +124,11 @@ class Round:
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
         members, skips = self.members, self.parts.faults.nonfinite == "skip"
-        taken = set[int]()
-        error = self._train(exchange, mine, taken)
+        error = None
         if self.parts.faults.on_error == "skip":
-            self._train_others(exchange, mine, outcome, taken, error)
-            error = None
+            self._train_tolerantly(exchange, mine, outcome)
+        else:
+            error = self._train(exchange, mine, set())
         if skips and exchange != self.parts.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
@@ -154,23 +154,16 @@ class Round:
 
     # --- the clients of an exchange ----------------------------------------------------------------------------
 
-    def _train_others(
-        self, exchange: str, mine: Sequence[int], outcome: RoundOutcome, taken: set[int], error: Exception | None
-    ) -> None:
-        """Leave out the client that has failed and train those that are left, and so on.
+    def _train_tolerantly(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
+        """Train clients and leave those out that fail.
 
         Then all processes learn of them.
-
-        Args:
-            exchange: of the round.
-            mine: clients of this process.
-            outcome: of the round.
-            taken: clients whose results were taken in.
-            error: of the first client that failed; or None.
 
         Raises:
             Exception: that is no client's, of this or another process.
         """
+        taken = set[int]()
+        error = self._train(exchange, mine, taken)
         while isinstance(error, ClientError):
             later = exchange != self.parts.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
