@@ -25,7 +25,7 @@ class FederatedRun:
     Args:
         parts: of the federation.
         server: of the federation.
-        trainer: of the run.
+        trainer: of the run, which is not kept: a loop can be copied.
         forward: calls a hook of the client's modules.
         engine_factory: makes, of the engine that trains in this process, what trains and tests the clients in its
             place; None: that engine itself.
@@ -45,7 +45,7 @@ class FederatedRun:
         forward: Forward,
         engine_factory: Callable[[SequentialEngine], Engine] | None,
     ) -> None:
-        self.parts, self.server, self.trainer, self._engine_factory = parts, server, trainer, engine_factory
+        self.parts, self.server, self._engine_factory = parts, server, engine_factory
         self.data = trainer.datamodule  # type: ignore[attr-defined]
         self.communicator = current_communicator(trainer.strategy.root_device)
         self.records = ClientRecords(parts.store, self.communicator, server.global_weights, parts.initial_personal)
@@ -67,7 +67,7 @@ class FederatedRun:
 
         `probes`: one whose clients take one step, of which nobody is told.
         """
-        parts, trainer, client, faults = self.parts, self.trainer, self.parts.client, self.parts.faults
+        parts, client, faults, trainer = self.parts, self.parts.client, self.parts.faults, self.parts.client.trainer
         services, hooks = parts.services, parts.hooks
         decay = decay_of(parts.settings.lr_decay, trainer.max_epochs)
         settings = replace(parts.settings, seed=parts.seed, lr_decay=decay, client_timeout=faults.client_timeout)
@@ -91,7 +91,7 @@ class FederatedRun:
         parts.execution.limit_threads()
         checks.check_transforms(parts.transforms, self.communicator.world)
         try:
-            parts.store.start(self.trainer, parts.client.device)
+            parts.store.start(parts.client.trainer, parts.client.device)
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)
