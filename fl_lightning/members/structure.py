@@ -38,7 +38,7 @@ class Structure(Member):
         self._layout: dict[str, Layout] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Attributes of all modules, each with a copy, in which the `TABLES` are copies, too."""
+        """Attributes of all modules, and of each the `TABLES` as they were."""
         self._flags: Flags = []
 
     def prepare(self) -> bool:
@@ -54,8 +54,8 @@ class Structure(Member):
             for name, value in self._entries.items()
             if isinstance(value, nn.Parameter) and state[name] is value
         }
-        for attributes in map(vars, self._client.modules()):
-            self._attributes.append((attributes, attributes | {name: dict(attributes[name]) for name in TABLES}))
+        parts = [vars(module) for module in self._client.modules()]
+        self._attributes = [(part, {name: dict(part[name]) for name in TABLES}) for part in parts]
         return False
 
     def mark(self) -> Flags:
@@ -96,16 +96,17 @@ class Structure(Member):
                 parameter.requires_grad_(flag)
 
     def undo(self, mark: Flags) -> None:
-        """Undo what a client did to the structure.
+        """Undo what a client did to the structure: what brought entries is None.
 
         The entries' values are to be loaded anew.
         """
-        for attributes, before in self._attributes:
-            for name in TABLES:
-                refill(attributes[name], before[name])
-                for shadowed in attributes.keys() & before[name]:
-                    del attributes[shadowed]
-            attributes.update({name: value for name, value in before.items() if name not in attributes})
+        for attributes, tables in self._attributes:
+            for table, before in tables.items():
+                new = {name: value for name, value in attributes[table].items() if name not in before}
+                empty = {n: v if isinstance(v, nn.Module) and not v.state_dict() else None for n, v in new.items()}
+                refill(attributes[table], before | empty)
+                for shadow in attributes.keys() & before:
+                    del attributes[shadow]
         for name, value in self._entries.items():
             shape, dtype, device = self._layout[name]
             if layout_of(value) != (shape, dtype, device):
