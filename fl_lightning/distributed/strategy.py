@@ -206,9 +206,8 @@ def first_error(mail: Path, ended: Exception) -> BaseException:
             error.raised_by_check = checked
             error.__cause__ = RemoteTracebackError(f"\n{text}")
             errors.append(error)
-    errors.sort(key=lambda error: isinstance(error, RemoteError))
     if errors:
-        return errors[0]
+        return min(errors, key=lambda error: isinstance(error, RemoteError))
     if isinstance(ended, ProcessExitedException):
         return RemoteError(f"rank {ended.error_index} ended without a word: {ended}")
     return ended

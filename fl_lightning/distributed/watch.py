@@ -121,7 +121,8 @@ class Watch:
     def explain(self, error: BaseException) -> BaseException:
         """Tell the others of an error that ends this process, and return the run's first error to be raised."""
         self._told = True
-        if self.verdict is None and of_a_collective(error):
+        of_a_collective = isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")
+        if self.verdict is None and of_a_collective:
             self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
         if self.verdict is not None:
             return self.verdict.error()
@@ -248,8 +249,3 @@ class Watch:
         with self._lock, suppress(OSError):
             if peer.connection is not None:
                 peer.connection.send(message)
-
-
-def of_a_collective(error: BaseException) -> bool:
-    """Tell whether an error is of torch's process group: another process is gone."""
-    return isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")

@@ -53,15 +53,14 @@ class Evaluation:
         classifies = self.client.module is None and self.data.num_classes is not None
         self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
 
-    def hold(self) -> None:
-        """Record what `finish` puts back: all entries, and the random generators."""
+    def hold(self, evaluates: bool = True) -> None:
+        """Begin a pass: record what `finish` puts back, and load the weights that are evaluated, where any are."""
         self.restore()
-        if self.weights.shared or self.client.module is not None:  # else nothing is evaluated
+        if self.weights.shared or self.client.module is not None:  # else there is nothing
             self.before, self._generators = HeldEntries(self.weights), ExitStack()
             self._generators.enter_context(self._kept_generators())
-
-    def start(self) -> None:
-        """Begin a pass: load the weights that are evaluated, if they are not the global ones."""
+        if not evaluates:
+            return
         self.weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.parts.recorder.evaluated(None)
@@ -163,9 +162,7 @@ class Evaluation:
         The last one may undo what the first did, so that it finds the entries as the pass has left them.
         """
         if hook.endswith("_start"):
-            self.hold()
-            if hook != "on_predict_start":
-                self.start()
+            self.hold(hook != "on_predict_start")
             yield
             return
         if self._left is not None:

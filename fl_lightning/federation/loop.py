@@ -316,7 +316,7 @@ class FederatedLoop(Forwarding):
 
     def add_to_row(self, values: Mapping[str, float]) -> None:
         """Add values to the row of the round, once its training is over."""
-        self.recorder.add(values)
+        self.round_metrics.update(values)
         self._publish(values)
 
     def _publish(self, values: Mapping[str, float]) -> None:

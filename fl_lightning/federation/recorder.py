@@ -90,10 +90,6 @@ class Recorder(Member):
             self._settled.append((client_id, self.logged))
             self.logged = MetricAccumulator(most_rows=None)
 
-    def skip(self) -> None:
-        """Forget what was logged of a client that is not taken in."""
-        self.logged.clear()
-
     @property
     def has_metrics(self) -> bool:
         """True where clients have logged metric objects, which count all of them together."""
@@ -143,10 +139,6 @@ class Recorder(Member):
             self._chain = chained(self._chain, self.round_metrics)
             self._chained = round_idx
         self.round_metrics, self.pending_round = values, round_idx
-
-    def add(self, values: Mapping[str, float]) -> None:
-        """Add values to the row of the round."""
-        self.round_metrics |= values
 
     def evaluated(self, class_accuracy: Tensor | None) -> None:
         """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""

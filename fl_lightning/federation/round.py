@@ -170,7 +170,7 @@ class Round:
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.parts.recorder.has_metrics)
-            self.parts.recorder.skip()
+            self.parts.recorder.logged.clear()  # of the client that is not taken in
             error = self._train(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken)
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)

@@ -49,22 +49,6 @@ class WatchedTrainer:
         setattr(self._trainer, name, value)
 
 
-def configure_watched(client: ClientModule, owner: Any, trainer: Trainer) -> tuple[Any, list[str]]:
-    """Call `configure_optimizers`, and list what numbers of rounds it asked the Trainer for.
-
-    Args:
-        client: whose hook is called.
-        owner: the module that defines it.
-        trainer: of the run.
-    """
-    watched = WatchedTrainer(trainer)
-    owner.trainer = watched
-    try:
-        return client.configure_optimizers(), watched.asked
-    finally:
-        owner.trainer = trainer
-
-
 class Plateau(Member):
     """Steps the `ReduceLROnPlateau` of the client's `configure_optimizers` once a round, for all clients.
 
@@ -92,17 +76,21 @@ class Plateau(Member):
 
         Where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
         """
-        owner = client.lightning_modules()[-1]
+        owner: Any = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
-        configured, asked = configure_watched(client, owner, trainer)
-        if asked:
+        owner.trainer = watched = WatchedTrainer(trainer)
+        try:
+            configured = client.configure_optimizers()
+        finally:
+            owner.trainer = trainer
+        if watched.asked:
             rank_zero_info(
-                f"{name}.configure_optimizers asks the Trainer for {', '.join(asked)}: here these are of rounds, each "
-                f"one epoch of one batch, while its schedules are made anew for every client of every round; give a "
-                f"schedule the number of a client's local steps"
+                f"{name}.configure_optimizers asks the Trainer for {', '.join(watched.asked)}: here these are of "
+                f"rounds, each one epoch of one batch, while its schedules are made anew for every client of every "
+                f"round; give a schedule the number of a client's local steps"
             )
         if not client.automatic_optimization:
             return  # the module steps its schedulers itself

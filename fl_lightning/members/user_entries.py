@@ -14,9 +14,6 @@ from fl_lightning.types import Member
 LEFT_OUT = "left_out"
 """Key of the names of entries that are objects."""
 
-HYPER_PARAMETERS = "hyper_parameters"
-"""Lightning's key of what `save_hyperparameters` kept; hooks expect it."""
-
 Forward = Callable[..., list[Any]]
 """`(hook, *args)`: calls the hook of the modules that have it, and gives what they returned."""
 
@@ -61,7 +58,7 @@ class UserEntries(Member):
 
     def _asked(self) -> dict[str, Any]:
         hparams = {key: value for module in self._modules for key, value in module.hparams.items()}
-        entries: dict[str, Any] = {HYPER_PARAMETERS: hparams}
+        entries: dict[str, Any] = {"hyper_parameters": hparams}  # Lightning's key; hooks expect it
         return entries if self._forward("on_save_checkpoint", entries) else {}
 
 
