@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import PurePath
@@ -311,7 +311,7 @@ FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside hyper-parameters."""
 
 
-def summary_key(keys: Iterable[str]) -> str | None:
+def summary_key(keys: Collection[str]) -> str | None:
     """Choose the key that sums up an evaluation: an accuracy, else the first one.
 
     None of none.
@@ -319,8 +319,7 @@ def summary_key(keys: Iterable[str]) -> str | None:
     >>> summary_key(["val/loss", "val/acc"]), summary_key(["val_mse", "val_mae"])
     ('val/acc', 'val_mse')
     """
-    names = list(keys)
-    return next((key for key in names if key.lower().endswith(("acc", "accuracy"))), next(iter(names), None))
+    return next((key for key in keys if key.lower().endswith(("acc", "accuracy"))), next(iter(keys), None))
 
 
 def log_final(loggers: Iterable[Any], params: Mapping[str, Any], value: float, round_idx: int) -> None:

@@ -227,8 +227,7 @@ class FederatedLoop(Forwarding):
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._run, self._round, self._evaluation = None, None, None
-        self._handed_over = False
+        self._run, self._round, self._evaluation, self._handed_over = None, None, None, False
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
 

@@ -68,14 +68,12 @@ class FederatedRun:
         `probes`: one whose clients take one step, of which nobody is told.
         """
         parts, client, faults, trainer = self.parts, self.parts.client, self.parts.faults, self.parts.client.trainer
-        services, hooks = parts.services, parts.hooks
+        services, hooks, chunk = parts.services, parts.hooks, parts.execution.chunk
         decay = decay_of(parts.settings.lr_decay, trainer.max_epochs)
         settings = replace(parts.settings, seed=parts.seed, lr_decay=decay, client_timeout=faults.client_timeout)
         if probes:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
-        make: Callable[..., SequentialEngine] = SequentialEngine
-        if parts.execution.chunk != 1:
-            make = partial(CohortEngine, chunk=parts.execution.chunk)
+        make: Callable[..., SequentialEngine] = SequentialEngine if chunk == 1 else partial(CohortEngine, chunk=chunk)
         where = client.device, trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
         more = {"batch_hooks": parts.batch_hooks, "members": self.members, "tolerant": faults.on_error == "skip"}
         return make(client, settings, self.server.global_weights, services, *where, hooks, **more)

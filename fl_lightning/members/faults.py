@@ -131,8 +131,7 @@ class SkippedClients(Member):
         if outcome.aborted:
             reasons = {client_id: reasons.get(client_id, outcome.aborted) for client_id in outcome.cohort}
         self.skipped = [Fault(outcome.round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
-        everyone = len(self.skipped) >= len(outcome.cohort)
-        self._in_a_row = self._in_a_row + 1 if everyone else 0
+        self._in_a_row = self._in_a_row + 1 if len(self.skipped) >= len(outcome.cohort) else 0
         if self._in_a_row >= self._settings.patience:
             rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
             reason = self.skipped[-1].reason if self.skipped else outcome.aborted
@@ -266,7 +265,7 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
 
 
 def judge(
-    violations: Iterable[Check], round_idx: int, names: tuple[str, str], max_norm: float | None
+    violations: Sequence[Check], round_idx: int, names: tuple[str, str], max_norm: float | None
 ) -> tuple[dict[int, str], list[str]]:
     """Decide who is at fault for values that must not become the model.
 
@@ -281,9 +280,8 @@ def judge(
     """
     broken: dict[int, str] = {}
     faults: list[str] = []
-    violations = sorted(violations, key=lambda violation: violation.client_id < 0)  # clients first
     miscounted = {client_id for client_id, kind, *_ in violations if kind == "samples"}
-    for client_id, kind, value, *_ in violations:
+    for client_id, kind, value, *_ in sorted(violations, key=lambda check: check.client_id < 0):  # clients first
         if kind == "weight":
             sentence = (
                 f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, got "

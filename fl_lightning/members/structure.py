@@ -135,7 +135,7 @@ class HeldEntries:
         self._extra = weights.extra.mark()
         places = {**weights.entries, **weights.non_persistent.places}
         tensors = {name: (place, getattr(*place, None)) for name, place in places.items()}
-        self._there, self._parameters = list(tensors.values()), self._found()
+        self._there, self._parameters = list(tensors.values()), dict(weights.client.named_parameters())
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
@@ -152,11 +152,11 @@ class HeldEntries:
         Raises:
             ValueError: naming a parameter that came to be, went, or stands in a module that was replaced.
         """
-        self._check(name for name in self._found() if name not in self._parameters)
+        self._check(name for name, _ in self._weights.client.named_parameters() if name not in self._parameters)
         for (owner, attribute), value in self._there:
             if getattr(owner, attribute, None) is not value:
                 setattr(owner, attribute, value)
-        parameters = self._found()
+        parameters = dict(self._weights.client.named_parameters())
         self._check(name for name, value in self._parameters.items() if parameters.get(name) is not value)
         for name in {name for name, _ in self._weights.client.named_buffers()} - self._buffers:
             path, _, attribute = name.rpartition(".")
@@ -166,10 +166,6 @@ class HeldEntries:
                 value.data = copy.clone()
             if value.requires_grad != flag:
                 value.requires_grad_(flag)
-
-    def _found(self) -> dict[str, nn.Parameter]:
-        """Find the parameters that the client module has now."""
-        return dict(self._weights.client.named_parameters())
 
     def _check(self, changed: Iterable[str]) -> None:
         """Refuse parameters that are others than before."""
