@@ -145,14 +145,12 @@ class SavedFederation:
         ready = {name: value for name, value in state.items() if name not in self._deferred}
         return ready | {name: entries[name] for name in self._deferred if name in entries}
 
-    def load(
-        self, checkpoint: dict[str, Any], entries: Callable[[], Mapping[str, Any]], trainer: Trainer | None
-    ) -> None:
+    def load(self, checkpoint: dict[str, Any], find: Callable[[], Mapping[str, Any]], trainer: Trainer | None) -> None:
         """Build the net for a checkpoint, or compare its run with the present one, and keep its states to be given.
 
         Args:
             checkpoint: as it was read; states of another server optimizer are taken out.
-            entries: gives those of the loop.
+            find: gives the entries of the loop.
             trainer: of the present run; None: there is none, and no net yet (`load_from_checkpoint`).
 
         Raises:
@@ -162,7 +160,7 @@ class SavedFederation:
         states, saved = federated(checkpoint, "the checkpoint", fits), checkpoint["state_dict"]
         if trainer is None:
             build(self.parts.client, states.get(DATA_SHAPE))
-            here = entries()
+            here = find()
             check_entries({**here, **unallocated(here, saved)}, saved)
         else:
             self.parts.describe(trainer)
@@ -172,7 +170,7 @@ class SavedFederation:
                 checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
             if fits and trainer.max_steps != -1:
                 begin_round(checkpoint, after=True)
-            check_entries(entries(), saved)
+            check_entries(find(), saved)
         self._waiting = states
 
 
