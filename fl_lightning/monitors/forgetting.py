@@ -7,6 +7,7 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
+from fl_lightning.engines.inspection import Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
@@ -20,9 +21,7 @@ from fl_lightning.monitors.monitor import (
     ended,
     log_defined,
     log_means,
-    stacked,
 )
-from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -68,51 +67,40 @@ class ForgettingMonitor(Monitor):
         check_at_least(1, "None measures on all", samples=samples)
         check_at_least(0, gamma=gamma)
         self.split, self.samples, self.epochs, self.gamma = split, samples, epochs, gamma
-        self._table: RoundTable | None = None
         self._pooled: Tensor | None = None
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = check_classes(loop, self).class_names
-        self._table = self.table(trainer, "client_classwise.csv", ("round", "client", "moment", *names))
+        self.open_table(trainer, "client_classwise.csv", ("client", "moment", *names))
 
     def start(self, loop: FederatedLoop, client_id: int) -> Found:
-        inspection = loop.evaluation.inspection
         counts = loop.data.view(client_id, loop.server.round_idx).label_counts
-        return {
-            "counts": counts,
-            "received": inspection.scores(inspection.received, self.split, self.samples)[:-2],
-            "epochs_found": [],
-        }
+        return {"counts": counts, "moments": {"received": self._by_class(loop, loop.evaluation.inspection.received)}}
 
     def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
         if self.epochs:
-            scores = loop.evaluation.inspection.scores(
-                ended(loop, client_id, f"epoch {epoch}"), self.split, self.samples
-            )
-            found["epochs_found"].append(scores[:-2])
+            found["moments"][epoch] = self._by_class(loop, ended(loop, client_id, f"epoch {epoch}"))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        scores = loop.evaluation.inspection.scores(deployed(loop, update.client_id), self.split, self.samples)
-        found["trained"] = scores[:-2]
+        found["moments"]["trained"] = self._by_class(loop, deployed(loop, update.client_id))
+
+    def _by_class(self, loop: FederatedLoop, moment: Moment) -> Tensor:
+        return loop.evaluation.inspection.scores(moment, self.split, self.samples)[:-2]
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        if self._table is not None:
-            for client_id, values in found.items():
-                moments: dict[str | int, Tensor] = {"received": values["received"]}
-                moments |= dict(enumerate(values["epochs_found"]))
-                moments["trained"] = values["trained"]
-                rows = ((trainer.current_epoch, client_id, m, *accuracy.tolist()) for m, accuracy in moments.items())
-                self._table.append(rows)
         if not found:
             return
-        counts, received, trained = (stacked(found, name) for name in ("counts", "received", "trained"))
+        accuracies = {client_id: values["moments"] for client_id, values in found.items()}
+        rows = ((i, moment, *each.tolist()) for i, moments in accuracies.items() for moment, each in moments.items())
+        self.add_rows(trainer, rows)
+        counts = torch.stack([values["counts"] for values in found.values()])
+        received, trained = (torch.stack([m[name] for m in accuracies.values()]) for name in ("received", "trained"))
         degree = forgetting_degree(received, trained).masked_fill(received == 0, torch.nan)
         degree = degree.masked_fill(counts.sum(1, keepdim=True) == 0, torch.nan)  # it did not train
         gamma = 0.5 / counts.shape[1] if self.gamma is None else self.gamma
         groups = group_means(degree, class_split(counts, gamma))._asdict()
-        values = {"local/forgetting_degree": degree.nanmean(1)}
-        values |= {f"local/forgetting_degree/{name}": mean for name, mean in groups.items()}
-        log_means(loop, {name: value.tolist() for name, value in values.items()}, deviations=False)
+        values = {"": degree.nanmean(1), **{f"/{name}": mean for name, mean in groups.items()}}
+        log_means(loop, {f"local/forgetting_degree{end}": v.tolist() for end, v in values.items()}, deviations=False)
         for side, weights in ("in", in_local(counts)), ("out", out_local(counts)):
             name, now = f"local/acc_{side}_local", class_weighted_accuracy(trained, weights)
             before = class_weighted_accuracy(received, weights)
@@ -170,5 +158,5 @@ class PersonalisedAccuracy(Monitor):
             found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        names = ("initial", "personalised", *(["train"] if self.train else []))
+        names = ["initial", "personalised"] + ["train"] * self.train
         log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})

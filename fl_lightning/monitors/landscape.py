@@ -1,11 +1,12 @@
 """Monitor of the loss around the weights of the global and the clients' models."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -75,16 +76,16 @@ class LossLandscape(Monitor):
         for client_id, values in found.items():
             self._write(trainer, values, f"client{client_id}")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Measure the new global model."""
-        if isinstance(pl_module, FederatedLoop) and self.measures(trainer) and pl_module.weights.shared:
-            found = self._measure(pl_module, -1)
-            first, second = found["eigenvalues"].tolist()
-            add_to_row(pl_module, {"global/hessian/1": first, "global/hessian/2": second})
-            self._write(trainer, found, "global")
+        if loop.weights.shared:
+            measured = self._measure(loop, -1)
+            first, second = measured["eigenvalues"].tolist()
+            add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
+            self._write(trainer, measured, "global")
 
     def _write(self, trainer: Trainer, found: Found, model: str) -> None:
-        if self.folder is not None and trainer.is_global_zero:
+        if self.folder is not None:
             arrays = {name: value for name, value in found.items() if isinstance(value, Tensor)}
             path = self.folder / f"landscape-{trainer.current_epoch:05d}-{model}"
             write_arrays(path.with_suffix(".npz"), arrays)
@@ -99,7 +100,8 @@ class LossLandscape(Monitor):
         with inspection.look():
             around = Surroundings(inspection, params, batches)
             generator = keyed_generator(loop.parts.seed, "landscape", loop.trainer.current_epoch, client_id)
-            noise = [[around.at(around.noise(generator), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
+            draw = partial(torch.randn, around.size, generator=generator, dtype=torch.float64)  # of ε ~ N(0, I)
+            noise = [[around.at(draw(), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
             values, vectors = leading_eigenvectors(around.hessian, around.size, 2, self.iterations, generator=generator)
             line = torch.linspace(-self.reach, self.reach, self.grid, dtype=torch.float64)
             plane = [[around.at(a * vectors[0] + b * vectors[1])[0] for b in line] for a in line]
@@ -131,10 +133,6 @@ class Surroundings:
     def loss(self, params: StateLike, batch: Any) -> Tensor:
         """Mean cross-entropy of a batch."""
         return F.cross_entropy(to_float32(self._predict(params, batch[0])), batch[1])
-
-    def noise(self, generator: torch.Generator) -> Tensor:
-        """A draw ε ~ N(0, I), (D,) float64."""
-        return torch.randn(self.size, generator=generator, dtype=torch.float64)
 
     def at(self, direction: Tensor, scale: float = 1.0) -> tuple[float, float]:
         """Mean loss and accuracy at w + scale · direction, (D,)."""
