@@ -16,9 +16,8 @@ from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, draw_maps, finish, name_rounds, panels
-from fl_lightning.reports.comparisons import MARKERS
-from fl_lightning.reports.figures import COLOURS, Numbers
+from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
+from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
 from fl_lightning.reports.saved import Counts, SavedRun, as_number, read_columns
 from fl_lightning.utils.text import drawable, of_cell
 

@@ -8,8 +8,8 @@ import torch
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, finish, name_rounds, panels
-from fl_lightning.reports.figures import Numbers
+from fl_lightning.papers.panels import finish, name_rounds, panels
+from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST
 
 Line = tuple[list[int], Numbers, Numbers | None]

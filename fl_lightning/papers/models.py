@@ -9,15 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.monitors.probe_figures import (
-    colour_of,
-    joint_embedding,
-    plot_circles,
-    plot_embedding,
-)
+from fl_lightning.monitors.probe_figures import colour_of, joint_embedding, plot_circles, plot_embedding
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, panels
-from fl_lightning.reports.figures import label_places, new_figure
+from fl_lightning.papers.panels import panels
+from fl_lightning.reports.figures import draw_line, label_places, new_figure
 from fl_lightning.reports.saved import SavedRun
 
 Arrays = dict[str, NDArray[Any]]

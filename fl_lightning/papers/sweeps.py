@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
-from fl_lightning.papers.panels import draw_line, finish, panels
-from fl_lightning.reports.figures import Numbers
+from fl_lightning.papers.panels import finish, panels
+from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import LAST
 from fl_lightning.utils.text import drawable
@@ -59,7 +59,7 @@ class Sweep(Drawing):
                     mean = np.array([value.mean() for value in points.values()])
                     several = all(len(value) > 1 for value in points.values())
                     std = np.array([value.std(ddof=1) for value in points.values()]) if several else None
-                    draw_line(place, i, list(points), mean, std, method, max(1, len(points)))
+                    draw_line(place, i, list(points), mean, std, method, every=1)
                     title = ": ".join(filter(None, (group, key_name, method)))
                     names = list(cases.values())
                     found[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}

@@ -10,13 +10,15 @@ import numpy as np
 from fl_lightning.reports.figures import (
     COLOURS,
     GREY,
-    STYLES,
+    MARKERS,
     Numbers,
+    draw_line,
     finite,
     in_legend,
     label_places,
     label_rounds,
     new_figure,
+    tidy,
 )
 from fl_lightning.utils.text import drawable
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 WIDTH = 4.7
 """Inches; a phone shows letters of such a figure in a readable size."""
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Band(NamedTuple):
@@ -48,18 +48,10 @@ def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "rou
     figure = new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
     for i, (label, band) in enumerate(bands.items()):
-        if band is None:
-            continue
-        places, values = finite(band.x), finite(band.values)
-        colour, mean = COLOURS[i % len(COLOURS)], values.mean(0)
-        style, marker = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
-        every = max(1, len(mean) // 8)
-        axes.plot(
-            places, mean, style, color=colour, label=in_legend(label), marker=marker, markersize=4, markevery=every
-        )
-        if len(values) > 1:
-            std = values.std(0, ddof=1)
-            axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        if band is not None:
+            values = finite(band.values)
+            std = values.std(0, ddof=1) if len(values) > 1 else None
+            draw_line(axes, i, finite(band.x), values.mean(0), std, label, max(1, len(band.x) // 8), 1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
         label_rounds(axes, [int(r) for r in next(filter(None, bands.values())).x])
@@ -130,13 +122,6 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
 
 
 # --- parts ----------------------------------------------------------------------------------------
-
-
-def tidy(axes: Axes) -> None:
-    """Draw a grid below the curves, and no frame above and to the right."""
-    axes.grid(True, color=GREY, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def legend_above(figure: Figure, axes: Axes, count: int) -> None:

@@ -21,6 +21,7 @@ Numbers = NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette: told apart by colour-blind readers."""
 STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#d9d9d9"
 MOST_LABELS = 40
 LARGEST = 1e100
@@ -55,7 +56,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
-        write_cells(axes, table.T, dark=0.3 * float(table.max(initial=1)))
+        write_cells(axes, table.T, 0.3 * float(table.max(initial=1)))
     draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
     draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
@@ -85,12 +86,10 @@ def plot_accuracy(
     for axes, part in zip(places, panels, strict=False):
         scale = 100.0 if part is curves else 1.0
         for i, (name, values) in enumerate(part.items()):
-            draw_curve(axes, i, name, np.asarray(rounds), scale * np.asarray(values, dtype=np.float64), scale)
+            draw_curve(axes, i, name, rounds, values, scale)
         label_rounds(axes, rounds)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
-        axes.grid(True, color=GREY, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
         if axes.get_legend_handles_labels()[0]:  # none where no value is finite
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
@@ -130,12 +129,10 @@ def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], ti
     figure = new_figure(3.8 * columns, 2.6 * rows)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, values) in zip(places, curves.items(), strict=False):
-        draw_curve(axes, 0, name, np.asarray(rounds), np.asarray(values, dtype=np.float64), 1.0)
+        draw_curve(axes, 0, name, rounds, values, 1.0)
         label_rounds(axes, rounds)
         axes.set_title(name, fontsize="medium")
-        axes.grid(True, color=GREY, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
     for axes in places[len(curves) :]:
         axes.set_axis_off()
     if title:
@@ -241,6 +238,13 @@ def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def tidy(axes: Axes) -> None:
+    """Draw a grid below the curves, and no frame above and to the right."""
+    axes.grid(True, color=GREY, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def separate(axes: Axes, columns: int, rows: int) -> None:
     """Draw hair lines between cells that are large enough for them."""
     if max(columns, rows) <= 50:
@@ -250,13 +254,13 @@ def separate(axes: Axes, columns: int, rows: int) -> None:
         axes.tick_params(which="minor", length=0)
 
 
-def write_cells(axes: Axes, table: Numbers, dark: float) -> None:
-    """Write the numbers into the cells, except zeros; white from `dark` on."""
+def write_cells(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
+    """Write counts into the cells, except zeros, in letters of so many points; white from `dark` on."""
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
         colour = "white" if value > dark else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
@@ -286,13 +290,42 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
 
 
-def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, scale: float) -> None:
+def draw_curve(axes: Axes, i: int, name: str, rounds: ArrayLike, values: ArrayLike, scale: float) -> None:
     """Draw a curve through its known values, with the last one in the legend."""
-    known = ~np.isnan(finite(values))
-    rounds, values = rounds[: len(values)][known], values[known]
-    if not len(values):
-        return
-    last = f"{values[-1]:.1f} %" if scale == 100 else f"{values[-1]:.3g}"
-    colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
-    marker = "o" if len(values) <= 30 else ""
-    axes.plot(rounds, values, style, color=colour, marker=marker, markersize=3.5, label=in_legend(f"{name}: {last}"))
+    scaled = scale * np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(finite(scaled))
+    places, shown = np.asarray(rounds)[: len(scaled)][known], scaled[known]
+    if len(shown):
+        last = f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"
+        style, marker, label = STYLES[i % len(STYLES)], "o" if len(shown) <= 30 else "", in_legend(f"{name}: {last}")
+        axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
+
+
+def draw_line(
+    axes: Axes,
+    i: int,
+    x: ArrayLike,
+    mean: Numbers,
+    std: Numbers | None = None,
+    label: str | None = None,
+    every: int | None = None,
+    width: float = 1.4,
+) -> None:
+    """Draw the i-th line of a figure with its colour, style and marker, and a band of one standard deviation.
+
+    Args:
+        axes: to draw in.
+        i: number of the line: the same look in all panels.
+        x: places, (T,).
+        mean: values, (T,).
+        std: their deviation, (T,); None: no band.
+        label: in the legend.
+        every: place that has a marker; None: 8 of them at most.
+        width: of the line, in points.
+    """
+    style, marker, places = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)], np.asarray(x, dtype=np.float64)
+    look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": width, "marker": marker, "markersize": 4}
+    named = None if label is None else in_legend(label)
+    axes.plot(places, mean, style, label=named, markevery=every or max(1, -(-len(mean) // 8)), **look)
+    if std is not None:
+        axes.fill_between(places, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)

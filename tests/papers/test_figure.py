@@ -14,7 +14,8 @@ from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers import Series, Sweep, spec
-from fl_lightning.papers.panels import draw_line, finish, panels
+from fl_lightning.papers.panels import finish, panels
+from fl_lightning.reports.figures import draw_line
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.saved import Group, read_run
 from tests.commands import refusal, say
