@@ -1,17 +1,16 @@
 """Rounds to a target, and what KnFu's server learns of its clients."""
 
-import csv
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fl_lightning.functional.summary import rounds_to_target
 from fl_lightning.papers.clients import counts_of
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
 from fl_lightning.papers.panels import draw_maps, finish, panels
 from fl_lightning.reports.figures import COLOURS
+from fl_lightning.reports.results import rounds_until
 from fl_lightning.reports.saved import read_columns
-from fl_lightning.utils.text import drawable, of_cell
+from fl_lightning.utils.text import drawable
 
 
 class RoundsToTarget(Drawing):
@@ -58,11 +57,7 @@ class RoundsToTarget(Drawing):
 
     def rounds(self, one: Series) -> float | None:
         """Rounds of a series, from 1, mean over its runs; None where one of them never gets there."""
-        found = []
-        for run in one.group.runs:
-            curve = run.history.curve(self.key)
-            reached = rounds_to_target([*curve.values()], self.target(one.case) / 100)
-            found.append(None if reached is None else [*curve][reached - 1] + 1)
+        found = [rounds_until(run, self.key, self.target(one.case) / 100) for run in one.group.runs]
         known = [value for value in found if value is not None]
         return float(np.mean(known)) if len(known) == len(found) else None
 
@@ -77,9 +72,8 @@ class PredictedDistributions(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         run = series[0].group.runs[0]
-        with (run.folder / "predicted_distribution.csv").open(newline="", encoding="utf-8") as file:
-            names = [of_cell(name) for name in next(csv.reader(file))[2:]]
         table = read_columns(run.folder / "predicted_distribution.csv")
+        names = list(table)[2:]
         rows = table["round"] == table["round"].max()
         clients = table["client"][rows].astype(int)
         predicted = np.stack([table[name][rows] for name in names], 1)

@@ -37,24 +37,24 @@ class Band(NamedTuple):
     values: Numbers
 
 
-def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "round") -> Figure:
+def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") -> Figure:
     """Mean over the runs of each group, with a band of one sample standard deviation.
 
     Args:
-        bands: curves of each group by its label, None where it has none: a group has the same look in all figures.
+        bands: curves of each group by its label, empty where it has none: a group has the same look in all figures.
         ylabel: name and unit of the values.
         xlabel: name and unit of x; `round` has whole numbers.
     """
     figure = new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
     for i, (label, band) in enumerate(bands.items()):
-        if band is not None:
+        if band.x:
             values = finite(band.values)
             std = values.std(0, ddof=1) if len(values) > 1 else None
             draw_line(axes, i, finite(band.x), values.mean(0), std, label, max(1, len(band.x) // 8), 1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
-        label_rounds(axes, [int(r) for r in next(filter(None, bands.values())).x])
+        label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])
     tidy(axes)
     legend_above(figure, axes, len(bands))
     return figure

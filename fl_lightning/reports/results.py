@@ -4,19 +4,18 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target
+from fl_lightning.functional.summary import Interval, mean_std, paired_difference
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.runs.value_names import is_accuracy, is_lower_better
 from fl_lightning.utils.text import write_cells
 
-Statistic = Literal["final", "last five", "best"]
-STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
+STATISTICS = tuple(HEADINGS)
 LAST = 5
 
 SCOPES = {
@@ -127,32 +126,29 @@ def compare(
             evaluated and higher is better.
         case: the settings that these groups share.
     """
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    values: dict[str, dict[str, dict[str, float]]] = {group.label: {} for group in groups}
     for group in groups:
-        own = values.setdefault(group.label, {})
         for run in group.runs:
             for name, value in statistics_of(run, key).items():
-                own.setdefault(name, {})[run.seed] = value
+                values[group.label].setdefault(name, {})[run.seed] = value
     results = {}
-    for label, own in values.items():
+    for label, by_name in values.items():
         base = {} if label == baseline else values.get(baseline, {})
-        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in own.items()}
+        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in by_name.items()}
     if target is None and "last five" in results.get(baseline, {}):
         target = results[baseline]["last five"].mean
-    if is_lower_better(key) or not any("last five" in own for own in results.values()):
-        target = None
+    if target is None or is_lower_better(key) or not any("last five" in by_name for by_name in results.values()):
+        return Comparison(key, case, results, baseline, None, {})
     rounds = {group.label: {run.seed: rounds_until(run, key, target) for run in group.runs} for group in groups}
-    return Comparison(key, case, results, baseline, target, rounds if target is not None else {})
+    return Comparison(key, case, results, baseline, target, rounds)
 
 
 def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result:
     """Summarise the values of the seeds, and compare those that the baseline has, too."""
     mean, std = mean_std(torch.tensor(list(values.values()), dtype=torch.float64))
     shared = [seed for seed in values if seed in baseline]
-    difference = None
-    if shared:
-        difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
-    return Result(dict(values), float(mean), float(std), difference)
+    difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
+    return Result(dict(values), float(mean), float(std), difference if shared else None)
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -163,13 +159,10 @@ def mean_of(values: Sequence[float]) -> float:
         return sum(values) / len(values)
 
 
-def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
+def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
     """Count the rounds of a run until its metric reaches the target; None: it does not."""
     curve = run.history.curve(key)
-    if target is None:
-        return None
-    place = rounds_to_target(list(curve.values()), target)
-    return None if place is None else list(curve)[place - 1] + 1
+    return next((round_idx + 1 for round_idx, value in curve.items() if value >= target), None)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -183,10 +176,8 @@ def table_of(comparison: Comparison) -> Table:
     best = {name: choose(own[name].mean for own in results.values() if name in own) for name in columns}
     rows = []
     for label, own in results.items():
-        row = [Cell(label)]
-        for name in columns:
-            cell = own.get(name)
-            row.append(Cell(spread(key, cell), cell.mean == best[name]) if cell else Cell("–"))
+        cells = (Cell(spread(key, own[n]), own[n].mean == best[n]) if n in own else Cell("–") for n in columns)
+        row = [Cell(label), *cells]
         if comparison.rounds:
             row.append(Cell(rounds_text(list(comparison.rounds[label].values()))))
         if len(results) > 1:
@@ -202,25 +193,24 @@ def table_of(comparison: Comparison) -> Table:
 
 def title_of(comparison: Comparison) -> str:
     """Name metric, scope, unit and case."""
-    key = comparison.key
-    scope = SCOPES.get(key, "")
-    named = f"{scope[:1].upper()}{scope[1:]} ({key})" if scope else key
-    return named + (", %" if in_percent(key) else "") + (f"; {comparison.case}" if comparison.case else "")
+    key, scope = comparison.key, SCOPES.get(comparison.key)
+    named = f"{scope[0].upper()}{scope[1:]} ({key})" if scope else key
+    return named + ", %" * in_percent(key) + (f"; {comparison.case}" if comparison.case else "")
 
 
 def note_of(comparison: Comparison) -> str:
     """Say what the columns are, in sentences."""
     counts = sorted({len(r.values) for own in comparison.results.values() for r in own.values()})
     seeds = " or ".join(map(str, counts))
-    said = [f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."]
+    note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
     if any("best" in own for own in comparison.results.values()):
         chosen = "lowest" if is_lower_better(comparison.key) else "highest"
-        said.append(f"The best over rounds is the {chosen} value of each run, which no one knows before its end.")
+        note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
     if comparison.target is not None:
-        said.append("Rounds to the target: the mean over the seeds that reach it, and how many do.")
+        note += " Rounds to the target: the mean over the seeds that reach it, and how many do."
     if len(comparison.results) > 1:
-        said.append(f"Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval.")
-    return " ".join(said)
+        note += f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval."
+    return note
 
 
 def number(key: str, value: float, sign: bool = False) -> str:
@@ -263,27 +253,19 @@ def difference_text(key: str, found: Result | None) -> str:
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """Write a line for each case, metric, group and statistic; fractions stay fractions."""
+    names = ("case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline")
+    rows: list[Sequence[Any]] = [(*names, "difference", "difference_low", "difference_high")]
+    for comparison in comparisons:
+        for label, by_name in comparison.results.items():
+            results = dict(by_name)
+            if comparison.target is not None:
+                reached = {seed: float(r) for seed, r in comparison.rounds[label].items() if r is not None}
+                results[f"rounds to {comparison.target!r}"] = result(reached, {})
+            for name, found in results.items():
+                cells: list[Any] = [comparison.case, comparison.key, SCOPES.get(comparison.key, ""), label, name]
+                cells += [len(found.values), found.mean, found.std, comparison.baseline]
+                cells += found.difference or ("", "", "")
+                rows.append(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
     out = io.StringIO()
-    ends = ("difference", "difference_low", "difference_high")
-    rows: list[list[Any]] = [
-        ["case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline", *ends]
-    ]
-    for one in comparisons:
-        for label, own in one.results.items():
-            start = [one.case, one.key, SCOPES.get(one.key, ""), label]
-            for name, found in own.items():
-                difference = found.difference or Interval(math.nan, math.nan, math.nan)
-                numbers = [len(found.values), *map(blank, (found.mean, found.std))]
-                rows.append([*start, name, *numbers, one.baseline, *map(blank, difference)])
-            if one.target is not None:
-                reached = [float(r) for r in one.rounds[label].values() if r is not None]
-                mean, std = mean_std(torch.tensor(reached, dtype=torch.float64)) if reached else (math.nan, math.nan)
-                row = [f"rounds to {one.target!r}", len(reached), blank(float(mean)), blank(float(std))]
-                rows.append([*start, *row, one.baseline, "", "", ""])
     write_cells(out, rows)
     return out.getvalue()
-
-
-def blank(value: float) -> float | str:
-    """A number for a csv file; nothing for NaN."""
-    return "" if math.isnan(value) else value

@@ -5,7 +5,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -154,7 +155,8 @@ def read_run(folder: Path) -> SavedRun:
         history.record(round_idx, row)
     if not history.rounds:
         raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
-    identity = next((found for path in checkpoints_of(folder) if (found := identity_in(path))), {})
+    checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
+    identity = next(filter(None, map(identity_in, checkpoints)), {})
     objects = identity.get("objects", {})
     settings = read_config(folder / CONFIG) or identity.get("config") or {}
     if not settings:
@@ -164,9 +166,19 @@ def read_run(folder: Path) -> SavedRun:
     return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
 
 
-def checkpoints_of(folder: Path) -> list[Path]:
-    """List the checkpoints that know the run's settings, the newest first."""
-    return [path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT]
+@contextmanager
+def reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and what must be in it, where it cannot be read within the block.
+
+    Raises:
+        ValueError: in place of any error but the operating system's.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
+        raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
 
 
 def read_config(path: Path) -> Settings:
@@ -177,7 +189,7 @@ def read_config(path: Path) -> Settings:
     """
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "the configuration of a run, and cannot be read"):
         text = path.read_text(encoding="utf-8")
         events = yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if "<<" in text else ()
         if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in events):
@@ -185,12 +197,6 @@ def read_config(path: Path) -> Settings:
         content = yaml.safe_load(text)
         check_size(content)
         return flat(content)
-    except OSError:
-        raise
-    except Exception as error:  # YAML's own, and those of the values that its tags make
-        raise ValueError(
-            f"{path} must be the configuration of a run, and cannot be read ({type(error).__name__}); move it away"
-        ) from None
 
 
 def check_size(content: Any) -> None:
@@ -217,14 +223,9 @@ def read_test(path: Path) -> dict[str, float]:
     """
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "the numbers that test gave by name, and cannot be read as them"):
         content = json.loads(path.read_text(encoding="utf-8"))
         return {name: float(number) for name, number in content.items()}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{path} must be the numbers that test gave by name, and cannot be read as them ({type(error).__name__}); "
-            f"move it away"
-        ) from None
 
 
 def read_partition(path: Path) -> Counts | None:
@@ -247,16 +248,11 @@ def read_columns(path: Path) -> dict[str, Numbers]:
     """Read a table of numbers by column; cells without a number are NaN, and lines that were cut are left out."""
     if not path.is_file():
         return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [row for row in reader if None not in row and None not in row.values()]
-            names = reader.fieldnames or ()
-            return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be a table, and cannot be read as one ({type(error).__name__}); move it away"
-        ) from None
+    with reading(path, "a table, and cannot be read as one"), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        names = reader.fieldnames or ()
+        return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
 
 
 def as_number(text: str) -> float:
