@@ -1,6 +1,7 @@
 """Logged values over the rounds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ Line = tuple[list[int], Numbers, Numbers | None]
 """Rounds, (T,), mean and deviation, (T,)."""
 
 
+@dataclass
 class Curves(Drawing):
     """Values over the rounds: the mean over the seeds, with a band of one standard deviation.
 
@@ -35,26 +37,22 @@ class Curves(Drawing):
         height: likewise.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, str],
-        line: Dimension = "method",
-        column: Dimension = "case",
-        row: Dimension = "key",
-        value: str = "accuracy (%)",
-        scale: float = 100.0,
-        clients: bool = False,
-        methods: Sequence[str] = (),
-        cases: Sequence[str] = (),
-        width: float = 2.6,
-        height: float = 2.3,
-    ) -> None:
-        if {line, column, row} != {"method", "case", "key"}:
-            raise ValueError(f"line, column, row must be method, case and key in some order, got {line, column, row}")
-        self.keys, self.value, self.scale, self.clients = keys, value, scale, clients
-        self.line, self.column, self.row = line, column, row
-        self.methods, self.cases = methods, cases
-        self.width, self.height = width, height
+    keys: Mapping[str, str]
+    line: Dimension = "method"
+    column: Dimension = "case"
+    row: Dimension = "key"
+    value: str = "accuracy (%)"
+    scale: float = 100.0
+    clients: bool = False
+    methods: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    width: float = 2.6
+    height: float = 2.3
+
+    def __post_init__(self) -> None:
+        given = self.line, self.column, self.row
+        if set(given) != {"method", "case", "key"}:
+            raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         found: dict[tuple[str, str, str], Line] = {}

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fl_lightning.reports.result_tables import Table
-from fl_lightning.reports.saved import Group
+from fl_lightning.reports.saved import Group, SavedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +58,18 @@ def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequenc
         there = "; ".join(one.name for one in series)
         raise ValueError(f"a drawing needs runs of {[*methods, *cases]}, and those of the figure are {there}")
     return found
+
+
+def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path:
+    """Find the last file of a monitor in a run's folder, by the pattern of its names.
+
+    Raises:
+        FileNotFoundError: the run has none.
+    """
+    files = sorted(run.folder.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"this drawing needs {pattern}, and {run.folder} has none; add {monitor}")
+    return files[-1]
 
 
 def said(values: Mapping[str, float], form: str = "{:.1f}") -> str:
