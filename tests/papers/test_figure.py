@@ -231,7 +231,7 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
                 callback["init_args"]["every"] = 1
         return figure
 
-    monkeypatch.setattr("fl_lightning.papers.command.read", short)
+    monkeypatch.setattr(spec, "read", short)
     said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
     assert cells_here
