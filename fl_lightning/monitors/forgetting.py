@@ -12,16 +12,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import (
-    Found,
-    Monitor,
-    add_to_row,
-    check_classes,
-    deployed,
-    ended,
-    log_defined,
-    log_means,
-)
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, deployed, ended, log_means
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -106,7 +97,8 @@ class ForgettingMonitor(Monitor):
             before = class_weighted_accuracy(received, weights)
             log_means(loop, {name: now.tolist(), f"{name}/received": before.tolist()})
             sizes = counts.sum(1).double().masked_fill(now.isnan(), 0.0)
-            log_defined(loop, {f"{name}/weighted": float(now.nan_to_num() @ sizes / sizes.sum())})
+            weighted = float(now.nan_to_num() @ sizes / sizes.sum())
+            log_means(loop, {f"{name}/weighted": [weighted]}, deviations=False)
         self._pooled = counts.sum(0)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,12 +109,11 @@ class ForgettingMonitor(Monitor):
         """Add the new global model's accuracies for the pooled classes to the round's row."""
         if self._pooled is None or not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking:
             return
-        accuracy, prefix = pl_module.recorder.class_accuracy, pl_module.data.evaluated
-        if accuracy is not None:
-            scope = "val" if prefix == "val" else "global"
-            weights = {"in": in_local(self._pooled), "out": out_local(self._pooled)}
-            found = {side: float(class_weighted_accuracy(accuracy, p)) for side, p in weights.items()}
-            add_to_row(pl_module, {f"{scope}/acc_{side}_local": value for side, value in found.items()})
+        if (accuracy := pl_module.recorder.class_accuracy) is not None:
+            scope = "val" if pl_module.data.evaluated == "val" else "global"
+            for side, weights in ("in", in_local(self._pooled)), ("out", out_local(self._pooled)):
+                value = float(class_weighted_accuracy(accuracy, weights))
+                add_to_row(pl_module, {f"{scope}/acc_{side}_local": value})
 
 
 class PersonalisedAccuracy(Monitor):

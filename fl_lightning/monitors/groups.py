@@ -47,18 +47,17 @@ class GroupMetrics(Monitor):
         for name, clients in self.groups.items():
             outside = [client for client in clients if not 0 <= client < loop.data.num_clients]
             if outside or not clients:
-                raise ValueError(
-                    f"a group of clients must name some in [0, {loop.data.num_clients}), got {clients} for {name!r}"
-                )
+                among = f"[0, {loop.data.num_clients})"
+                raise ValueError(f"a group of clients must name some in {among}, got {clients} for {name!r}")
         self._collection(loop)
         loop.data.split("test")
         self._last = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the groups, each on one process."""
-        if not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking or trainer.state.fn != "fit":
+        if not isinstance(pl_module, FederatedLoop) or not self.measures(trainer):
             return
-        if not self.measures(trainer):
+        if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         processes = current_communicator(pl_module.device)
         mine = list(self.groups)[processes.rank :: processes.world]

@@ -70,11 +70,11 @@ class LossLandscape(Monitor):
         check_classes(loop, self)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._measure(loop, update.client_id)
+        found["landscape"] = self._measure(loop, update.client_id)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         for client_id, values in found.items():
-            self._write(trainer, values, f"client{client_id}")
+            self._write(trainer, values["landscape"], f"client{client_id}")
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Measure the new global model."""
@@ -84,9 +84,8 @@ class LossLandscape(Monitor):
             add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
             self._write(trainer, measured, "global")
 
-    def _write(self, trainer: Trainer, found: Found, model: str) -> None:
+    def _write(self, trainer: Trainer, arrays: Mapping[str, Tensor], model: str) -> None:
         if self.folder is not None:
-            arrays = {name: value for name, value in found.items() if isinstance(value, Tensor)}
             path = self.folder / f"landscape-{trainer.current_epoch:05d}-{model}"
             write_arrays(path.with_suffix(".npz"), arrays)
             save(plot_landscape(**arrays), path.with_suffix(".png"))
@@ -105,15 +104,9 @@ class LossLandscape(Monitor):
             values, vectors = leading_eigenvectors(around.hessian, around.size, 2, self.iterations, generator=generator)
             line = torch.linspace(-self.reach, self.reach, self.grid, dtype=torch.float64)
             plane = [[around.at(a * vectors[0] + b * vectors[1])[0] for b in line] for a in line]
-        losses, accuracies = torch.tensor(noise, dtype=torch.float64).unbind(-1)
-        return {
-            "sigmas": torch.tensor(self.sigmas, dtype=torch.float64),
-            "noise_loss": losses,
-            "noise_accuracy": accuracies,
-            "line": line,
-            "plane": torch.tensor(plane, dtype=torch.float64),
-            "eigenvalues": values,
-        }
+        sigmas, draws, losses = (torch.tensor(table, dtype=torch.float64) for table in (self.sigmas, noise, plane))
+        measured = {"sigmas": sigmas, "noise_loss": draws[..., 0], "noise_accuracy": draws[..., 1]}
+        return measured | {"line": line, "plane": losses, "eigenvalues": values}
 
 
 class Surroundings:

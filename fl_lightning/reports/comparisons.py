@@ -102,9 +102,8 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
         values = [finite(pair[side]) for pair in pairs.values()]
         places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
         std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
-        axes.barh(
-            places, means, 0.36, facecolor=COLOURS[(5, 0)[side]], hatch=hatch, edgecolor="white", label=names[side]
-        )
+        colour, name = COLOURS[(5, 0)[side]], names[side]
+        axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         shown = [k for k, s in enumerate(std) if s]
         axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")
         for place, mean in zip(places, means, strict=True):

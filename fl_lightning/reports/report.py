@@ -10,11 +10,11 @@ import numpy as np
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
-from fl_lightning.reports.figures import plot_classwise, plot_partition
+from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import SCOPES, compare, in_percent, known_metrics, table_of
-from fl_lightning.reports.saved import Counts, Group, Numbers, data_differences, differing
+from fl_lightning.reports.saved import Counts, Group, data_differences, differing
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24

@@ -8,23 +8,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
 from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
 from fl_lightning.metrics.history import History
+from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import PARTITION
 from fl_lightning.utils.text import of_cell
 
-Numbers = NDArray[np.float64]
 METRICS = "metrics.csv"
 CLIENTS = "clients.csv"
 TEST = "test.json"
@@ -76,7 +74,7 @@ class SavedRun:
     partition: Counts | None = None
     clients: Mapping[str, Numbers] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def seeds(self) -> tuple[object, ...]:
         """Settings that distinguish it within its group."""
         return tuple(self.settings.get(name) for name in SEEDS)
@@ -108,11 +106,11 @@ class Group:
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
         """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
         tables = [(rounds, names, table) for run in self.runs for rounds, names, table in [run.history.columns(part)]]
-        tables = [one for one in tables if one[0] and one[1] == tables[0][1]]
+        tables = [table for table in tables if table[0] and table[1] == tables[0][1]]
         if not tables:
             return [], [], np.zeros((0, 0))
-        rounds = sorted(set.intersection(*(set(one[0]) for one in tables)))
-        chosen = [table.numpy()[[own.index(r) for r in rounds]] for own, _, table in tables]
+        rounds = sorted(set.intersection(*(set(known) for known, _, _ in tables)))
+        chosen = [table.numpy()[[known.index(r) for r in rounds]] for known, _, table in tables]
         return rounds, tables[0][1], np.mean(chosen, axis=0)
 
 
@@ -337,9 +335,7 @@ def data_differences(groups: Sequence[Group]) -> list[Difference]:
     first: dict[str, SavedRun] = {}
     for run in (run for group in groups for run in group.runs):
         other = first.setdefault(run.seed, run)
-        pairs = [(other.data, run.data)]
-        pairs.append(({n: v for n, v in other.settings.items() if is_data(n)}, run.settings))
-        for was, now in pairs:
-            for one in differences(was, now):
-                found.setdefault(one.name, one)
+        settings = {name: value for name, value in other.settings.items() if is_data(name)}
+        for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
+            found.setdefault(difference.name, difference)
     return list(found.values())
