@@ -69,8 +69,8 @@ class GroupMetrics(Monitor):
         if self._table is None:
             self.open_table(trainer, "groups.csv", ("group", *columns))
         self.add_rows(trainer, ([name, *map(values.get, columns)] for name, values in self._last.items()))
-        row = {f"global/{key}/{name}": v for name, values in self._last.items() for key, v in values.items()}
-        add_to_row(pl_module, {key: value for key, value in row.items() if f"/{SAMPLES}/" not in key})
+        for name, values in self._last.items():
+            add_to_row(pl_module, {f"global/{key}/{name}": v for key, v in values.items() if key != SAMPLES})
         pl_module.recorder.keep_round(trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,6 +1,7 @@
 """Base class of callbacks that measure the clients of a round."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 
 Found = dict[str, Any]
@@ -185,9 +186,6 @@ def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name as an npz file, whole or not at all."""
-
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-
-    write_atomically(path, write)
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    write_file(path, file.getvalue())

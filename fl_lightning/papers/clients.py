@@ -1,11 +1,8 @@
 """Drawings of what clients know before and after their local training, from the table of `ForgettingMonitor`."""
 
-from __future__ import annotations
-
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +14,8 @@ from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, last_file, said, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
-from fl_lightning.reports.saved import Counts, SavedRun, as_number, read_columns
-from fl_lightning.utils.text import drawable, of_cell
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from fl_lightning.reports.saved import Counts, SavedRun, read_columns
+from fl_lightning.utils.text import drawable
 
 
 class ClientAccuracies:
@@ -36,12 +30,9 @@ class ClientAccuracies:
     """
 
     def __init__(self, run: SavedRun) -> None:
-        with last_file(run, "client_classwise.csv", "ForgettingMonitor").open(newline="", encoding="utf-8") as file:
-            header, *rows = ([*map(of_cell, row)] for row in csv.reader(file))
-        self.names, self.moments = header[3:], np.array([row[2] for row in rows])
-        self.rounds, self.clients = (np.array([float(row[k]) for row in rows]) for k in (0, 1))
-        accuracy = np.array([as_number(cell) for row in rows for cell in row[3:]])
-        self.accuracy = accuracy.reshape(len(rows), len(self.names))
+        table = read_columns(last_file(run, "client_classwise.csv", "ForgettingMonitor"), texts=["moment"])
+        self.rounds, self.clients, self.moments = (table.pop(name) for name in ("round", "client", "moment"))
+        self.names, self.accuracy = list(table), np.stack([*table.values()], axis=1)
 
     def at(self, moment: str, client: int | None = None, round_idx: int | None = None) -> tuple[Numbers, Numbers]:
         """Take the rows of a moment, of all clients or one, in all rounds or one: rounds and accuracies."""
@@ -246,7 +237,7 @@ class ClassBars(Drawing):
         held = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
         return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
 
-    def draw_bars(self, axes: Axes, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
+    def draw_bars(self, axes: Any, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
         """Draw three bars for each class: start, trained, aggregate, (C,) each; `own`: samples of the client."""
         who = "clients, mean" if self.client is None else f"client {self.client}"
         looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))

@@ -15,10 +15,8 @@ from fl_lightning.papers.panels import panels
 from fl_lightning.reports.figures import draw_line, label_places, new_figure
 from fl_lightning.reports.saved import SavedRun
 
-Arrays = dict[str, NDArray[Any]]
 
-
-def last_arrays(run: SavedRun, pattern: str) -> Arrays:
+def last_arrays(run: SavedRun, pattern: str) -> dict[str, NDArray[Any]]:
     """Read the last file of a monitor, by the pattern of its names."""
     with np.load(last_file(run, pattern)) as file:
         return dict(file)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
 from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
 from fl_lightning.metrics.history import History
@@ -242,15 +243,15 @@ def read_partition(path: Path) -> Counts | None:
     return Counts(table, list(columns)) if len(table) else None
 
 
-def read_columns(path: Path) -> dict[str, Numbers]:
-    """Read a table of numbers by column; cells without a number are NaN, and lines that were cut are left out."""
+def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """Read a table of numbers by column, some of text; cells without a number are NaN, and cut lines are left out."""
     if not path.is_file():
         return {}
     with reading(path, "a table, and cannot be read as one"), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = [row for row in reader if None not in row and None not in row.values()]
-        names = reader.fieldnames or ()
-        return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
+        columns = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+        return {of_cell(n): np.array(c if n in texts else [*map(as_number, c)]) for n, c in columns.items()}
 
 
 def as_number(text: str) -> float:
