@@ -44,8 +44,7 @@ class DriftMonitor(Monitor):
         trainable = loop.weights.live(loop.weights.trainable)
         size = sum(value.numel() for value in trainable.values())
         kinds = {"train/drift_diversity": DriftDiversity, "train/gradient_diversity": GradientDiversity}
-        moves = MetricCollection({name: kind(size) for name, kind in kinds.items()}) if size else None
-        self._moves = moves and moves.to(loop.device)
+        self._moves = MetricCollection({n: kind(size) for n, kind in kinds.items()}).to(loop.device) if size else None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)

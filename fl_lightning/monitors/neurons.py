@@ -68,9 +68,8 @@ class NeuronActivations(Monitor):
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in found.values()]})
-        log_means(
-            loop, {f"local/dead_neurons{self.ending}": [values["dead"] for values in found.values()]}, deviations=False
-        )
+        dead = [values["dead"] for values in found.values()]
+        log_means(loop, {f"local/dead_neurons{self.ending}": dead}, deviations=False)
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Compare with the new global model, and write the round's file."""

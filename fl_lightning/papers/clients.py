@@ -124,8 +124,8 @@ class DegreeMap(Drawing):
             signs.append(f"{one.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
         value, limits = f"forgetting degree τ (≤ {self.least:g} … 1)", (self.least, 1.0)
         figure = draw_maps(maps, "round", "class", value, names, limits=limits, cmap="PuOr_r", width=4.6)
-        text = "; ".join(signs)
-        return Drawn(figure, f"Client {self.client}; negative: it gained; 1: it forgot all. Mean τ: {text}.")
+        means = "Mean τ: " + "; ".join(signs)
+        return Drawn(figure, f"Client {self.client}; negative: it gained; 1: it forgot all. {means}.")
 
 
 @dataclass
@@ -154,7 +154,6 @@ class OneClass(Drawing):
         rows += ["accuracy after training (%)"] * self.accuracy + ["samples of the class"] * self.count
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
-        rounds = np.zeros(1)
         for one in series:
             run, column, i = one.group.runs[0], cases.index(one.case), methods.index(one.method)
             found, klass = ClientAccuracies(run), self.classes.get(one.case, self.classes.get("", 0))
@@ -214,8 +213,7 @@ class ClassBars(Drawing):
         self.client, self.columns = client, columns
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        lines = -(-len(series) // self.columns)
-        left = ["accuracy (%)"] * lines
+        left = ["accuracy (%)"] * -(-len(series) // self.columns)
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
         changes: dict[str, float] = {}
         for place, one in zip(axes.ravel(), series, strict=False):

@@ -81,9 +81,8 @@ def listed() -> str:
     """List all figures: name, minutes, what each shows."""
     names = spec.names()
     width = max(map(len, names))
-    minutes = (spec.minutes_of(spec.shipped_path(name)) for name in names)
-    lines = zip(names, minutes, strict=True)
-    return "\n".join(f"{name:{width}}  {took:4.1f} min  {title(f'{spec.FOLDER}/{name}')}" for name, took in lines)
+    minutes = (f"{name:{width}}  {spec.minutes_of(name):4.1f} min" for name in names)
+    return "\n".join(f"{line}  {title(f'{spec.FOLDER}/{name}')}" for name, line in zip(names, minutes, strict=True))
 
 
 # --- runs -----------------------------------------------------------------------------------------

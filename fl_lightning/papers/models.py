@@ -146,7 +146,6 @@ class Embedding(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
         features, names = list[torch.Tensor](), list[str]()
-        target = torch.empty(0)
         for one in shown:
             arrays = last_arrays(one.group.runs[0], "features-*.npz")
             models, table = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])[:, : self.samples]

@@ -133,9 +133,9 @@ def read(path: Path) -> FigureFile:
     return FigureFile(**{**said, "draw": draw, "runs": runs, "start": start and Runs(**start)})
 
 
-def minutes_of(path: Path) -> float:
-    """Minutes that a shipped figure's runs take; checking the whole file would take twenty times as long."""
-    return float(yaml.safe_load(path.read_text(encoding="utf-8"))["minutes"])
+def minutes_of(name: str) -> float:
+    """Read the minutes that a shipped figure's runs take: checking the whole file would take twenty times as long."""
+    return float(yaml.safe_load(shipped_path(name).read_text(encoding="utf-8"))["minutes"])
 
 
 def composer_of(figure: FigureFile, more: Sequence[str] = ()) -> Composer:

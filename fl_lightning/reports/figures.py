@@ -84,12 +84,8 @@ def plot_accuracy(
     figure = new_figure(5.6 * count, 3.8)
     places = figure.subplots(1, count, squeeze=False)[0]
     for axes, part in zip(places, panels, strict=False):
-        scale = 100.0 if part is curves else 1.0
-        for i, (name, values) in enumerate(part.items()):
-            draw_curve(axes, i, name, rounds, values, scale)
-        label_rounds(axes, rounds)
+        draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
-        tidy(axes)
         if axes.get_legend_handles_labels()[0]:  # none where no value is finite
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
@@ -129,10 +125,8 @@ def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], ti
     figure = new_figure(3.8 * columns, 2.6 * rows)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, values) in zip(places, curves.items(), strict=False):
-        draw_curve(axes, 0, name, rounds, values, 1.0)
-        label_rounds(axes, rounds)
+        draw_curves(axes, rounds, {name: values}, 1.0)
         axes.set_title(name, fontsize="medium")
-        tidy(axes)
     for axes in places[len(curves) :]:
         axes.set_axis_off()
     if title:
@@ -290,15 +284,18 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
 
 
-def draw_curve(axes: Axes, i: int, name: str, rounds: ArrayLike, values: ArrayLike, scale: float) -> None:
-    """Draw a curve through its known values, with the last one in the legend."""
-    scaled = scale * np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(finite(scaled))
-    places, shown = np.asarray(rounds)[: len(scaled)][known], scaled[known]
-    if len(shown):
-        last = f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"
-        style, marker, label = STYLES[i % len(STYLES)], "o" if len(shown) <= 30 else "", in_legend(f"{name}: {last}")
-        axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
+def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence[float]], scale: float) -> None:
+    """Draw curves through their known values, with the last of each in the legend, on a tidy axis of rounds."""
+    for i, (name, values) in enumerate(curves.items()):
+        scaled = scale * np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(finite(scaled))
+        places, shown = np.asarray(rounds)[: len(scaled)][known], scaled[known]
+        if len(shown):
+            label = in_legend(f"{name}: " + (f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"))
+            style, marker = STYLES[i % len(STYLES)], "o" if len(shown) <= 30 else ""
+            axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
+    label_rounds(axes, rounds)
+    tidy(axes)
 
 
 def draw_line(

@@ -157,9 +157,8 @@ def read_run(folder: Path) -> SavedRun:
     checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
     identity = next(filter(None, map(identity_in, checkpoints)), {})
     objects = identity.get("objects", {})
-    settings = read_config(folder / CONFIG) or identity.get("config") or {}
-    if not settings:
-        settings = {name: value for name, value in objects.items() if name not in DIGESTS}
+    known = {name: value for name, value in objects.items() if name not in DIGESTS}
+    settings = read_config(folder / CONFIG) or identity.get("config") or known
     data = {name: value for name, value in objects.items() if is_data(name)}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
     return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
