@@ -89,9 +89,8 @@ class LocalProgress(Drawing):
                 values = [class_weighted_accuracy(torch.from_numpy(found.at(m, None, last)[1]), shares) for m in steps]
                 curve = 100 * torch.stack(values).numpy()
                 draw_line(place, i, range(len(steps)), curve.mean(1), curve.std(1, ddof=1), one.name)
-                place.set_xlabel("local epochs done")
                 change[f"{one.name} {side}"] = float(curve[-1].mean() - curve[0].mean())
-        finish(figure, axes)
+        finish(figure, axes, "local epochs done")
         text = said(change, "{:+.1f}")
         return Drawn(figure, f"Change within one local training, in points, mean over the clients: {text}.")
 
@@ -191,9 +190,8 @@ class DistanceScatter(Drawing):
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
             marker, colour = MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]
             place.scatter(x[known], y[known], s=11, c=colour, marker=marker, alpha=opacity, linewidths=0)
-            place.set_xlabel("distribution distance ‖Ã_G − p_k‖₁")
             strengths[one.name] = float(np.corrcoef(x[known], y[known])[0, 1])
-        finish(figure, axes)
+        finish(figure, axes, "distribution distance ‖Ã_G − p_k‖₁")
         return Drawn(figure, f"Pearson's r over all rounds and clients: {said(strengths, '{:.2f}')}.")
 
 
@@ -227,11 +225,9 @@ class ClassBars(Drawing):
             rows = np.ones(len(before), dtype=bool) if own is None else own == 0
             if rows.any():
                 changes[one.name] = 100 * float((after - before)[rows].mean())
-        for place in axes[-1]:
-            place.set_xlabel("class" if self.client is None else f"class, and samples of it at client {self.client}")
         for place in axes.ravel()[len(series) :]:
             place.set_axis_off()
-        finish(figure, axes)
+        finish(figure, axes, "class" if self.client is None else f"class, and samples of it at client {self.client}")
         held = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
         return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
 

@@ -41,14 +41,13 @@ class RoundsToTarget(Drawing):
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
             place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
-            place.set_xlabel("method")
             base = found.get(self.baseline)
             shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}
             never = [m for m, r in found.items() if r is None]
             text = ", ".join(f"{m} {share:.0f} %" for m, share in shares.items()) or "none"
             text += f"; never: {', '.join(never)}" if never else ""
             sentences.append(f"{case or 'All'}: {text}")
-        finish(figure, axes)
+        finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 
     def target(self, case: str) -> float:

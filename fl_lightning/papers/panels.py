@@ -62,8 +62,10 @@ def name_rounds(axes: NDArray[Any], rounds: Sequence[int]) -> None:
         label_rounds(place, rounds)
 
 
-def finish(figure: Figure, axes: NDArray[Any]) -> None:
-    """Tidy all panels, and put one legend with each name once above them."""
+def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> None:
+    """Tidy all panels, name the x axis of the lowest, and put one legend with each name once above them."""
+    for place in axes[-1] if xlabel is not None else ():
+        place.set_xlabel(xlabel)
     found: dict[str, Any] = {}
     for place in axes.ravel():
         tidy(place)

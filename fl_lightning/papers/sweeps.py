@@ -65,9 +65,7 @@ class Sweep(Drawing):
                     if method in levels and len(mean):
                         found[title] = {"": float(mean[0])}
                 place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
-        for place in axes[-1]:
-            place.set_xlabel(self.xlabel)
-        finish(figure, axes)
+        finish(figure, axes, self.xlabel)
         text = "; ".join(f"{title}: {said(values, '{:.3g}')}" for title, values in found.items())
         return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]} at the end. {text}.")
 

@@ -107,7 +107,11 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     if not values:
         return {}
     last = values[-LAST:]
-    found = {"final": values[-1], "last five": mean_of(last)}
+    try:
+        mean = math.fsum(last) / len(last)
+    except (ValueError, OverflowError):  # infinite, or too large to be added
+        mean = sum(last) / len(last)
+    found = {"final": values[-1], "last five": mean}
     if key.endswith("forgetting"):  # 0 before anything was learnt
         return found
     return found | {"best": min(values) if is_lower_better(key) else max(values)}
@@ -149,14 +153,6 @@ def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result
     shared = [seed for seed in values if seed in baseline]
     difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
     return Result(dict(values), float(mean), float(std), difference if shared else None)
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """Compute the mean; NaN or infinite where the values are, or are too large to be added."""
-    try:
-        return math.fsum(values) / len(values)
-    except (ValueError, OverflowError):
-        return sum(values) / len(values)
 
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
