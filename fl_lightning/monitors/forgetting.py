@@ -149,5 +149,5 @@ class PersonalisedAccuracy(Monitor):
             found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        names = ["initial", "personalised"] + ["train"] * self.train
-        log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})
+        for name in ["initial", "personalised"] + ["train"] * self.train:
+            log_means(loop, {f"local/{name}": [values[name] for values in found.values()]})

@@ -78,8 +78,7 @@ class LocalProgress(Drawing):
         figure, axes = panels(["accuracy (%)"], ["in-local", "out-local"], width=3.0, sharey="all")
         change: dict[str, float] = {}
         for i, one in enumerate(series):
-            run = one.group.runs[0]
-            found, counts = ClientAccuracies(run), torch.from_numpy(counts_of(run).table)
+            found, counts = ClientAccuracies(one.run), torch.from_numpy(counts_of(one.run).table)
             last = int(found.rounds.max())
             steps = ["received", *sorted({m for m in found.moments if m.isdigit()}, key=int)]
             members = torch.from_numpy(found.clients[(found.rounds == last) & (found.moments == "received")])
@@ -111,8 +110,7 @@ class DegreeMap(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         maps, names, signs = {}, list[str](), list[str]()
         for one in series:
-            run = one.group.runs[0]
-            found, counts = ClientAccuracies(run), counts_of(run)
+            found, counts = ClientAccuracies(one.run), counts_of(one.run)
             _, degree = degrees(found, self.client)
             own = counts.table[self.client]
             names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, own, strict=True)]
@@ -154,15 +152,15 @@ class OneClass(Drawing):
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
         for one in series:
-            run, column, i = one.group.runs[0], cases.index(one.case), methods.index(one.method)
-            found, klass = ClientAccuracies(run), self.classes.get(one.case, self.classes.get("", 0))
+            column, i = cases.index(one.case), methods.index(one.method)
+            found, klass = ClientAccuracies(one.run), self.classes.get(one.case, self.classes.get("", 0))
             rounds, degree = degrees(found, self.client)
             shown = [degree[:, klass]]
             shown += [100 * found.at("trained", self.client)[1][:, klass]] * self.accuracy
             for place, values in zip(axes[:, column], shown, strict=False):
                 draw_line(place, i, rounds, values, label=one.method)
             if self.count:
-                counted = run.history.curve("data/class_count")
+                counted = one.run.history.curve("data/class_count")
                 draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=one.method)
                 axes[-1, column].set_ylim(bottom=0)
             axes[0, column].set_ylim(self.least, 1.1)
@@ -184,7 +182,7 @@ class DistanceScatter(Drawing):
         figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [one.name for one in series], width=3.0)
         strengths: dict[str, float] = {}
         for i, (place, one) in enumerate(zip(axes[0], series, strict=True)):
-            table = read_columns(one.group.runs[0].folder / "drift.csv")
+            table = read_columns(one.run.folder / "drift.csv")
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
@@ -215,12 +213,12 @@ class ClassBars(Drawing):
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
         changes: dict[str, float] = {}
         for place, one in zip(axes.ravel(), series, strict=False):
-            run = one.group.runs[0]
-            found, own = ClientAccuracies(run), None if self.client is None else counts_of(run).table[self.client]
+            found = ClientAccuracies(one.run)
+            own = None if self.client is None else counts_of(one.run).table[self.client]
             first = int(found.rounds.min())
             before, after = (found.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
             self.draw_bars(place, found.names, own, (before, after, one.group.columns(BY_CLASS)[2][first]))
-            accuracy = run.history.curve("global/acc").get(first, np.nan)
+            accuracy = one.run.history.curve("global/acc").get(first, np.nan)
             place.set_title(f"{one.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
             rows = np.ones(len(before), dtype=bool) if own is None else own == 0
             if rows.any():
@@ -255,8 +253,8 @@ class ClassCounts(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods or [series[0].method])
-        maps = {one.case or one.method: counts_of(one.group.runs[0]).table.T for one in shown}
-        names = counts_of(shown[0].group.runs[0]).names
+        maps = {one.case or one.method: counts_of(one.run).table.T for one in shown}
+        names = counts_of(shown[0].run).names
         limits = (0, max(float(table.max()) for table in maps.values()))
         small = all(max(table.shape) <= 20 for table in maps.values())
         figure = draw_maps(maps, "client", "class", "training samples", names, 2, limits, "YlGnBu", small, width=4.2)
@@ -277,7 +275,7 @@ class LocalShares(Drawing):
         self.clients = clients
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        counts = counts_of(series[0].group.runs[0])
+        counts = counts_of(series[0].run)
         own = torch.from_numpy(counts.table).long()[: self.clients]
         lacking = out_local(own).numpy().T
         maps = {"in-local p": in_local(own).numpy().T, "out-local p̃ · (C − 1)": (len(lacking) - 1) * lacking}

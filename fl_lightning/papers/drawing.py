@@ -26,6 +26,11 @@ class Series(NamedTuple):
         """Method and case, as far as they have names."""
         return ", ".join(filter(None, (self.method, self.case)))
 
+    @property
+    def run(self) -> SavedRun:
+        """Run of the first seed, for drawings that show a single one."""
+        return self.group.runs[0]
+
 
 class Drawn(NamedTuple):
     """A picture or a table, with sentences that say what it shows."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fl_lightning.papers.clients import counts_of
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
 from fl_lightning.papers.panels import draw_maps, finish, panels
 from fl_lightning.reports.figures import COLOURS
 from fl_lightning.reports.results import rounds_until
@@ -43,10 +43,9 @@ class RoundsToTarget(Drawing):
             place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
             base = found.get(self.baseline)
             shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}
-            never = [m for m, r in found.items() if r is None]
-            text = ", ".join(f"{m} {share:.0f} %" for m, share in shares.items()) or "none"
-            text += f"; never: {', '.join(never)}" if never else ""
-            sentences.append(f"{case or 'All'}: {text}")
+            never = ", ".join(m for m, r in found.items() if r is None)
+            text = said(shares, "{:.0f} %") or "none"
+            sentences.append(f"{case or 'All'}: {text}" + f"; never: {never}" * bool(never))
         finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 
@@ -70,7 +69,7 @@ class PredictedDistributions(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        run = series[0].group.runs[0]
+        run = series[0].run
         table = read_columns(run.folder / "predicted_distribution.csv")
         names = list(table)[2:]
         rows = table["round"] == table["round"].max()

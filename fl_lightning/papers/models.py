@@ -33,7 +33,7 @@ class Landscapes(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         from matplotlib.ticker import LogFormatter, MaxNLocator  # noqa: PLC0415 - slow to import
 
-        found = [(one.name, last_arrays(one.group.runs[0], "landscape-*-global.npz")) for one in series]
+        found = [(one.name, last_arrays(one.run, "landscape-*-global.npz")) for one in series]
         figure = new_figure(3.0 * (len(found) + 1), 3.0)
         noise, *planes = figure.subplots(1, len(found) + 1)
         for i, (name, arrays) in enumerate(found):
@@ -72,7 +72,7 @@ class NeuronClasses(Drawing):
         figure, axes = panels([f"{name}: neuron" for name in methods], cases, width=3.4, height=2.4, sharey="all")
         agreed: dict[str, float] = {}
         for one in series:
-            arrays = last_arrays(one.group.runs[0], "neurons-*.npz")
+            arrays = last_arrays(one.run, "neurons-*.npz")
             table = np.stack([arrays["received"], *arrays["trained"], arrays["aggregate"]], 1)
             count = len(one.group.columns(BY_CLASS)[1])
             order = np.argsort(table[:, 0], kind="stable")
@@ -106,7 +106,7 @@ class Circles(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         (one,) = chosen(series)
-        arrays = last_arrays(one.group.runs[0], "features-*.npz")
+        arrays = last_arrays(one.run, "features-*.npz")
         names, features = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])
         rows = [0, *range(1, 1 + self.clients), len(names) - 1]
         target, classes = torch.from_numpy(arrays["targets"]), one.group.columns(BY_CLASS)[1]
@@ -147,7 +147,7 @@ class Embedding(Drawing):
         shown = chosen(series, self.methods, self.cases)
         features, names = list[torch.Tensor](), list[str]()
         for one in shown:
-            arrays = last_arrays(one.group.runs[0], "features-*.npz")
+            arrays = last_arrays(one.run, "features-*.npz")
             models, table = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])[:, : self.samples]
             target = torch.from_numpy(arrays["targets"])[: self.samples]
             before = f"{one.method} " if len(shown) > 1 else ""

@@ -82,8 +82,7 @@ def plot_accuracy(
     panels = [part for part in (curves, losses) if part]
     count = max(1, len(panels))
     figure = new_figure(5.6 * count, 3.8)
-    places = figure.subplots(1, count, squeeze=False)[0]
-    for axes, part in zip(places, panels, strict=False):
+    for axes, part in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=False):
         draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
         if axes.get_legend_handles_labels()[0]:  # none where no value is finite
