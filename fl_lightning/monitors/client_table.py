@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
 
-from fl_lightning.engines.inspection import Moment
+from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, moved
-from fl_lightning.monitors.monitor import Found, Monitor, deployed
+from fl_lightning.monitors.monitor import Found, Monitor, ended
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
@@ -68,7 +68,7 @@ class ClientTable(Monitor):
         found["move"] = moved(loop.client, found.get("move", {}))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._evaluated(loop, update.client_id, deployed(loop, update.client_id), "")
+        found |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")
         found["loss_after"] = found.pop("loss", None)
         found["drift"] = length(found.pop("move"), 2)
 

@@ -69,7 +69,7 @@ class DriftMonitor(Monitor):
             log_defined(loop, {name: float(value) for name, value in computed(self._moves).items()})
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        """Write the round's rows; the new global model is evaluated by now."""
+        """Write the round's rows, since the new global model is evaluated by now."""
         distances = torch.full((len(found),), torch.nan)
         accuracy = loop.recorder.class_accuracy
         if found and accuracy is not None and loop.recorder.evaluated_rounds == trainer.current_epoch + 1:
@@ -94,5 +94,5 @@ def moved(client: ClientModule, before: State) -> State:
 
 
 def length(move: State, order: float) -> float:
-    """Norm of a move; NaN where there is none."""
+    """Compute the norm of a move, NaN where there is none."""
     return float(weight_divergence(move, zeros_like(move), order)) if move else float("nan")

@@ -7,12 +7,12 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.engines.inspection import Moment
+from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, deployed, ended, log_means
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -73,7 +73,7 @@ class ForgettingMonitor(Monitor):
             found["moments"][epoch] = self._by_class(loop, ended(loop, client_id, f"epoch {epoch}"))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["moments"]["trained"] = self._by_class(loop, deployed(loop, update.client_id))
+        found["moments"]["trained"] = self._by_class(loop, ended(loop, update.client_id, DEPLOYED))
 
     def _by_class(self, loop: FederatedLoop, moment: Moment) -> Tensor:
         return loop.evaluation.inspection.scores(moment, self.split, self.samples)[:-2]
@@ -143,7 +143,7 @@ class PersonalisedAccuracy(Monitor):
         return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        inspection, moment = loop.evaluation.inspection, deployed(loop, update.client_id)
+        inspection, moment = loop.evaluation.inspection, ended(loop, update.client_id, DEPLOYED)
         found["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
         if self.train:
             found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])

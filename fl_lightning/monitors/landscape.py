@@ -110,7 +110,7 @@ class LossLandscape(Monitor):
 
 
 class Surroundings:
-    """Loss of a model at and around its weights; nothing is written into the module.
+    """Computes the loss of a model at and around its weights, and writes nothing into the module.
 
     Args:
         inspection: has the module.

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.distributed import current_communicator
-from fl_lightning.engines.inspection import DEPLOYED, Inspection, Moment
+from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
@@ -64,7 +64,7 @@ class Monitor(Callback):
         """Measure a client at the end of each exchange of the round, of the last one before `end`."""
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        """Measure a client after its local training, at the end of the last exchange; add to what was found."""
+        """Measure a client after its local training, at the end of the last exchange, and add to what was found."""
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Take what was found of the round's clients, by client id in ascending order, the same on all processes."""
@@ -142,17 +142,12 @@ class Monitor(Callback):
 
 
 def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
-    """The moment at which a client's weights are those after an epoch, or after its training."""
+    """Name the moment after an epoch of a client or its training, or, as `DEPLOYED`, that of what it would deploy."""
     return (what, loop.server.round_idx, client_id)
 
 
-def deployed(loop: FederatedLoop, client_id: int) -> Moment:
-    """The moment at which a client is what it would deploy after its training: for most methods its weights then."""
-    return (DEPLOYED, loop.server.round_idx, client_id)
-
-
 def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviations: bool = True) -> None:
-    """Log the mean over clients of values by log key, and where asked `KEY/std`; what is not defined is left out."""
+    """Log the mean over clients of values by log key, and where asked `KEY/std`, as far as they are defined."""
     for name, column in values.items():
         summary = mean_std(torch.tensor([value for value in column if not isnan(value)], dtype=torch.float64))
         log_defined(loop, {name: float(summary.mean)} | ({f"{name}/std": float(summary.std)} if deviations else {}))
@@ -166,7 +161,7 @@ def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
 
 
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Add values to the round's row after its training; NaN is left out."""
+    """Add values to the round's row after its training, but for those that are NaN."""
     loop.add_to_row({name: value for name, value in values.items() if not isnan(value)})
 
 

@@ -95,7 +95,7 @@ class LocalProgress(Drawing):
 
 
 class DegreeMap(Drawing):
-    """Class × round map of one client's forgetting degree τ; beside each class the client's samples of it.
+    """Draws a class × round map of one client's forgetting degree τ, with the client's samples of each class.
 
     Source: FedKA, Eq. 1 and Fig. 2b.
 
@@ -230,7 +230,7 @@ class ClassBars(Drawing):
         return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
 
     def draw_bars(self, axes: Any, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
-        """Draw three bars for each class: start, trained, aggregate, (C,) each; `own`: samples of the client."""
+        """Draw bars of start, trained and aggregate, (C,) each, by class, and name the samples of the client, `own`."""
         who = "clients, mean" if self.client is None else f"client {self.client}"
         looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))
         for i, (label, colour, hatch) in enumerate(looks):

@@ -107,7 +107,7 @@ class FigureRun:
         self._places = [place for runs in self.file.runs for place in places_of(runs, self.file, more, seeds)]
 
     def places(self, output: Path) -> list[FigureCell]:
-        """Its cells, each with the last weights of the start that has its seed, if there are starts; these are done."""
+        """Give its cells, each with the last weights of the start of its seed, if there are starts, which are done."""
         files = {place.cell.seed: CellFiles(output, place.cell.name) for place in self.starts}
         if not files:
             return self._places
@@ -121,8 +121,7 @@ def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> No
         FailedError: naming those that failed.
     """
     cells = {place.cell.name: place.cell for place in places}
-    failed = run_cells(list(cells.values()), processes, output)
-    if failed:
+    if failed := run_cells(list(cells.values()), processes, output):
         named = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise FailedError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
 

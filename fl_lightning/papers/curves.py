@@ -72,7 +72,7 @@ class Curves(Drawing):
         return Drawn(figure, self.caption(found))
 
     def line_of(self, one: Series, key: str) -> Line | None:
-        """Compute the line of a value; None where it is not known."""
+        """Compute the line of a value, None where it is not known."""
         rounds, values = one.group.curves(key)
         if not rounds:
             return None
@@ -83,7 +83,7 @@ class Curves(Drawing):
         return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
 
     def caption(self, found: Mapping[tuple[str, str, str], Line]) -> str:
-        """Say what the lines end with."""
+        """Describe the ends of the lines."""
         parts: dict[str, dict[str, float]] = {}
         for (row, column, name), (_, mean, _) in found.items():
             parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())

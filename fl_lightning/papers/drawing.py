@@ -53,7 +53,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequence[str] = ()) -> list[Series]:
-    """Select series by method and case; none named: all of them.
+    """Select series by method and case, all of them where none is named.
 
     Raises:
         ValueError: nothing is left.

@@ -14,7 +14,7 @@ from fl_lightning.utils.text import drawable
 
 
 class RoundsToTarget(Drawing):
-    """Bars: rounds until a value reaches a target, mean over the seeds; a method that never does has none.
+    """Draws bars of the rounds until a value reaches a target, mean over the seeds, none where a method never does.
 
     Source: Yao and Sun 2020, arXiv:2005.12657, Fig. 2.
 
@@ -54,7 +54,7 @@ class RoundsToTarget(Drawing):
         return self.targets.get(case, self.targets.get("", 100.0))
 
     def rounds(self, one: Series) -> float | None:
-        """Rounds of a series, from 1, mean over its runs; None where one of them never gets there."""
+        """Count the rounds of a series, from 1, mean over its runs, None where one of them never gets there."""
         found = [rounds_until(run, self.key, self.target(one.case) / 100) for run in one.group.runs]
         known = [value for value in found if value is not None]
         return float(np.mean(known)) if len(known) == len(found) else None

@@ -77,7 +77,7 @@ def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> Non
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
-    """Number of a legend's columns that have room side by side in a figure of so many inches; at least 1."""
+    """Count the columns of a legend, at least 1, that have room side by side in a figure of so many inches."""
     from matplotlib import rc_context  # noqa: PLC0415 - slow to import
     from matplotlib.textpath import TextPath  # noqa: PLC0415
 
@@ -113,10 +113,10 @@ def draw_maps(
         width: inches of a panel.
     """
     count = min(len(maps), columns or 4)
-    lines = -(-len(maps) // count)
     shape = next(iter(maps.values())).shape
     size = np.clip(0.19 * shape[0] + 0.7, 1.6, 4.0)
-    figure, axes = panels([ylabel] * lines, [""] * count, width=width, height=float(size), sharey="all")
+    left = [ylabel] * -(-len(maps) // count)
+    figure, axes = panels(left, [""] * count, width=width, height=float(size), sharey="all")
     known = np.concatenate([table[~np.isnan(table)] for table in maps.values()])
     low, high = limits or (float(known.min()), float(known.max()))
     for place, (title, table) in zip(axes.ravel(), maps.items(), strict=False):

@@ -14,14 +14,14 @@ from fl_lightning.utils.text import drawable
 
 
 def ends(one: Series, key: str, last: int = LAST) -> Numbers:
-    """Mean of the last values of each run, (S,); NaN where there are none."""
+    """Compute the mean of the last values of each run, (S,), NaN where there are none."""
     _, values = one.group.curves(key)
     return values[:, -last:].mean(1) if values.size else np.array([np.nan])
 
 
 @dataclass
 class Sweep(Drawing):
-    """A value at the end over the cases, which are the values of one setting; a line for each method.
+    """Draws a value at the end over the cases, which are the values of one setting, in a line for each method.
 
     Args:
         keys: log keys by the names of their panels.

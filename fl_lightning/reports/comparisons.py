@@ -1,4 +1,4 @@
-"""Figures that compare groups of runs, narrow enough for a phone; as pure functions, like those of `figures`."""
+"""Figures that compare groups of runs, narrow enough for a phone, are pure functions like those of `figures`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Band(NamedTuple):
 
 
 def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") -> Figure:
-    """Mean over the runs of each group, with a band of one sample standard deviation.
+    """Draw the mean over the runs of each group, with a band of one sample standard deviation.
 
     Args:
         bands: curves of each group by its label, empty where it has none: a group has the same look in all figures.
@@ -61,7 +61,7 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") ->
 
 
 def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) -> Figure:
-    """Forgetting of each class: best minus last accuracy, the mean over the runs and one standard deviation.
+    """Draw what each class forgot: best minus last accuracy, the mean over the runs and one standard deviation.
 
     Args:
         table: values of each group by its label, in [0, 1], (S, C), NaN for a class without test samples.
@@ -89,7 +89,7 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
 
 
 def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str, names: tuple[str, str]) -> Figure:
-    """Two bars for each group, before and after local training: the mean over the runs and one standard deviation.
+    """Draw two bars for each group, before and after local training: mean over the runs and standard deviation.
 
     Args:
         pairs: values of each group by its label, each (S,).
@@ -124,7 +124,7 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
 
 
 def legend_above(figure: Figure, axes: Axes, count: int) -> None:
-    """Put the legend above the axes, where it covers nothing; a single group needs none."""
+    """Put the legend of several groups above the axes, where it covers nothing."""
     if count > 1:
         handles, names = axes.get_legend_handles_labels()
         columns = 1 if max(map(len, names)) > 24 else 2

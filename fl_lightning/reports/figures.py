@@ -1,4 +1,4 @@
-"""Figures of a federation and of its runs, as pure functions; nothing here touches pyplot or its backend."""
+"""Figures of a federation and of its runs are pure functions that touch neither pyplot nor its backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST = 1e100
 
 
 def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
-    """Client × class sample counts as a heat map, with each client's total above and each class's beside it.
+    """Draw client × class sample counts as a heat map, with each client's total above and each class's beside it.
 
     Args:
         counts: training samples of each client and class, (N, C).
@@ -71,7 +71,7 @@ def plot_accuracy(
     losses: Mapping[str, Sequence[float]] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Accuracy over rounds, one curve per run or split, and where given the losses on a second panel.
+    """Draw accuracies over rounds, one curve per run or split, and where given the losses on a second panel.
 
     Args:
         rounds: the 0-based round of each value.
@@ -93,7 +93,7 @@ def plot_accuracy(
 
 
 def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
-    """Training samples of each client, where the samples have no classes.
+    """Draw the number of training samples of each client, where the samples have no classes.
 
     Args:
         sizes: (N,).
@@ -112,7 +112,7 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
 
 
 def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:
-    """Any logged values over rounds, one panel each, since their units differ.
+    """Draw any logged values over rounds, one panel each, since their units differ.
 
     Args:
         rounds: the 0-based round of each value.
@@ -139,7 +139,7 @@ def plot_classwise(
     rounds: Sequence[int] | None = None,
     title: str = "Class-wise accuracy of the global model",
 ) -> Figure:
-    """Class × round heat map of accuracies; beside it each class's best and last accuracy.
+    """Draw a class × round heat map of accuracies, with each class's best and last accuracy beside it.
 
     Args:
         history: A, (T, C), fractions in [0, 1], one row a round; NaN where a class has no samples.
@@ -153,8 +153,7 @@ def plot_classwise(
     if not num_rounds:
         raise ValueError("plot_classwise needs at least one round, got none; run a round with validation first")
     x = np.arange(num_rounds) if rounds is None else np.asarray(rounds)
-    height = float(np.clip(0.3 * num_classes, 2.4, 9))
-    figure = new_figure(9.0, height + 1.3)
+    figure = new_figure(9.0, np.clip(0.3 * num_classes, 2.4, 9) + 1.3)
     grid = figure.add_gridspec(1, 3, width_ratios=(6, 0.16, 1.8), wspace=0.06)
     axes = figure.add_subplot(grid[0, 0])
     edges = np.concatenate([[x[0] - 0.5], (x[1:] + x[:-1]) / 2, [x[-1] + 0.5]])
@@ -175,7 +174,7 @@ def plot_classwise(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure that is drawn by Agg and unknown to pyplot; sizes in inches."""
+    """Create a figure of so many inches that is drawn by Agg and unknown to pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
 
     from fl_lightning.reports.plain_figure import PlainFigure  # noqa: PLC0415
@@ -202,7 +201,7 @@ def finite(values: ArrayLike) -> Numbers:
 
 
 def in_legend(name: str) -> str:
-    """Write a name as a label; matplotlib leaves one that begins with `_` out of legends."""
+    """Write a name as a label, with a blank before a `_`, since matplotlib leaves such names out of legends."""
     return f" {name}" if name.startswith("_") else name
 
 
@@ -248,7 +247,7 @@ def separate(axes: Axes, columns: int, rows: int) -> None:
 
 
 def write_cells(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
-    """Write counts into the cells, except zeros, in letters of so many points; white from `dark` on."""
+    """Write counts other than 0 into the cells, in letters of so many points, white from `dark` on."""
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"

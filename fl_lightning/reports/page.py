@@ -1,4 +1,4 @@
-"""A report as one HTML file: nothing is loaded from elsewhere, and no script is needed to read it."""
+"""A report is one HTML file that loads nothing from elsewhere and needs no script."""
 
 import base64
 import io
@@ -97,7 +97,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
 
 
 def section_html(section: Section) -> str:
-    """Write a section; figures that follow each other stand side by side where there is room."""
+    """Write a section, with figures that follow each other side by side where there is room."""
     lines, within = [f"<section>\n<h2>{shown(section.title)}</h2>"], False
     for part in section.parts:
         if isinstance(part, Picture) != within:
@@ -126,7 +126,7 @@ def picture_html(picture: Picture) -> str:
 
 
 def drawn(figure: "Figure", form: str) -> bytes:
-    """Draw a figure as svg, png or pdf; the same figure gives the same bytes."""
+    """Draw a figure as svg, png or pdf, the same figure with the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
     out, dates = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}

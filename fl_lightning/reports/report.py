@@ -122,11 +122,11 @@ def file_stem(key: str) -> str:
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds; class-wise ones and bytes are drawn otherwise."""
+    """Draw each value over the rounds, but for class-wise ones and bytes."""
     keys = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.names)
     shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
     shown.sort(key=lambda key: ([*NAMES, key].index(key), key))
-    found: list[Picture | str] = []
+    parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
         scale = 100.0 if in_percent(key) else 1.0
         curves = ((group.label, *group.curves(key)) for group in groups)
@@ -135,14 +135,14 @@ def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
             last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x)
             caption = f"{key} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
             figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
-            found.append(Picture("curve-" + file_stem(key), figure, caption))
+            parts.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
-        found.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
-    return found
+        parts.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
+    return parts
 
 
 def bands_text(groups: Sequence[Group]) -> str:
-    """Say what line and band are, where a group has several runs."""
+    """Describe line and band, where a group has several runs."""
     most = max(len(group.runs) for group in groups)
     return ", mean and one standard deviation over the seeds" if most > 1 else ""
 
@@ -163,7 +163,7 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
         title = f"{group.label}: accuracy by class"
         maps.append(Picture(f"classes-{i}", plot_classwise(table, names, rounds, title), caption, wide=True))
         columns = (run.history.columns(BY_CLASS) for run in group.runs)
-        forgotten[group.label] = np.stack([forgetting_per_class(own[2]).numpy() for own in columns if own[1] == names])
+        forgotten[group.label] = np.stack([forgetting_per_class(c[2]).numpy() for c in columns if c[1] == names])
     if not forgotten:
         return []
     alike = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
@@ -176,7 +176,7 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
 
 def before_after_of(groups: Sequence[Group]) -> list[Picture]:
     """Draw each pair of values before and after local training that all groups know, in the last round with it."""
-    found = []
+    pictures = []
     for first, second in PAIRS:
         known = dict.fromkeys(n for group in groups for run in group.runs for n in (*run.history.names, *run.clients))
         for name in known:
@@ -193,16 +193,15 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
             change = "; ".join(f"{group} {now.mean() - was.mean():+.3g}" for group, (was, now) in pairs.items())
             caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
             figure = plot_before_after(pairs, label + " (%)" * (scale == 100), (first, second))
-            found.append(Picture("pair-" + file_stem(name), figure, caption))
-    return found
+            pictures.append(Picture("pair-" + file_stem(name), figure, caption))
+    return pictures
 
 
 def last(group: Group, name: str) -> Numbers:
     """Last known value of each run: of its metrics, else the mean over the clients of the last round, (S,)."""
     values = []
     for run in group.runs:
-        curve = run.history.curve(name)
-        if curve:
+        if curve := run.history.curve(name):
             values.append(curve[max(curve)])
         elif name in run.clients and "round" in run.clients:
             rounds, column = run.clients["round"], run.clients[name]
@@ -223,11 +222,11 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
             continue
         values = [down.mean(), up.mean(), (down + up).sum(1).mean()]
         rows.append([Cell(group.label), *(Cell(f"{value / MEGABYTE:.4g}") for value in values)])
-        evaluated, found = group.curves(key)
-        if evaluated and len(found) == len(down) and set(evaluated) <= set(rounds):
+        evaluated, scores = group.curves(key)
+        if evaluated and len(scores) == len(down) and set(evaluated) <= set(rounds):
             places = [rounds.index(r) for r in evaluated]
             moved = (down + up).cumsum(1).mean(0)[places] / MEGABYTE
-            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * found)
+            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * scores)
     if not rows:
         return []
     header = ["method", "to clients, a round", "to the server, a round", "in all"]
@@ -242,14 +241,14 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
 
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
     """Draw the different partitions, the first of them."""
-    found: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
+    tables: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
     for group in groups:
         for run in group.runs:
             if run.partition is not None:
-                users = found.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
+                users = tables.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
                 users.append(group.label + f", seed {run.seed}" * (len(group.runs) > 1))
     parts: list[Picture | str] = []
-    for i, ((table, names), users) in enumerate(list(found.values())[:MOST_PARTITIONS]):
+    for i, ((table, names), users) in enumerate(list(tables.values())[:MOST_PARTITIONS]):
         held = (table > 0).sum(1)
         who = "; ".join(users[:3]) + f" and {len(users) - 3} more" * (len(users) > 3)
         caption = (
@@ -257,6 +256,6 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
             f"{len(names)} classes and {table.sum(1).min():.0f} to {table.sum(1).max():.0f} samples."
         )
         parts.append(Picture(f"partition-{i}", plot_partition(table, names), caption, wide=True))
-    if len(found) > MOST_PARTITIONS:
-        parts.append(f"{len(found) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
+    if len(tables) > MOST_PARTITIONS:
+        parts.append(f"{len(tables) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts

@@ -97,7 +97,7 @@ def known_metrics(groups: Sequence[Group]) -> list[str]:
 
 
 def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
-    """Compute the statistics of a run's metric over the rounds that have it; empty where none has.
+    """Compute the statistics of a run's metric over the rounds that have it, none where no round has.
 
     `best` is the lowest value where lower is better. What `test` gave is a final value only.
     """
@@ -111,10 +111,10 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
         mean = math.fsum(last) / len(last)
     except (ValueError, OverflowError):  # infinite, or too large to be added
         mean = sum(last) / len(last)
-    found = {"final": values[-1], "last five": mean}
+    statistics = {"final": values[-1], "last five": mean}
     if key.endswith("forgetting"):  # 0 before anything was learnt
-        return found
-    return found | {"best": min(values) if is_lower_better(key) else max(values)}
+        return statistics
+    return statistics | {"best": min(values) if is_lower_better(key) else max(values)}
 
 
 def compare(
@@ -156,7 +156,7 @@ def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result
 
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
-    """Count the rounds of a run until its metric reaches the target; None: it does not."""
+    """Count the rounds of a run until its metric reaches the target, None where it does not."""
     curve = run.history.curve(key)
     return next((round_idx + 1 for round_idx, value in curve.items() if value >= target), None)
 
@@ -167,17 +167,17 @@ def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
 def table_of(comparison: Comparison) -> Table:
     """Lay a comparison out: a row for each group, the best mean of each column marked."""
     key, results = comparison.key, comparison.results
-    columns = [name for name in STATISTICS if any(name in own for own in results.values())]
+    columns = [name for name in STATISTICS if any(name in stats for stats in results.values())]
     choose = min if is_lower_better(key) else max
-    best = {name: choose(own[name].mean for own in results.values() if name in own) for name in columns}
+    best = {name: choose(stats[name].mean for stats in results.values() if name in stats) for name in columns}
     rows = []
-    for label, own in results.items():
-        cells = (Cell(spread(key, own[n]), own[n].mean == best[n]) if n in own else Cell("–") for n in columns)
+    for label, stats in results.items():
+        cells = (Cell(spread(key, stats[n]), stats[n].mean == best[n]) if n in stats else Cell("–") for n in columns)
         row = [Cell(label), *cells]
         if comparison.rounds:
             row.append(Cell(rounds_text(list(comparison.rounds[label].values()))))
         if len(results) > 1:
-            row.append(Cell(difference_text(key, own.get("final"))))
+            row.append(Cell(difference_text(key, stats.get("final"))))
         rows.append(row)
     header = ["method", *(HEADINGS[name] if len(columns) > 1 else "final" for name in columns)]
     if comparison.target is not None:
@@ -195,11 +195,11 @@ def title_of(comparison: Comparison) -> str:
 
 
 def note_of(comparison: Comparison) -> str:
-    """Say what the columns are, in sentences."""
-    counts = sorted({len(r.values) for own in comparison.results.values() for r in own.values()})
+    """Describe the columns in sentences."""
+    counts = sorted({len(r.values) for by_name in comparison.results.values() for r in by_name.values()})
     seeds = " or ".join(map(str, counts))
     note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
-    if any("best" in own for own in comparison.results.values()):
+    if any("best" in by_name for by_name in comparison.results.values()):
         chosen = "lowest" if is_lower_better(comparison.key) else "highest"
         note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
     if comparison.target is not None:
@@ -220,10 +220,10 @@ def number(key: str, value: float, sign: bool = False) -> str:
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
 
-def spread(key: str, found: Result) -> str:
-    """Write mean ± standard deviation; the mean alone for one seed."""
-    mean = number(key, found.mean)
-    return mean if math.isnan(found.std) else f"{mean} ± {number(key, found.std)}"
+def spread(key: str, summary: Result) -> str:
+    """Write mean ± standard deviation, or the mean alone for one seed."""
+    mean = number(key, summary.mean)
+    return mean if math.isnan(summary.std) else f"{mean} ± {number(key, summary.std)}"
 
 
 def rounds_text(rounds: Sequence[int | None]) -> str:
@@ -239,16 +239,16 @@ def rounds_text(rounds: Sequence[int | None]) -> str:
     return mean if len(reached) == len(rounds) else f"{mean} ({len(reached)} of {len(rounds)})"
 
 
-def difference_text(key: str, found: Result | None) -> str:
+def difference_text(key: str, summary: Result | None) -> str:
     """Write a paired difference with its interval."""
-    if found is None or found.difference is None:
+    if summary is None or summary.difference is None:
         return "–"
-    mean, low, high = (number(key, value, sign=True) for value in found.difference)
-    return mean if math.isnan(found.difference.low) else f"{mean} [{low}, {high}]"
+    mean, low, high = (number(key, value, sign=True) for value in summary.difference)
+    return mean if math.isnan(summary.difference.low) else f"{mean} [{low}, {high}]"
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
-    """Write a line for each case, metric, group and statistic; fractions stay fractions."""
+    """Write a line for each case, metric, group and statistic, in which fractions stay fractions."""
     names = ("case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline")
     rows: list[Sequence[Any]] = [(*names, "difference", "difference_low", "difference_high")]
     for comparison in comparisons:
@@ -257,10 +257,10 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
             if comparison.target is not None:
                 reached = {seed: float(r) for seed, r in comparison.rounds[label].items() if r is not None}
                 results[f"rounds to {comparison.target!r}"] = result(reached, {})
-            for name, found in results.items():
+            for name, summary in results.items():
                 cells: list[Any] = [comparison.case, comparison.key, SCOPES.get(comparison.key, ""), label, name]
-                cells += [len(found.values), found.mean, found.std, comparison.baseline]
-                cells += found.difference or ("", "", "")
+                cells += [len(summary.values), summary.mean, summary.std, comparison.baseline]
+                cells += summary.difference or ("", "", "")
                 rows.append(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
     out = io.StringIO()
     write_cells(out, rows)

@@ -1,4 +1,4 @@
-"""Runs on disk, read for reports: their values, settings and data; runs that differ only in the seed form a group."""
+"""Runs on disk are read for reports, and those that differ only in the seed form a group."""
 
 import csv
 import json
@@ -82,7 +82,7 @@ class SavedRun:
 
     @property
     def seed(self) -> str:
-        """The seeds as text, equal ones once; empty where none is known."""
+        """The seeds are written as text, equal ones once, empty where none is known."""
         return "/".join(dict.fromkeys(str(seed) for seed in self.seeds if seed is not None))
 
 
@@ -100,9 +100,9 @@ class Group:
 
     def curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
-        found = [curve for run in self.runs if (curve := run.history.curve(key))]
-        rounds = sorted(set.intersection(*map(set, found))) if found else []
-        return rounds, np.array([[curve[r] for r in rounds] for curve in found]).reshape(len(found), len(rounds))
+        known = [curve for run in self.runs if (curve := run.history.curve(key))]
+        rounds = sorted(set.intersection(*map(set, known))) if known else []
+        return rounds, np.array([[curve[r] for r in rounds] for curve in known]).reshape(len(known), len(rounds))
 
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
         """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
@@ -124,15 +124,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     Raises:
         FileNotFoundError: a path that holds no run.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for path in map(Path, paths):
         table = path / METRICS
-        own = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
-        own = own or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
-        if not own:
+        runs = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
+        runs = runs or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
+        if not runs:
             raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
-        found |= dict.fromkeys(sorted(own, key=natural))
-    return list(found)
+        folders |= dict.fromkeys(sorted(runs, key=natural))
+    return list(folders)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -142,7 +142,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path) -> SavedRun:
-    """Read a run; of what the folder does not hold nothing is said.
+    """Read a run, as far as its folder holds it.
 
     Raises:
         ValueError: naming the file that cannot be read as what it should be.
@@ -180,7 +180,7 @@ def reading(path: Path, content: str) -> Iterator[None]:
 
 
 def read_config(path: Path) -> Settings:
-    """Read the fixed settings in a run's configuration; empty where there is none.
+    """Read the fixed settings in a run's configuration, none where there is no file.
 
     Raises:
         ValueError: it is no YAML of settings.
@@ -198,7 +198,7 @@ def read_config(path: Path) -> Settings:
 
 
 def check_size(content: Any) -> None:
-    """Refuse a nest that is too deep or too large to be settings; YAML's aliases may make any file one.
+    """Refuse a nest that is too deep or too large to be settings, as YAML's aliases may make of any file.
 
     Raises:
         ValueError: if it is.
@@ -210,11 +210,11 @@ def check_size(content: Any) -> None:
         left -= 0 if isinstance(part, str | bytes) else len(inner)
         if left < 0 or depth > DEEPEST:
             raise ValueError("too large")
-        parts += [(one, depth + 1) for one in inner if not isinstance(one, str | bytes)]
+        parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
 
 
 def read_test(path: Path) -> dict[str, float]:
-    """Read what `test` gave; empty where it was not run.
+    """Read what `test` gave, nothing where it was not run.
 
     Raises:
         ValueError: it is no JSON object of numbers.
@@ -227,7 +227,7 @@ def read_test(path: Path) -> dict[str, float]:
 
 
 def read_partition(path: Path) -> Counts | None:
-    """Read the training samples of each client and class; None where there is no such table, or it is empty.
+    """Read the training samples of each client and class, None where there is no such table or it is empty.
 
     Raises:
         ValueError: it is no table of counts.
@@ -243,7 +243,7 @@ def read_partition(path: Path) -> Counts | None:
 
 
 def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-    """Read a table of numbers by column, some of text; cells without a number are NaN, and cut lines are left out."""
+    """Read a table by column, with NaN for a cell without a number but in `texts`, and without lines that were cut."""
     if not path.is_file():
         return {}
     with reading(path, "a table, and cannot be read as one"), path.open(newline="", encoding="utf-8") as file:
@@ -254,7 +254,7 @@ def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any
 
 
 def as_number(text: str) -> float:
-    """Read a number; NaN for anything else."""
+    """Read a number, and anything else as NaN."""
     try:
         return float(text)
     except ValueError:
@@ -265,12 +265,12 @@ def as_number(text: str) -> float:
 
 
 def grouped(runs: Iterable[SavedRun]) -> list[Group]:
-    """Put the runs that differ only in the seed together; of several with the same seed the last one is taken."""
-    found: dict[object, dict[object, SavedRun]] = {}
+    """Put the runs that differ only in the seed together, of several with the same seed the last."""
+    alike: dict[object, dict[object, SavedRun]] = {}
     for run in runs:
         fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
-        found.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
-    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in found.values()]
+        alike.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
+    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in alike.values()]
     return [Group(label, group) for label, group in zip(labels(members), members, strict=True)]
 
 
@@ -304,8 +304,8 @@ def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
     >>> differing([{"model.mu": 0.1, "a": 1}, {"a": 1}])
     {'model.mu': ['0.1', '']}
     """
-    names = dict.fromkeys(name for one in settings for name in one if name not in SEEDS)
-    table = {name: ["" if name not in one else str(one[name]) for one in settings] for name in names}
+    names = dict.fromkeys(name for known in settings for name in known if name not in SEEDS)
+    table = {name: ["" if name not in known else str(known[name]) for known in settings] for name in names}
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 
@@ -314,7 +314,7 @@ MEAN = ("model.aggregator", "Aggregator")
 
 
 def short(name: str, value: str) -> str:
-    """Write a setting in few words; a class by its name alone, nothing for None.
+    """Write a setting in few words, a class by its name alone, and None not at all.
 
     >>> short("model.client", "fl_lightning.methods.FedNTD"), short("model.client.beta", "0.3")
     ('FedNTD', 'beta=0.3')
@@ -331,11 +331,11 @@ def is_data(name: str) -> bool:
 
 def data_differences(groups: Sequence[Group]) -> list[Difference]:
     """Compare the data and cohorts of runs with the same seed, of all groups: each difference once."""
-    found: dict[str, Difference] = {}
+    by_name: dict[str, Difference] = {}
     first: dict[str, SavedRun] = {}
     for run in (run for group in groups for run in group.runs):
         other = first.setdefault(run.seed, run)
         settings = {name: value for name, value in other.settings.items() if is_data(name)}
         for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
-            found.setdefault(difference.name, difference)
-    return list(found.values())
+            by_name.setdefault(difference.name, difference)
+    return list(by_name.values())
