@@ -5,15 +5,14 @@ from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
 
-from fl_lightning.engines.inspection import Moment
+from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.drift import OwnMoves, length
-from fl_lightning.monitors.monitor import Found, Monitor, deployed
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.monitors.drift import length, moved
+from fl_lightning.monitors.monitor import Found, Monitor, ended
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
-COLUMNS = ("round", "client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up", "skipped")
+COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up", "skipped")
 
 
 class ClientTable(Monitor):
@@ -37,18 +36,14 @@ class ClientTable(Monitor):
     ) -> None:
         super().__init__(every, None, dirpath)
         self.loss, self.accuracy = loss, accuracy
-        self._table: RoundTable | None = None
-        self._found: Mapping[int, Found] = {}
         self._counted: dict[str, int] = {}
-        self._own = OwnMoves()
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        self._table = self.table(trainer, "clients.csv", COLUMNS)
+        self.open_table(trainer, "clients.csv", COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        self._found, self._counted = {}, {}
-        self._own.clear()
+        self._counted = {}
 
     # --- one client ----------------------------------------------------------------------------------------------
 
@@ -70,12 +65,12 @@ class ClientTable(Monitor):
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
         found["steps"] = found.get("steps", 0) + update.num_steps
-        self._own.add(loop.client, update.client_id)
+        found["move"] = moved(loop.client, found.get("move", {}))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._evaluated(loop, update.client_id, deployed(loop, update.client_id), "")
+        found |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")
         found["loss_after"] = found.pop("loss", None)
-        found["drift"] = length(self._own.take(update.client_id), 2)
+        found["drift"] = length(found.pop("move"), 2)
 
     def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Found:
         inspection, found = loop.evaluation.inspection, Found()
@@ -95,14 +90,9 @@ class ClientTable(Monitor):
 
     # --- the round -----------------------------------------------------------------------------------------------
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        self._found = found
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Write the round's rows, once it is known who was skipped."""
-        if self._table is None or not isinstance(pl_module, FederatedLoop) or not self.measures(trainer):
-            return
-        reasons = {fault.client_id: fault.reason for fault in pl_module.skipped}
-        for client_id in sorted(self._found.keys() | reasons.keys()):
-            values = {**self._found.get(client_id, {}), "skipped": reasons.get(client_id)}
-            self._table.append([[trainer.current_epoch, client_id, *(values.get(name) for name in COLUMNS[2:])]])
+        rows = {client_id: {"client": client_id, **values} for client_id, values in found.items()}
+        for fault in loop.skipped:
+            rows.setdefault(fault.client_id, {"client": fault.client_id})["skipped"] = fault.reason
+        self.add_rows(trainer, ([row.get(name) for name in COLUMNS] for _, row in sorted(rows.items())))

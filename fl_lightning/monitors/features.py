@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
@@ -50,7 +50,6 @@ class FeatureProbe(Monitor):
         super().__init__(every, clients, dirpath)
         check_at_least(1, "None takes all", samples=samples)
         self.layer, self.split, self.samples, self.plot = layer, split, samples, plot
-        self._found: Mapping[int, Found] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self).check_layer(self.layer, type(self).__name__)
@@ -63,22 +62,18 @@ class FeatureProbe(Monitor):
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
         found["trained"] = self._features(loop, ended(loop, update.client_id))
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        self._found = found
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Add the new global model, and write the round's files."""
-        found, self._found = self._found, {}
-        if not found or self.folder is None or not trainer.is_global_zero or not isinstance(pl_module, FederatedLoop):
+        if not found or self.folder is None:
             return
         models: dict[str, Tensor] = {}
         received = [values["received"] for values in found.values() if "received" in values]
-        if received and pl_module.weights.shared:
+        if received and loop.weights.shared:
             models["received"] = received[0]
         models |= {f"client {client_id}": values["trained"] for client_id, values in found.items()}
-        if pl_module.weights.shared:
-            models["aggregate"] = self._features(pl_module, ("aggregate", trainer.current_epoch))
-        inspection, at = pl_module.evaluation.inspection, f"{trainer.current_epoch:05d}"
+        if loop.weights.shared:
+            models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
+        inspection, at = loop.evaluation.inspection, f"{trainer.current_epoch:05d}"
         labels = inspection.data.split(self.split).labels
         if labels is None or len({features.shape for features in models.values()}) != 1:
             return  # models with different features have no common picture
@@ -89,7 +84,7 @@ class FeatureProbe(Monitor):
         if self.plot and features.shape[2] == 2:
             save(plot_circles(features, target, list(models), inspection.class_names), self.folder / f"circle-{at}.png")
         elif self.plot:
-            points = joint_embedding(features, keyed_seed(pl_module.parts.seed, "t-SNE") % 2**32)
+            points = joint_embedding(features, keyed_seed(loop.parts.seed, "t-SNE") % 2**32)
             save(plot_embedding(points, target, list(models), inspection.class_names), self.folder / f"tsne-{at}.png")
 
     def _features(self, loop: FederatedLoop, moment: tuple[object, ...]) -> Tensor:

@@ -7,22 +7,12 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
+from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import (
-    Found,
-    Monitor,
-    add_to_row,
-    check_classes,
-    deployed,
-    ended,
-    log_defined,
-    log_means,
-    stacked,
-)
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -68,57 +58,47 @@ class ForgettingMonitor(Monitor):
         check_at_least(1, "None measures on all", samples=samples)
         check_at_least(0, gamma=gamma)
         self.split, self.samples, self.epochs, self.gamma = split, samples, epochs, gamma
-        self._table: RoundTable | None = None
         self._pooled: Tensor | None = None
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = check_classes(loop, self).class_names
-        self._table = self.table(trainer, "client_classwise.csv", ("round", "client", "moment", *names))
+        self.open_table(trainer, "client_classwise.csv", ("client", "moment", *names))
 
     def start(self, loop: FederatedLoop, client_id: int) -> Found:
-        inspection = loop.evaluation.inspection
         counts = loop.data.view(client_id, loop.server.round_idx).label_counts
-        return {
-            "counts": counts,
-            "received": inspection.scores(inspection.received, self.split, self.samples)[:-2],
-            "epochs_found": [],
-        }
+        return {"counts": counts, "moments": {"received": self._by_class(loop, loop.evaluation.inspection.received)}}
 
     def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
         if self.epochs:
-            scores = loop.evaluation.inspection.scores(
-                ended(loop, client_id, f"epoch {epoch}"), self.split, self.samples
-            )
-            found["epochs_found"].append(scores[:-2])
+            found["moments"][epoch] = self._by_class(loop, ended(loop, client_id, f"epoch {epoch}"))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        scores = loop.evaluation.inspection.scores(deployed(loop, update.client_id), self.split, self.samples)
-        found["trained"] = scores[:-2]
+        found["moments"]["trained"] = self._by_class(loop, ended(loop, update.client_id, DEPLOYED))
+
+    def _by_class(self, loop: FederatedLoop, moment: Moment) -> Tensor:
+        return loop.evaluation.inspection.scores(moment, self.split, self.samples)[:-2]
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        if self._table is not None:
-            for client_id, values in found.items():
-                moments: dict[str | int, Tensor] = {"received": values["received"]}
-                moments |= dict(enumerate(values["epochs_found"]))
-                moments["trained"] = values["trained"]
-                rows = ((trainer.current_epoch, client_id, m, *accuracy.tolist()) for m, accuracy in moments.items())
-                self._table.append(rows)
         if not found:
             return
-        counts, received, trained = (stacked(found, name) for name in ("counts", "received", "trained"))
+        accuracies = {client_id: values["moments"] for client_id, values in found.items()}
+        rows = ((i, moment, *each.tolist()) for i, moments in accuracies.items() for moment, each in moments.items())
+        self.add_rows(trainer, rows)
+        counts = torch.stack([values["counts"] for values in found.values()])
+        received, trained = (torch.stack([m[name] for m in accuracies.values()]) for name in ("received", "trained"))
         degree = forgetting_degree(received, trained).masked_fill(received == 0, torch.nan)
         degree = degree.masked_fill(counts.sum(1, keepdim=True) == 0, torch.nan)  # it did not train
         gamma = 0.5 / counts.shape[1] if self.gamma is None else self.gamma
         groups = group_means(degree, class_split(counts, gamma))._asdict()
-        values = {"local/forgetting_degree": degree.nanmean(1)}
-        values |= {f"local/forgetting_degree/{name}": mean for name, mean in groups.items()}
-        log_means(loop, {name: value.tolist() for name, value in values.items()}, deviations=False)
+        values = {"": degree.nanmean(1), **{f"/{name}": mean for name, mean in groups.items()}}
+        log_means(loop, {f"local/forgetting_degree{end}": v.tolist() for end, v in values.items()}, deviations=False)
         for side, weights in ("in", in_local(counts)), ("out", out_local(counts)):
             name, now = f"local/acc_{side}_local", class_weighted_accuracy(trained, weights)
             before = class_weighted_accuracy(received, weights)
             log_means(loop, {name: now.tolist(), f"{name}/received": before.tolist()})
             sizes = counts.sum(1).double().masked_fill(now.isnan(), 0.0)
-            log_defined(loop, {f"{name}/weighted": float(now.nan_to_num() @ sizes / sizes.sum())})
+            weighted = float(now.nan_to_num() @ sizes / sizes.sum())
+            log_means(loop, {f"{name}/weighted": [weighted]}, deviations=False)
         self._pooled = counts.sum(0)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,12 +109,11 @@ class ForgettingMonitor(Monitor):
         """Add the new global model's accuracies for the pooled classes to the round's row."""
         if self._pooled is None or not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking:
             return
-        accuracy, prefix = pl_module.recorder.class_accuracy, pl_module.data.evaluated
-        if accuracy is not None:
-            scope = "val" if prefix == "val" else "global"
-            weights = {"in": in_local(self._pooled), "out": out_local(self._pooled)}
-            found = {side: float(class_weighted_accuracy(accuracy, p)) for side, p in weights.items()}
-            add_to_row(pl_module, {f"{scope}/acc_{side}_local": value for side, value in found.items()})
+        if (accuracy := pl_module.recorder.class_accuracy) is not None:
+            scope = "val" if pl_module.data.evaluated == "val" else "global"
+            for side, weights in ("in", in_local(self._pooled)), ("out", out_local(self._pooled)):
+                value = float(class_weighted_accuracy(accuracy, weights))
+                add_to_row(pl_module, {f"{scope}/acc_{side}_local": value})
 
 
 class PersonalisedAccuracy(Monitor):
@@ -164,11 +143,11 @@ class PersonalisedAccuracy(Monitor):
         return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        inspection, moment = loop.evaluation.inspection, deployed(loop, update.client_id)
+        inspection, moment = loop.evaluation.inspection, ended(loop, update.client_id, DEPLOYED)
         found["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
         if self.train:
             found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        names = ("initial", "personalised", *(["train"] if self.train else []))
-        log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})
+        for name in ["initial", "personalised"] + ["train"] * self.train:
+            log_means(loop, {f"local/{name}": [values[name] for values in found.values()]})

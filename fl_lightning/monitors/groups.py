@@ -1,6 +1,6 @@
 """Callback that evaluates the global model on groups of clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytorch_lightning import LightningModule, Trainer
@@ -11,7 +11,6 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.reported import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
-from fl_lightning.runs.round_table import RoundTable
 
 
 class GroupMetrics(Monitor):
@@ -37,7 +36,6 @@ class GroupMetrics(Monitor):
     ) -> None:
         super().__init__(every, None, dirpath)
         self.groups, self.metrics = groups, as_collection(metrics)
-        self._table: RoundTable | None = None
         self._last: dict[str, dict[str, float]] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -49,29 +47,30 @@ class GroupMetrics(Monitor):
         for name, clients in self.groups.items():
             outside = [client for client in clients if not 0 <= client < loop.data.num_clients]
             if outside or not clients:
-                raise ValueError(
-                    f"a group of clients must name some in [0, {loop.data.num_clients}), got {clients} for {name!r}"
-                )
+                among = f"[0, {loop.data.num_clients})"
+                raise ValueError(f"a group of clients must name some in {among}, got {clients} for {name!r}")
         self._collection(loop)
         loop.data.split("test")
-        self._table, self._last = None, {}
+        self._last = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the groups, each on one process."""
-        if not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking or trainer.state.fn != "fit":
+        if not isinstance(pl_module, FederatedLoop) or not self.measures(trainer):
             return
-        if not self.measures(trainer):
+        if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         processes = current_communicator(pl_module.device)
         mine = list(self.groups)[processes.rank :: processes.world]
         with pl_module.evaluation.evaluated_model():
-            own = {name: self._evaluated(pl_module, self.groups[name]) for name in mine}
-        parts = processes.gather(own)
+            parts = processes.gather({name: self._evaluated(pl_module, self.groups[name]) for name in mine})
         found = {name: values for part in parts for name, values in part.items()}
         self._last = {name: found[name] for name in self.groups}
-        self._write(trainer)
-        row = {f"global/{key}/{name}": v for name, values in self._last.items() for key, v in values.items()}
-        add_to_row(pl_module, {key: value for key, value in row.items() if f"/{SAMPLES}/" not in key})
+        columns = list(dict.fromkeys(column for values in self._last.values() for column in values))
+        if self._table is None:
+            self.open_table(trainer, "groups.csv", ("group", *columns))
+        self.add_rows(trainer, ([name, *map(values.get, columns)] for name, values in self._last.items()))
+        for name, values in self._last.items():
+            add_to_row(pl_module, {f"global/{key}/{name}": v for key, v in values.items() if key != SAMPLES})
         pl_module.recorder.keep_round(trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,9 +78,6 @@ class GroupMetrics(Monitor):
             names = list(next(iter(self._last.values())))
             rows = [[group, *(f"{values[name]:.6g}" for name in names)] for group, values in self._last.items()]
             print_table("Groups of clients, global model", ["group", *names], rows)
-
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, object]) -> None:
-        """Take nothing: the groups are evaluated when the round is over."""
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Evaluate the global model on the test samples of these clients."""
@@ -94,14 +90,6 @@ class GroupMetrics(Monitor):
             samples += view.size("test")
         values = values_of(own.compute(), "", inspection.class_names) if samples else {}
         return {SAMPLES: float(samples), **{name.removeprefix("/"): value for name, value in values.items()}}
-
-    def _write(self, trainer: Trainer) -> None:
-        columns = list(dict.fromkeys(name for values in self._last.values() for name in values))
-        if self._table is None:
-            self._table = self.table(trainer, "groups.csv", ("round", "group", *columns))
-        if self._table is not None:
-            for group, values in self._last.items():
-                self._table.append([[trainer.current_epoch, group, *(values.get(name) for name in columns)]])
 
     def _collection(self, loop: FederatedLoop) -> MetricCollection:
         found = loop.metrics if self.metrics is None else self.metrics

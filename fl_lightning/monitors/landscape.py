@@ -1,11 +1,12 @@
 """Monitor of the loss around the weights of the global and the clients' models."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -69,23 +70,22 @@ class LossLandscape(Monitor):
         check_classes(loop, self)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._measure(loop, update.client_id)
+        found["landscape"] = self._measure(loop, update.client_id)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         for client_id, values in found.items():
-            self._write(trainer, values, f"client{client_id}")
+            self._write(trainer, values["landscape"], f"client{client_id}")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Measure the new global model."""
-        if isinstance(pl_module, FederatedLoop) and self.measures(trainer) and pl_module.weights.shared:
-            found = self._measure(pl_module, -1)
-            first, second = found["eigenvalues"].tolist()
-            add_to_row(pl_module, {"global/hessian/1": first, "global/hessian/2": second})
-            self._write(trainer, found, "global")
+        if loop.weights.shared:
+            measured = self._measure(loop, -1)
+            first, second = measured["eigenvalues"].tolist()
+            add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
+            self._write(trainer, measured, "global")
 
-    def _write(self, trainer: Trainer, found: Found, model: str) -> None:
-        if self.folder is not None and trainer.is_global_zero:
-            arrays = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    def _write(self, trainer: Trainer, arrays: Mapping[str, Tensor], model: str) -> None:
+        if self.folder is not None:
             path = self.folder / f"landscape-{trainer.current_epoch:05d}-{model}"
             write_arrays(path.with_suffix(".npz"), arrays)
             save(plot_landscape(**arrays), path.with_suffix(".png"))
@@ -99,23 +99,18 @@ class LossLandscape(Monitor):
         with inspection.look():
             around = Surroundings(inspection, params, batches)
             generator = keyed_generator(loop.parts.seed, "landscape", loop.trainer.current_epoch, client_id)
-            noise = [[around.at(around.noise(generator), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
+            draw = partial(torch.randn, around.size, generator=generator, dtype=torch.float64)  # of ε ~ N(0, I)
+            noise = [[around.at(draw(), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
             values, vectors = leading_eigenvectors(around.hessian, around.size, 2, self.iterations, generator=generator)
             line = torch.linspace(-self.reach, self.reach, self.grid, dtype=torch.float64)
             plane = [[around.at(a * vectors[0] + b * vectors[1])[0] for b in line] for a in line]
-        losses, accuracies = torch.tensor(noise, dtype=torch.float64).unbind(-1)
-        return {
-            "sigmas": torch.tensor(self.sigmas, dtype=torch.float64),
-            "noise_loss": losses,
-            "noise_accuracy": accuracies,
-            "line": line,
-            "plane": torch.tensor(plane, dtype=torch.float64),
-            "eigenvalues": values,
-        }
+        sigmas, draws, losses = (torch.tensor(table, dtype=torch.float64) for table in (self.sigmas, noise, plane))
+        measured = {"sigmas": sigmas, "noise_loss": draws[..., 0], "noise_accuracy": draws[..., 1]}
+        return measured | {"line": line, "plane": losses, "eigenvalues": values}
 
 
 class Surroundings:
-    """Loss of a model at and around its weights; nothing is written into the module.
+    """Computes the loss of a model at and around its weights, and writes nothing into the module.
 
     Args:
         inspection: has the module.
@@ -131,10 +126,6 @@ class Surroundings:
     def loss(self, params: StateLike, batch: Any) -> Tensor:
         """Mean cross-entropy of a batch."""
         return F.cross_entropy(to_float32(self._predict(params, batch[0])), batch[1])
-
-    def noise(self, generator: torch.Generator) -> Tensor:
-        """A draw ε ~ N(0, I), (D,) float64."""
-        return torch.randn(self.size, generator=generator, dtype=torch.float64)
 
     def at(self, direction: Tensor, scale: float = 1.0) -> tuple[float, float]:
         """Mean loss and accuracy at w + scale · direction, (D,)."""

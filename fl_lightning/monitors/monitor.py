@@ -1,7 +1,7 @@
 """Base class of callbacks that measure the clients of a round."""
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from fl_lightning.distributed import current_communicator
-from fl_lightning.engines.inspection import DEPLOYED, Inspection, Moment
+from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 
 Found = dict[str, Any]
@@ -28,13 +27,15 @@ Found = dict[str, Any]
 class Monitor(Callback):
     """Measures clients before and after their local training, and never changes a weight.
 
-    A subclass measures one client in `start`, `epoch_end` and `end`, and makes values of the round of all clients'
-    in `summarise`, on every process. A client that fails is left out.
+    A subclass measures one client in `start`, `epoch_end` and `end`, makes values of the round of all clients' in
+    `summarise`, on every process, and measures the new global model in `round_end`. A client that fails is left out.
 
     Args:
         every: measure every so many rounds.
         clients: measure these only; None: the whole cohort.
         dirpath: folder of the monitor's files; None: that of the Trainer's first logger (no logger: none).
+
+    `folder` is None on a process that writes no files.
     """
 
     def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
@@ -44,12 +45,13 @@ class Monitor(Callback):
         self.exchange = 0
         self.under_way: dict[int, Found] = {}
         self.ended: dict[int, Found] = {}
-        self._tables: list[RoundTable] = []
+        self.measured: Mapping[int, Found] = {}
+        self._table: RoundTable | None = None
 
     # --- of a subclass -------------------------------------------------------------------------------------------
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        """Prepare for a fit: refuse what cannot be measured, open tables in `self.folder`."""
+        """Prepare for a fit: refuse what cannot be measured, open the monitor's table."""
 
     def start(self, loop: FederatedLoop, client_id: int) -> Found:
         """Measure a client with the weights it received, before local training."""
@@ -62,21 +64,24 @@ class Monitor(Callback):
         """Measure a client at the end of each exchange of the round, of the last one before `end`."""
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        """Measure a client after its local training, at the end of the last exchange; add to what was found."""
+        """Measure a client after its local training, at the end of the last exchange, and add to what was found."""
 
-    @abstractmethod
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Take what was found of the round's clients, by client id in ascending order, the same on all processes."""
+
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+        """Measure the new global model at the end of a measured round, with what was found of the round's clients."""
 
     # --- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.folder, self._tables = run_folder(trainer, self.dirpath), []
+        folder = run_folder(trainer, self.dirpath)
+        self.folder, self._table = folder if trainer.is_global_zero else None, None
         if isinstance(pl_module, FederatedLoop):
             self.begin(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.exchange, self.under_way, self.ended = 0, {}, {}
+        self.exchange, self.under_way, self.ended, self.measured = 0, {}, {}, {}
 
     def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
         """Measure a client before its training, by `start`."""
@@ -102,16 +107,21 @@ class Monitor(Callback):
         """Begin the round anew: it is run again without clients that have failed."""
         self.on_train_epoch_start(trainer, loop)
         loop.evaluation.inspection.forget()
-        for table in self._tables:
-            table.begin(trainer.current_epoch)
+        if self._table is not None:
+            self._table.begin(trainer.current_epoch)
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
         """Gather what was found of all clients once the round's last exchange is over, for `summarise`."""
         self.exchange += 1
         if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
             parts = current_communicator(loop.device).gather(self.ended)
-            found = {client_id: value for part in parts for client_id, value in part.items()}
-            self.summarise(trainer, loop, dict(sorted(found.items())))
+            self.measured = dict(sorted(item for part in parts for item in part.items()))
+            self.summarise(trainer, loop, self.measured)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, FederatedLoop) and self.measures(trainer):
+            found, self.measured = self.measured, {}
+            self.round_end(trainer, pl_module, found)
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
@@ -119,28 +129,25 @@ class Monitor(Callback):
         """True in a round that is measured."""
         return (trainer.current_epoch + 1) % self.every == 0
 
-    def table(self, trainer: Trainer, name: str, columns: Sequence[str]) -> RoundTable | None:
-        """Open a table in the monitor's folder, on the root process; None where nothing is written."""
-        if self.folder is None or not trainer.is_global_zero:
-            return None
-        table = RoundTable(self.folder / name, columns)
-        table.begin(trainer.current_epoch)
-        self._tables.append(table)
-        return table
+    def open_table(self, trainer: Trainer, name: str, columns: Sequence[str]) -> None:
+        """Open the monitor's table in its folder, where this process has one."""
+        if self.folder is not None:
+            self._table = RoundTable(self.folder / name, ("round", *columns))
+            self._table.begin(trainer.current_epoch)
+
+    def add_rows(self, trainer: Trainer, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows of the round to the table, where this process has it."""
+        if self._table is not None:
+            self._table.append([trainer.current_epoch, *row] for row in rows)
 
 
 def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
-    """The moment at which a client's weights are those after an epoch, or after its training."""
+    """Name the moment after an epoch of a client or its training, or, as `DEPLOYED`, that of what it would deploy."""
     return (what, loop.server.round_idx, client_id)
 
 
-def deployed(loop: FederatedLoop, client_id: int) -> Moment:
-    """The moment at which a client is what it would deploy after its training: for most methods its weights then."""
-    return (DEPLOYED, loop.server.round_idx, client_id)
-
-
 def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviations: bool = True) -> None:
-    """Log the mean over clients of values by log key, and where asked `KEY/std`; what is not defined is left out."""
+    """Log the mean over clients of values by log key, and where asked `KEY/std`, as far as they are defined."""
     for name, column in values.items():
         summary = mean_std(torch.tensor([value for value in column if not isnan(value)], dtype=torch.float64))
         log_defined(loop, {name: float(summary.mean)} | ({f"{name}/std": float(summary.std)} if deviations else {}))
@@ -154,7 +161,7 @@ def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
 
 
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Add values to the round's row after its training; NaN is left out."""
+    """Add values to the round's row after its training, but for those that are NaN."""
     loop.add_to_row({name: value for name, value in values.items() if not isnan(value)})
 
 
@@ -172,17 +179,8 @@ def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:
     return loop.evaluation.inspection
 
 
-def stacked(found: Mapping[int, Found], name: str) -> Tensor:
-    """One value of all clients, (K, ...)."""
-    return torch.stack([torch.as_tensor(values[name]) for values in found.values()])
-
-
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name as an npz file, whole or not at all."""
-
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            columns: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
-            np.savez_compressed(file, **columns)
-
-    write_atomically(path, write)
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    write_file(path, file.getvalue())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from torch import Tensor
 
 from fl_lightning.engines.inspection import Inspection, Moment
@@ -53,7 +53,6 @@ class NeuronActivations(Monitor):
         check_at_least(1, "None measures on all", samples=samples)
         self.layer, self.split, self.samples = layer, split, samples
         self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
-        self._found: Mapping[int, Found] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self).check_layer(self.layer, type(self).__name__)
@@ -68,27 +67,24 @@ class NeuronActivations(Monitor):
         found["alignment"] = float(weight_alignment(found["received"], found["trained"]))
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        self._found = found
         log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in found.values()]})
-        log_means(
-            loop, {f"local/dead_neurons{self.ending}": [values["dead"] for values in found.values()]}, deviations=False
-        )
+        dead = [values["dead"] for values in found.values()]
+        log_means(loop, {f"local/dead_neurons{self.ending}": dead}, deviations=False)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
         """Compare with the new global model, and write the round's file."""
-        found, self._found = self._found, {}
-        if not found or not isinstance(pl_module, FederatedLoop):
+        if not found:
             return
         arrays = {"clients": torch.tensor(list(found)), "received": next(iter(found.values()))["received"]}
-        shapes = {values["trained"].shape for values in found.values()}
-        if len(shapes) == 1:
-            arrays["trained"] = torch.stack([values["trained"] for values in found.values()])
-        if pl_module.weights.shared:
+        trained = [values["trained"] for values in found.values()]
+        if len({preferences.shape for preferences in trained}) == 1:
+            arrays["trained"] = torch.stack(trained)
+        if loop.weights.shared:
             moment = ("aggregate", trainer.current_epoch)
-            arrays["aggregate"] = self._preferences(pl_module.evaluation.inspection, moment)[0]
+            arrays["aggregate"] = self._preferences(loop.evaluation.inspection, moment)[0]
             alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))
-            add_to_row(pl_module, {f"global/weight_alignment{self.ending}": alignment})
-        if self.folder is not None and trainer.is_global_zero:
+            add_to_row(loop, {f"global/weight_alignment{self.ending}": alignment})
+        if self.folder is not None:
             write_arrays(self.folder / f"{self.stem}-{trainer.current_epoch:05d}.npz", arrays)
 
     def _preferences(self, inspection: Inspection, moment: Moment) -> tuple[Tensor, Tensor]:

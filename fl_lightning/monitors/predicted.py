@@ -9,7 +9,6 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.state import to_float32
 from fl_lightning.monitors.monitor import Found, Monitor, check_classes
-from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 
 
@@ -27,11 +26,9 @@ class PredictedDistribution(Monitor):
         dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
     """
 
-    _table: RoundTable | None = None
-
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = check_classes(loop, self).class_names
-        self._table = self.table(trainer, "predicted_distribution.csv", ("round", "client", *names))
+        self.open_table(trainer, "predicted_distribution.csv", ("client", *names))
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         """Measure a client when its first exchange ends."""
@@ -44,6 +41,5 @@ class PredictedDistribution(Monitor):
         super().on_client_end(trainer, loop, update)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        if self._table is not None:
-            rows = ((c, estimated_distribution(values["predictions"]).tolist()) for c, values in found.items())
-            self._table.append((trainer.current_epoch, client_id, *shares) for client_id, shares in rows)
+        rows = ((i, *estimated_distribution(values["predictions"]).tolist()) for i, values in found.items())
+        self.add_rows(trainer, rows)

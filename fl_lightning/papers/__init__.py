@@ -1,4 +1,4 @@
-"""What exists for the papers' figures alone: drawings, which take the runs of a figure, and the command `figure`."""
+"""Drawings, which take the runs of a figure, and the command `figure` exist for the papers' figures alone."""
 
 from fl_lightning.papers.classwise import ClassMaps as ClassMaps
 from fl_lightning.papers.clients import ClassBars as ClassBars

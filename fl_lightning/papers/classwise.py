@@ -10,7 +10,7 @@ from fl_lightning.papers.panels import draw_maps
 
 
 class ClassMaps(Drawing):
-    """Class × round maps of the global model's accuracy; a row of maps for each method, a column for each case.
+    """Draws class × round maps of the global model's accuracy, in a row for each method and a column for each case.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Figs. 2a and 10; FedKA, Fig. 1a.
 

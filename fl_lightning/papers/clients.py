@@ -1,75 +1,47 @@
 """Drawings of what clients know before and after their local training, from the table of `ForgettingMonitor`."""
 
-from __future__ import annotations
-
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fl_lightning.functional.accuracy import class_weighted_accuracy
 from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, draw_maps, finish, name_rounds, panels
-from fl_lightning.reports.comparisons import MARKERS
-from fl_lightning.reports.figures import COLOURS, Numbers
-from fl_lightning.reports.saved import Counts, SavedRun, as_number, read_columns
-from fl_lightning.utils.text import drawable, of_cell
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-TABLE = "client_classwise.csv"
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, last_file, said, unique
+from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
+from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
+from fl_lightning.reports.saved import Counts, SavedRun, read_columns
+from fl_lightning.utils.text import drawable
 
 
-@dataclass(frozen=True)
 class ClientAccuracies:
-    """Class-wise accuracies of clients, a row for each round, client and moment.
+    """Class-wise accuracies of a run's clients, a row for each round, client and moment.
 
     Attributes:
         rounds: (K,).
         clients: (K,).
-        moments: `received`, the number of a local epoch, `trained`; K.
+        moments: `received`, the number of a local epoch, `trained`; (K,).
         accuracy: fractions, (K, C); NaN for a class without test samples.
         names: C names of the classes.
     """
 
-    rounds: Numbers
-    clients: Numbers
-    moments: Sequence[str]
-    accuracy: Numbers
-    names: list[str]
+    def __init__(self, run: SavedRun) -> None:
+        table = read_columns(last_file(run, "client_classwise.csv", "ForgettingMonitor"), texts=["moment"])
+        self.rounds, self.clients, self.moments = (table.pop(name) for name in ("round", "client", "moment"))
+        self.names, self.accuracy = list(table), np.stack([*table.values()], axis=1)
 
     def at(self, moment: str, client: int | None = None, round_idx: int | None = None) -> tuple[Numbers, Numbers]:
         """Take the rows of a moment, of all clients or one, in all rounds or one: rounds and accuracies."""
-        rows = np.array([found == moment for found in self.moments])
+        rows = self.moments == moment
         if client is not None:
             rows &= self.clients == client
         if round_idx is not None:
             rows &= self.rounds == round_idx
         return self.rounds[rows], self.accuracy[rows]
-
-
-def client_accuracies(run: SavedRun) -> ClientAccuracies:
-    """Read the table of a run.
-
-    Raises:
-        FileNotFoundError: the run has none.
-    """
-    path = run.folder / TABLE
-    if not path.is_file():
-        raise FileNotFoundError(f"this drawing needs {TABLE}, and {run.folder} has none; add ForgettingMonitor")
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = ([*map(of_cell, row)] for row in csv.reader(file))
-    table = np.array([[as_number(cell) for cell in row[3:]] for row in rows]).reshape(len(rows), len(header) - 3)
-    rounds, clients = (np.array([float(row[k]) for row in rows]) for k in (0, 1))
-    return ClientAccuracies(rounds, clients, [row[2] for row in rows], table, header[3:])
 
 
 def counts_of(run: SavedRun) -> Counts:
@@ -89,10 +61,8 @@ def degrees(found: ClientAccuracies, client: int) -> tuple[Numbers, Numbers]:
     A class that the received model does not recognise at all is NaN.
     """
     rounds, received = found.at("received", client)
-    _, trained = found.at("trained", client)
-    before, after = torch.from_numpy(received), torch.from_numpy(trained)
-    degree: Numbers = forgetting_degree(before, after).masked_fill(before == 0, torch.nan).numpy()
-    return rounds, degree
+    before, after = torch.from_numpy(received), torch.from_numpy(found.at("trained", client)[1])
+    return rounds, forgetting_degree(before, after).masked_fill(before == 0, torch.nan).numpy()
 
 
 class LocalProgress(Drawing):
@@ -108,27 +78,24 @@ class LocalProgress(Drawing):
         figure, axes = panels(["accuracy (%)"], ["in-local", "out-local"], width=3.0, sharey="all")
         change: dict[str, float] = {}
         for i, one in enumerate(series):
-            run = one.group.runs[0]
-            found, counts = client_accuracies(run), torch.from_numpy(counts_of(run).table)
+            found, counts = ClientAccuracies(one.run), torch.from_numpy(counts_of(one.run).table)
             last = int(found.rounds.max())
             steps = ["received", *sorted({m for m in found.moments if m.isdigit()}, key=int)]
-            members = torch.from_numpy(found.clients[(found.rounds == last) & (np.array(found.moments) == "received")])
+            members = torch.from_numpy(found.clients[(found.rounds == last) & (found.moments == "received")])
             own = counts[members.long()]
-            for place, (side, shares) in zip(
-                axes[0], (("in-local", in_local(own)), ("out-local", out_local(own))), strict=True
-            ):
+            sides = {"in-local": in_local(own), "out-local": out_local(own)}
+            for place, (side, shares) in zip(axes[0], sides.items(), strict=True):
                 values = [class_weighted_accuracy(torch.from_numpy(found.at(m, None, last)[1]), shares) for m in steps]
                 curve = 100 * torch.stack(values).numpy()
                 draw_line(place, i, range(len(steps)), curve.mean(1), curve.std(1, ddof=1), one.name)
-                place.set_xlabel("local epochs done")
                 change[f"{one.name} {side}"] = float(curve[-1].mean() - curve[0].mean())
-        finish(figure, axes)
+        finish(figure, axes, "local epochs done")
         text = said(change, "{:+.1f}")
         return Drawn(figure, f"Change within one local training, in points, mean over the clients: {text}.")
 
 
 class DegreeMap(Drawing):
-    """Class × round map of one client's forgetting degree τ; beside each class the client's samples of it.
+    """Draws a class × round map of one client's forgetting degree τ, with the client's samples of each class.
 
     Source: FedKA, Eq. 1 and Fig. 2b.
 
@@ -143,8 +110,7 @@ class DegreeMap(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         maps, names, signs = {}, list[str](), list[str]()
         for one in series:
-            run = one.group.runs[0]
-            found, counts = client_accuracies(run), counts_of(run)
+            found, counts = ClientAccuracies(one.run), counts_of(one.run)
             _, degree = degrees(found, self.client)
             own = counts.table[self.client]
             names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, own, strict=True)]
@@ -153,20 +119,13 @@ class DegreeMap(Drawing):
             with np.errstate(invalid="ignore"):
                 high, low = (np.nanmean(degree[:, rows]) for rows in (~dominant, dominant))
             signs.append(f"{one.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
-        figure = draw_maps(
-            maps,
-            "round",
-            "class",
-            f"forgetting degree τ (≤ {self.least:g} … 1)",
-            names,
-            limits=(self.least, 1.0),
-            cmap="PuOr_r",
-            width=4.6,
-        )
-        text = "; ".join(signs)
-        return Drawn(figure, f"Client {self.client}; negative: it gained; 1: it forgot all. Mean τ: {text}.")
+        value, limits = f"forgetting degree τ (≤ {self.least:g} … 1)", (self.least, 1.0)
+        figure = draw_maps(maps, "round", "class", value, names, limits=limits, cmap="PuOr_r", width=4.6)
+        means = "Mean τ: " + "; ".join(signs)
+        return Drawn(figure, f"Client {self.client}; negative: it gained; 1: it forgot all. {means}.")
 
 
+@dataclass
 class OneClass(Drawing):
     """One class at one client over the rounds: forgetting degree τ, and the trained model's accuracy on that class.
 
@@ -180,16 +139,11 @@ class OneClass(Drawing):
         least: of the axis of τ, which has no lower bound.
     """
 
-    def __init__(
-        self,
-        classes: dict[str, int],
-        client: int = 0,
-        accuracy: bool = True,
-        count: bool = False,
-        least: float = -1.5,
-    ) -> None:
-        self.classes, self.client = classes, client
-        self.accuracy, self.count, self.least = accuracy, count, least
+    classes: dict[str, int]
+    client: int = 0
+    accuracy: bool = True
+    count: bool = False
+    least: float = -1.5
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         cases, methods = unique(one.case for one in series), unique(one.method for one in series)
@@ -197,17 +151,16 @@ class OneClass(Drawing):
         rows += ["accuracy after training (%)"] * self.accuracy + ["samples of the class"] * self.count
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
-        rounds = np.zeros(1)
         for one in series:
-            run, column, i = one.group.runs[0], cases.index(one.case), methods.index(one.method)
-            found, klass = client_accuracies(run), self.classes.get(one.case, self.classes.get("", 0))
+            column, i = cases.index(one.case), methods.index(one.method)
+            found, klass = ClientAccuracies(one.run), self.classes.get(one.case, self.classes.get("", 0))
             rounds, degree = degrees(found, self.client)
             shown = [degree[:, klass]]
             shown += [100 * found.at("trained", self.client)[1][:, klass]] * self.accuracy
             for place, values in zip(axes[:, column], shown, strict=False):
                 draw_line(place, i, rounds, values, label=one.method)
             if self.count:
-                counted = run.history.curve("data/class_count")
+                counted = one.run.history.curve("data/class_count")
                 draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=one.method)
                 axes[-1, column].set_ylim(bottom=0)
             axes[0, column].set_ylim(self.least, 1.1)
@@ -229,15 +182,14 @@ class DistanceScatter(Drawing):
         figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [one.name for one in series], width=3.0)
         strengths: dict[str, float] = {}
         for i, (place, one) in enumerate(zip(axes[0], series, strict=True)):
-            table = read_columns(one.group.runs[0].folder / "drift.csv")
+            table = read_columns(one.run.folder / "drift.csv")
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
             marker, colour = MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]
             place.scatter(x[known], y[known], s=11, c=colour, marker=marker, alpha=opacity, linewidths=0)
-            place.set_xlabel("distribution distance ‖Ã_G − p_k‖₁")
             strengths[one.name] = float(np.corrcoef(x[known], y[known])[0, 1])
-        finish(figure, axes)
+        finish(figure, axes, "distribution distance ‖Ã_G − p_k‖₁")
         return Drawn(figure, f"Pearson's r over all rounds and clients: {said(strengths, '{:.2f}')}.")
 
 
@@ -257,33 +209,28 @@ class ClassBars(Drawing):
         self.client, self.columns = client, columns
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        lines = -(-len(series) // self.columns)
-        left = ["accuracy (%)"] * lines
+        left = ["accuracy (%)"] * -(-len(series) // self.columns)
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
         changes: dict[str, float] = {}
         for place, one in zip(axes.ravel(), series, strict=False):
-            run = one.group.runs[0]
-            found, own = client_accuracies(run), None
-            if self.client is not None:
-                own = counts_of(run).table[self.client]
+            found = ClientAccuracies(one.run)
+            own = None if self.client is None else counts_of(one.run).table[self.client]
             first = int(found.rounds.min())
             before, after = (found.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
             self.draw_bars(place, found.names, own, (before, after, one.group.columns(BY_CLASS)[2][first]))
-            accuracy = run.history.curve("global/acc").get(first, np.nan)
+            accuracy = one.run.history.curve("global/acc").get(first, np.nan)
             place.set_title(f"{one.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
             rows = np.ones(len(before), dtype=bool) if own is None else own == 0
             if rows.any():
                 changes[one.name] = 100 * float((after - before)[rows].mean())
-        for place in axes[-1]:
-            place.set_xlabel("class" if self.client is None else f"class, and samples of it at client {self.client}")
         for place in axes.ravel()[len(series) :]:
             place.set_axis_off()
-        finish(figure, axes)
+        finish(figure, axes, "class" if self.client is None else f"class, and samples of it at client {self.client}")
         held = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
         return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
 
-    def draw_bars(self, axes: Axes, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
-        """Draw three bars for each class: start, trained, aggregate, (C,) each; `own`: samples of the client."""
+    def draw_bars(self, axes: Any, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
+        """Draw bars of start, trained and aggregate, (C,) each, by class, and name the samples of the client, `own`."""
         who = "clients, mean" if self.client is None else f"client {self.client}"
         looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))
         for i, (label, colour, hatch) in enumerate(looks):
@@ -292,11 +239,6 @@ class ClassBars(Drawing):
             axes.bar(x, 100 * values[i], 0.27, label=label, **look)
         below = list(names) if own is None else [f"{n}\n{count:.0f}" for n, count in zip(names, own, strict=True)]
         axes.set_xticks(range(len(names)), list(map(drawable, below)), fontsize=8)
-
-
-def pooled(run: SavedRun) -> Tensor:
-    """Training samples of each client and class as integers, (N, C)."""
-    return torch.from_numpy(counts_of(run).table).long()
 
 
 class ClassCounts(Drawing):
@@ -311,21 +253,11 @@ class ClassCounts(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods or [series[0].method])
-        maps = {one.case or one.method: counts_of(one.group.runs[0]).table.T for one in shown}
-        names = counts_of(shown[0].group.runs[0]).names
-        largest = max(float(table.max()) for table in maps.values())
-        figure = draw_maps(
-            maps,
-            "client",
-            "class",
-            "training samples",
-            names,
-            limits=(0, largest),
-            cmap="YlGnBu",
-            numbers=all(max(table.shape) <= 20 for table in maps.values()),
-            width=4.2,
-            columns=2,
-        )
+        maps = {one.case or one.method: counts_of(one.run).table.T for one in shown}
+        names = counts_of(shown[0].run).names
+        limits = (0, max(float(table.max()) for table in maps.values()))
+        small = all(max(table.shape) <= 20 for table in maps.values())
+        figure = draw_maps(maps, "client", "class", "training samples", names, 2, limits, "YlGnBu", small, width=4.2)
         held = {name: float((table > 0).sum(0).mean()) for name, table in maps.items()}
         return Drawn(figure, f"Classes that a client has, mean: {said(held)}.")
 
@@ -343,12 +275,10 @@ class LocalShares(Drawing):
         self.clients = clients
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        run = series[0].group.runs[0]
-        own = pooled(run)[: self.clients]
+        counts = counts_of(series[0].run)
+        own = torch.from_numpy(counts.table).long()[: self.clients]
         lacking = out_local(own).numpy().T
         maps = {"in-local p": in_local(own).numpy().T, "out-local p̃ · (C − 1)": (len(lacking) - 1) * lacking}
-        figure = draw_maps(
-            maps, "client", "class", "share", counts_of(run).names, limits=(0, 1), cmap="YlGnBu", width=3.6
-        )
+        figure = draw_maps(maps, "client", "class", "share", counts.names, limits=(0, 1), cmap="YlGnBu", width=3.6)
         said_of = f"p is at most {maps['in-local p'].max():.2f}, p̃ at most {lacking.max():.2f}"
         return Drawn(figure, f"{said_of}: out-local shares spread over all classes that a client has few of.")

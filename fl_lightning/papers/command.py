@@ -2,29 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from fl_lightning.cli.compare.cells import CellFiles
 from fl_lightning.cli.compare.command import FailedError, locked
-from fl_lightning.cli.compare.grid import Case, combinations, parse_settings
+from fl_lightning.cli.compare.grid import Case, Cell, combinations, parse_settings
 from fl_lightning.cli.compare.running import run_cells
 from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.papers import Drawn, Series
-from fl_lightning.papers.spec import (
-    FOLDER,
-    FigureCell,
-    composer_of,
-    minutes_of,
-    name_of,
-    names,
-    paths_of,
-    places_of,
-    read,
-    shipped_path,
-)
+from fl_lightning.papers import Drawn, Series, spec
+from fl_lightning.papers.spec import FigureCell
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
 from fl_lightning.reports.saved import Group, SavedRun, read_run
@@ -60,10 +50,9 @@ def run(argv: list[str]) -> None:
         print(listed())
         return
     (more,) = combinations(parse_settings(given.set, "--set"))
-    wanted = [FigureRun(path, given.config or [], more, given.seeds) for path in paths_of(given.names)]
+    wanted = [FigureRun(path, given.config or [], more, given.seeds) for path in spec.paths_of(given.names)]
     with locked(given.output):
-        begin = [place for figure in wanted for place in figure.starts]
-        run_places(begin, given.output, given.processes)
+        run_places([p for figure in wanted for p in figure.starts], given.output, given.processes)
         run_places([p for figure in wanted for p in figure.places(given.output)], given.output, given.processes)
         for figure in wanted:
             series = series_of(figure.places(given.output), given.output)
@@ -90,9 +79,10 @@ def command_parser() -> CommandParser:
 
 def listed() -> str:
     """List all figures: name, minutes, what each shows."""
-    found = [(name, minutes_of(shipped_path(name)), title(f"{FOLDER}/{name}")) for name in names()]
-    width = max(len(name) for name, _, _ in found)
-    return "\n".join(f"{name:{width}}  {minutes:4.1f} min  {said}" for name, minutes, said in found)
+    names = spec.names()
+    width = max(map(len, names))
+    minutes = (f"{name:{width}}  {spec.minutes_of(name):4.1f} min" for name in names)
+    return "\n".join(f"{line}  {title(f'{spec.FOLDER}/{name}')}" for name, line in zip(names, minutes, strict=True))
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -109,16 +99,19 @@ class FigureRun:
     """
 
     def __init__(self, path: Path, configs: Sequence[str], more: Case, seeds: Sequence[int] | None) -> None:
-        self.file = read(path)
+        self.file = spec.read(path)
         self.heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
         self.name = f"{path.parent.name}/{path.stem}"
-        composer = composer_of(self.file, configs)
-        self.starts = places_of(composer, self.file.start, self.file, more, seeds) if self.file.start else []
-        self._places = [place for runs in self.file.runs for place in places_of(composer, runs, self.file, more, seeds)]
+        places_of = partial(spec.places_of, spec.composer_of(self.file, configs))
+        self.starts = places_of(self.file.start, self.file, more, seeds) if self.file.start else []
+        self._places = [place for runs in self.file.runs for place in places_of(runs, self.file, more, seeds)]
 
     def places(self, output: Path) -> list[FigureCell]:
-        """Its cells; where they begin with another run's weights that run is done."""
-        return started(self._places, self.starts, output) if self.starts else self._places
+        """Give its cells, each with the last weights of the start of its seed, if there are starts, which are done."""
+        files = {place.cell.seed: CellFiles(output, place.cell.name) for place in self.starts}
+        if not files:
+            return self._places
+        return [place._replace(cell=started(place.cell, files[place.cell.seed])) for place in self._places]
 
 
 def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> None:
@@ -128,23 +121,16 @@ def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> No
         FailedError: naming those that failed.
     """
     cells = {place.cell.name: place.cell for place in places}
-    failed = run_cells(list(cells.values()), processes, output)
-    if failed:
+    if failed := run_cells(list(cells.values()), processes, output):
         named = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise FailedError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
 
 
-def started(places: Sequence[FigureCell], starts: Sequence[FigureCell], output: Path) -> list[FigureCell]:
-    """Let each run begin with the last weights of the start that has its seed; the starts are done."""
-    found = []
-    own = {place.cell.seed: CellFiles(output, place.cell.name) for place in starts}
-    for place in places:
-        files, cell = own[place.cell.seed], place.cell
-        model = {**cell.config["model"], "initial_weights": str(files.begun_run / CHECKPOINTS / LAST)}
-        config = {**cell.config, "model": model}
-        name = name_of(cell.method, cell.seed, cell.config, files.name)
-        found.append(replace(place, cell=replace(cell, config=config, name=name)))
-    return found
+def started(cell: Cell, start: CellFiles) -> Cell:
+    """Let a cell begin with the last weights of another one, which is done."""
+    model = {**cell.config["model"], "initial_weights": str(start.begun_run / CHECKPOINTS / LAST)}
+    name = spec.name_of(cell.method, cell.seed, cell.config, start.name)
+    return replace(cell, config={**cell.config, "model": model}, name=name)
 
 
 def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
@@ -153,10 +139,7 @@ def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
     for place in places:
         folder = CellFiles(output, place.cell.name).begun_run
         found.setdefault((place.method, place.case), []).append(read_run(folder))
-    return [
-        Series(method, case, Group(", ".join(filter(None, (method, case))), runs))
-        for (method, case), runs in found.items()
-    ]
+    return [Series(method, case, Group("", runs)) for (method, case), runs in found.items()]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -177,22 +160,19 @@ def write_figure(
     Returns:
         The files, the page last.
     """
-    files, parts = [], list[Picture | Table | str]()
+    files, parts = dict[Path, str | bytes](), list[Picture | Table | str]()
     for letter, (content, caption) in contents.items():
         stem = f"{name}{letter}"
-        said = f"({letter}) {caption}" if len(contents) > 1 else caption
         if isinstance(content, Table):
             table = replace(content, title=content.title or heading, note=caption)
-            texts = {f"{stem}.md": as_markdown(table), f"{stem}.tex": as_latex(table)}
-            encoded = {file: text.encode() for file, text in texts.items()}
+            files |= {output / f"{stem}.md": as_markdown(table), output / f"{stem}.tex": as_latex(table)}
             parts.append(table)
         else:
-            encoded = {f"{stem}.{form}": drawn(content, form) for form in forms}
-            parts.append(Picture(stem.replace("/", "-"), content, said, wide=bool(content.get_figwidth() > WIDE)))
-        for file, data in encoded.items():
-            write_file(output / file, data)
-            files.append(output / file)
+            files |= {output / f"{stem}.{form}": drawn(content, form) for form in forms}
+            below = f"({letter}) {caption}" if len(contents) > 1 else caption
+            parts.append(Picture(stem.replace("/", "-"), content, below, wide=bool(content.get_figwidth() > WIDE)))
+    for path, data in files.items():
+        write_file(path, data)
     page = output / f"{name}.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
     write_page(page, heading, [Section(name, parts)])
     return [*files, page]

@@ -1,6 +1,7 @@
 """Logged values over the rounds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,14 +9,15 @@ import torch
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, finish, name_rounds, panels
-from fl_lightning.reports.figures import Numbers
+from fl_lightning.papers.panels import finish, name_rounds, panels
+from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST
 
 Line = tuple[list[int], Numbers, Numbers | None]
 """Rounds, (T,), mean and deviation, (T,)."""
 
 
+@dataclass
 class Curves(Drawing):
     """Values over the rounds: the mean over the seeds, with a band of one standard deviation.
 
@@ -35,26 +37,22 @@ class Curves(Drawing):
         height: likewise.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, str],
-        line: Dimension = "method",
-        column: Dimension = "case",
-        row: Dimension = "key",
-        value: str = "accuracy (%)",
-        scale: float = 100.0,
-        clients: bool = False,
-        methods: Sequence[str] = (),
-        cases: Sequence[str] = (),
-        width: float = 2.6,
-        height: float = 2.3,
-    ) -> None:
-        if {line, column, row} != {"method", "case", "key"}:
-            raise ValueError(f"line, column, row must be method, case and key in some order, got {line, column, row}")
-        self.keys, self.value, self.scale, self.clients = keys, value, scale, clients
-        self.line, self.column, self.row = line, column, row
-        self.methods, self.cases = methods, cases
-        self.width, self.height = width, height
+    keys: Mapping[str, str]
+    line: Dimension = "method"
+    column: Dimension = "case"
+    row: Dimension = "key"
+    value: str = "accuracy (%)"
+    scale: float = 100.0
+    clients: bool = False
+    methods: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    width: float = 2.6
+    height: float = 2.3
+
+    def __post_init__(self) -> None:
+        given = self.line, self.column, self.row
+        if set(given) != {"method", "case", "key"}:
+            raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         found: dict[tuple[str, str, str], Line] = {}
@@ -74,7 +72,7 @@ class Curves(Drawing):
         return Drawn(figure, self.caption(found))
 
     def line_of(self, one: Series, key: str) -> Line | None:
-        """Compute the line of a value; None where it is not known."""
+        """Compute the line of a value, None where it is not known."""
         rounds, values = one.group.curves(key)
         if not rounds:
             return None
@@ -85,7 +83,7 @@ class Curves(Drawing):
         return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
 
     def caption(self, found: Mapping[tuple[str, str, str], Line]) -> str:
-        """Say what the lines end with."""
+        """Describe the ends of the lines."""
         parts: dict[str, dict[str, float]] = {}
         for (row, column, name), (_, mean, _) in found.items():
             parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fl_lightning.reports.result_tables import Table
-from fl_lightning.reports.saved import Group
+from fl_lightning.reports.saved import Group, SavedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,11 @@ class Series(NamedTuple):
     def name(self) -> str:
         """Method and case, as far as they have names."""
         return ", ".join(filter(None, (self.method, self.case)))
+
+    @property
+    def run(self) -> SavedRun:
+        """Run of the first seed, for drawings that show a single one."""
+        return self.group.runs[0]
 
 
 class Drawn(NamedTuple):
@@ -47,7 +53,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequence[str] = ()) -> list[Series]:
-    """Select series by method and case; none named: all of them.
+    """Select series by method and case, all of them where none is named.
 
     Raises:
         ValueError: nothing is left.
@@ -57,6 +63,18 @@ def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequenc
         there = "; ".join(one.name for one in series)
         raise ValueError(f"a drawing needs runs of {[*methods, *cases]}, and those of the figure are {there}")
     return found
+
+
+def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path:
+    """Find the last file of a monitor in a run's folder, by the pattern of its names.
+
+    Raises:
+        FileNotFoundError: the run has none.
+    """
+    files = sorted(run.folder.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"this drawing needs {pattern}, and {run.folder} has none; add {monitor}")
+    return files[-1]
 
 
 def said(values: Mapping[str, float], form: str = "{:.1f}") -> str:

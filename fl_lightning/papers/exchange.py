@@ -1,21 +1,20 @@
 """Rounds to a target, and what KnFu's server learns of its clients."""
 
-import csv
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fl_lightning.functional.summary import rounds_to_target
 from fl_lightning.papers.clients import counts_of
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
 from fl_lightning.papers.panels import draw_maps, finish, panels
 from fl_lightning.reports.figures import COLOURS
+from fl_lightning.reports.results import rounds_until
 from fl_lightning.reports.saved import read_columns
-from fl_lightning.utils.text import drawable, of_cell
+from fl_lightning.utils.text import drawable
 
 
 class RoundsToTarget(Drawing):
-    """Bars: rounds until a value reaches a target, mean over the seeds; a method that never does has none.
+    """Draws bars of the rounds until a value reaches a target, mean over the seeds, none where a method never does.
 
     Source: Yao and Sun 2020, arXiv:2005.12657, Fig. 2.
 
@@ -42,14 +41,12 @@ class RoundsToTarget(Drawing):
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
             place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
-            place.set_xlabel("method")
             base = found.get(self.baseline)
             shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}
-            never = [m for m, r in found.items() if r is None]
-            text = ", ".join(f"{m} {share:.0f} %" for m, share in shares.items()) or "none"
-            text += f"; never: {', '.join(never)}" if never else ""
-            sentences.append(f"{case or 'All'}: {text}")
-        finish(figure, axes)
+            never = ", ".join(m for m, r in found.items() if r is None)
+            text = said(shares, "{:.0f} %") or "none"
+            sentences.append(f"{case or 'All'}: {text}" + f"; never: {never}" * bool(never))
+        finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 
     def target(self, case: str) -> float:
@@ -57,12 +54,8 @@ class RoundsToTarget(Drawing):
         return self.targets.get(case, self.targets.get("", 100.0))
 
     def rounds(self, one: Series) -> float | None:
-        """Rounds of a series, from 1, mean over its runs; None where one of them never gets there."""
-        found = []
-        for run in one.group.runs:
-            curve = run.history.curve(self.key)
-            reached = rounds_to_target([*curve.values()], self.target(one.case) / 100)
-            found.append(None if reached is None else [*curve][reached - 1] + 1)
+        """Count the rounds of a series, from 1, mean over its runs, None where one of them never gets there."""
+        found = [rounds_until(run, self.key, self.target(one.case) / 100) for run in one.group.runs]
         known = [value for value in found if value is not None]
         return float(np.mean(known)) if len(known) == len(found) else None
 
@@ -76,10 +69,9 @@ class PredictedDistributions(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        run = series[0].group.runs[0]
-        with (run.folder / "predicted_distribution.csv").open(newline="", encoding="utf-8") as file:
-            names = [of_cell(name) for name in next(csv.reader(file))[2:]]
+        run = series[0].run
         table = read_columns(run.folder / "predicted_distribution.csv")
+        names = list(table)[2:]
         rows = table["round"] == table["round"].max()
         clients = table["client"][rows].astype(int)
         predicted = np.stack([table[name][rows] for name in names], 1)

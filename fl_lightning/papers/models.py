@@ -1,7 +1,7 @@
 """Drawings of the inside of models: their features, their neurons, the loss around them."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -9,31 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.monitors.probe_figures import (
-    colour_of,
-    joint_embedding,
-    plot_circles,
-    plot_embedding,
-)
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import draw_line, panels
-from fl_lightning.reports.figures import label_places, new_figure
+from fl_lightning.monitors.probe_figures import colour_of, joint_embedding, plot_circles, plot_embedding
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, last_file, said, unique
+from fl_lightning.papers.panels import panels
+from fl_lightning.reports.figures import draw_line, label_places, new_figure
 from fl_lightning.reports.saved import SavedRun
 
-Arrays = dict[str, NDArray[Any]]
 
-
-def last_arrays(run: SavedRun, pattern: str) -> Arrays:
-    """Read the last file of a monitor, by the pattern of its names.
-
-    Raises:
-        FileNotFoundError: the run has none.
-    """
-    files: list[Path] = sorted(run.folder.glob(pattern))
-    if not files:
-        raise FileNotFoundError(f"this drawing needs {pattern}, and {run.folder} has none; add its monitor")
-    with np.load(files[-1]) as found:
-        return dict(found)
+def last_arrays(run: SavedRun, pattern: str) -> dict[str, NDArray[Any]]:
+    """Read the last file of a monitor, by the pattern of its names."""
+    with np.load(last_file(run, pattern)) as file:
+        return dict(file)
 
 
 class Landscapes(Drawing):
@@ -47,7 +33,7 @@ class Landscapes(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         from matplotlib.ticker import LogFormatter, MaxNLocator  # noqa: PLC0415 - slow to import
 
-        found = [(one.name, last_arrays(one.group.runs[0], "landscape-*-global.npz")) for one in series]
+        found = [(one.name, last_arrays(one.run, "landscape-*-global.npz")) for one in series]
         figure = new_figure(3.0 * (len(found) + 1), 3.0)
         noise, *planes = figure.subplots(1, len(found) + 1)
         for i, (name, arrays) in enumerate(found):
@@ -85,28 +71,21 @@ class NeuronClasses(Drawing):
         cases, methods = unique(one.case for one in series), unique(one.method for one in series)
         figure, axes = panels([f"{name}: neuron" for name in methods], cases, width=3.4, height=2.4, sharey="all")
         agreed: dict[str, float] = {}
-        image, count = None, 1
         for one in series:
-            arrays = last_arrays(one.group.runs[0], "neurons-*.npz")
+            arrays = last_arrays(one.run, "neurons-*.npz")
             table = np.stack([arrays["received"], *arrays["trained"], arrays["aggregate"]], 1)
             count = len(one.group.columns(BY_CLASS)[1])
             order = np.argsort(table[:, 0], kind="stable")
             colours = ListedColormap([colour_of(c, count) for c in range(count)])
             place = axes[methods.index(one.method), cases.index(one.case)]
-            image = place.imshow(
-                table[order],
-                aspect="auto",
-                cmap=colours,
-                norm=BoundaryNorm(np.arange(count + 1) - 0.5, count),
-                interpolation="nearest",
-            )
+            norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
+            image = place.imshow(table[order], aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
             clients = [str(client) for client in arrays["clients"]]
             label_places(place.xaxis, ["G", *clients, "A"], 25)
             agreed[one.name] = 100 * float((arrays["trained"] == arrays["received"]).mean())
         for place in axes[-1]:
             place.set_xlabel("global (G), clients, aggregate (A)")
-        if image is not None:
-            figure.colorbar(image, ax=axes, label="preferred class", ticks=range(count))
+        figure.colorbar(image, ax=axes, label="preferred class", ticks=range(count))
         text = f"Neurons that prefer the same class in the received and a client's model, in %: {said(agreed)}."
         return Drawn(figure, text)
 
@@ -127,13 +106,12 @@ class Circles(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         (one,) = chosen(series)
-        arrays = last_arrays(one.group.runs[0], "features-*.npz")
+        arrays = last_arrays(one.run, "features-*.npz")
         names, features = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])
         rows = [0, *range(1, 1 + self.clients), len(names) - 1]
         target, classes = torch.from_numpy(arrays["targets"]), one.group.columns(BY_CLASS)[1]
         figure = plot_circles(features[rows], target, [names[k] for k in rows], classes)
-        spread = {names[k]: spread_of(features[k], target) for k in rows}
-        text = said(spread, "{:.2f}")
+        text = said({names[k]: spread_of(features[k], target) for k in rows}, "{:.2f}")
         return Drawn(figure, f"Resultant length of each class's angles, mean over the classes (1: a point): {text}.")
 
 
@@ -143,6 +121,7 @@ def spread_of(features: torch.Tensor, target: torch.Tensor) -> float:
     return float(torch.stack([unit[target == c].mean(0).norm() for c in sorted(set(target.tolist()))]).mean())
 
 
+@dataclass
 class Embedding(Drawing):
     """Joint t-SNE of the features of the received model and the clients' models, by class and by model.
 
@@ -158,37 +137,28 @@ class Embedding(Drawing):
         seed: of t-SNE.
     """
 
-    def __init__(
-        self,
-        methods: Sequence[str] = (),
-        cases: Sequence[str] = (),
-        by: Sequence[Literal["class", "model"]] = ("class", "model"),
-        samples: int = 100,
-        seed: int = 0,
-    ) -> None:
-        self.methods, self.cases, self.by = methods, cases, by
-        self.samples, self.seed = samples, seed
+    methods: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    by: Sequence[Literal["class", "model"]] = ("class", "model")
+    samples: int = 100
+    seed: int = 0
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
         features, names = list[torch.Tensor](), list[str]()
-        target = torch.empty(0)
         for one in shown:
-            arrays = last_arrays(one.group.runs[0], "features-*.npz")
+            arrays = last_arrays(one.run, "features-*.npz")
             models, table = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])[:, : self.samples]
             target = torch.from_numpy(arrays["targets"])[: self.samples]
             before = f"{one.method} " if len(shown) > 1 else ""
             first = 0 if not names else 1  # what they received is the same
             features.append(table[first:-1])
             names += [name if name == "received" else f"{before}{name}" for name in models[first:-1]]
-        together = torch.cat(features)
-        points = joint_embedding(together, self.seed)
+        points = joint_embedding(torch.cat(features), self.seed)
         figure = plot_embedding(points, target, names, shown[0].group.columns(BY_CLASS)[1], self.by)
         flat = points.flatten(0, 1)
         near = torch.cdist(flat, flat).fill_diagonal_(torch.inf).argmin(1)
         by_class, by_model = target.tile(len(names)), torch.arange(len(names)).repeat_interleave(len(target))
-        same = {
-            "the same class": 100 * float((by_class[near] == by_class).double().mean()),
-            "the same model": 100 * float((by_model[near] == by_model).double().mean()),
-        }
+        groups = {"the same class": by_class, "the same model": by_model}
+        same = {name: 100 * float((group[near] == group).double().mean()) for name, group in groups.items()}
         return Drawn(figure, f"Points whose nearest neighbour is of …, in %: {said(same)}.")

@@ -6,24 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from fl_lightning.reports.comparisons import MARKERS, tidy
 from fl_lightning.reports.figures import (
-    COLOURS,
     GREY,
-    STYLES,
     Numbers,
-    in_legend,
     label_places,
     label_rounds,
     new_figure,
     separate,
+    tidy,
+    write_cells,
 )
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LEGEND_SIZE = 9
@@ -59,60 +56,28 @@ def panels(
     return figure, axes
 
 
-def draw_line(
-    axes: Axes,
-    i: int,
-    x: ArrayLike,
-    mean: Numbers,
-    std: Numbers | None = None,
-    label: str | None = None,
-    markers: int = 8,
-) -> None:
-    """Draw the i-th line of a figure with its colour, style and marker, and a band of one standard deviation.
-
-    Args:
-        axes: to draw in.
-        i: number of the line: the same look in all panels.
-        x: places, (T,).
-        mean: values, (T,).
-        std: their deviation, (T,); None: no band.
-        label: in the legend.
-        markers: so many at most.
-    """
-    colour, style, marker = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
-    places, every = np.asarray(x, dtype=np.float64), max(1, -(-len(mean) // markers))
-    named = None if label is None else in_legend(label)
-    axes.plot(places, mean, style, color=colour, label=named, marker=marker, markersize=4, markevery=every, lw=1.4)
-    if std is not None:
-        axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-
-
 def name_rounds(axes: NDArray[Any], rounds: Sequence[int]) -> None:
     """Name the x axis of the lowest panels, with whole numbers."""
     for place in axes[-1]:
         label_rounds(place, rounds)
 
 
-def finish(figure: Figure, axes: NDArray[Any]) -> None:
-    """Tidy all panels, and put one legend with each name once above them."""
+def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> None:
+    """Tidy all panels, name the x axis of the lowest, and put one legend with each name once above them."""
+    for place in axes[-1] if xlabel is not None else ():
+        place.set_xlabel(xlabel)
     found: dict[str, Any] = {}
     for place in axes.ravel():
         tidy(place)
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if len(found) > 1:
-        figure.legend(
-            found.values(),
-            found.keys(),
-            loc="outside upper left",
-            ncols=legend_columns(list(found), figure.get_figwidth()),
-            frameon=False,
-            fontsize=LEGEND_SIZE,
-        )
+        columns, size = legend_columns(list(found), figure.get_figwidth()), LEGEND_SIZE
+        figure.legend(found.values(), found, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
-    """Number of a legend's columns that have room side by side in a figure of so many inches; at least 1."""
+    """Count the columns of a legend, at least 1, that have room side by side in a figure of so many inches."""
     from matplotlib import rc_context  # noqa: PLC0415 - slow to import
     from matplotlib.textpath import TextPath  # noqa: PLC0415
 
@@ -144,17 +109,16 @@ def draw_maps(
         columns: panels beside each other; None: up to 4.
         limits: of the scale; None: those of the values.
         cmap: matplotlib's name of the colours.
-        numbers: whether the values are written into the cells.
+        numbers: whether the values, counts, are written into the cells.
         width: inches of a panel.
     """
     count = min(len(maps), columns or 4)
-    lines = -(-len(maps) // count)
     shape = next(iter(maps.values())).shape
     size = np.clip(0.19 * shape[0] + 0.7, 1.6, 4.0)
-    figure, axes = panels([ylabel] * lines, [""] * count, width=width, height=float(size), sharey="all")
+    left = [ylabel] * -(-len(maps) // count)
+    figure, axes = panels(left, [""] * count, width=width, height=float(size), sharey="all")
     known = np.concatenate([table[~np.isnan(table)] for table in maps.values()])
     low, high = limits or (float(known.min()), float(known.max()))
-    image = None
     for place, (title, table) in zip(axes.ravel(), maps.items(), strict=False):
         place.set_facecolor(GREY)
         image = place.imshow(table, aspect="auto", cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
@@ -162,21 +126,11 @@ def draw_maps(
         label_places(place.yaxis, row_names, 20)
         if numbers:
             separate(place, table.shape[1], table.shape[0])
-            write_numbers(place, table, (low + high) / 2)
+            write_cells(place, table, (low + high) / 2, 6)
     for place in axes.ravel()[len(maps) :]:
         place.set_axis_off()
     for place in axes[-1]:
         label_rounds(place, range(shape[1]))
         place.set_xlabel(xlabel)
-    if image is not None:
-        figure.colorbar(image, ax=axes, label=value, aspect=30, pad=0.02)
+    figure.colorbar(image, ax=axes, label=value, aspect=30, pad=0.02)
     return figure
-
-
-def write_numbers(axes: Axes, table: Numbers, dark: float) -> None:
-    """Write the values other than 0 into the cells, white on those that are darker than the middle."""
-    for row, column in zip(*np.nonzero(np.nan_to_num(table)), strict=True):
-        value = table[row, column]
-        text = f"{value:.0f}" if float(value).is_integer() else f"{value:.2g}"
-        colour = "white" if value > dark else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentError, ArgumentParser
@@ -65,8 +65,7 @@ class FigureFile:
     start: Runs | None = None
 
 
-@dataclass(frozen=True)
-class FigureCell:
+class FigureCell(NamedTuple):
     """A cell's place in its figure."""
 
     method: str
@@ -105,13 +104,11 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
     for name in asked:
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             found.append(Path(name).resolve())
-            continue
-        own = [one for one in known if name in (one, one.partition("/")[0])]
-        if not own:
-            raise ValueError(
-                f"a figure is one that fl-lightning figure lists, or a file, got {name!r}{nearest(name, known)}"
-            )
-        found += map(shipped_path, own)
+        elif figures := [figure for figure in known if name in (figure, figure.partition("/")[0])]:
+            found += map(shipped_path, figures)
+        else:
+            near = nearest(name, known)
+            raise ValueError(f"a figure is one that fl-lightning figure lists, or a file, got {name!r}{near}")
     return list(dict.fromkeys(found))
 
 
@@ -136,15 +133,14 @@ def read(path: Path) -> FigureFile:
     return FigureFile(**{**said, "draw": draw, "runs": runs, "start": start and Runs(**start)})
 
 
-def minutes_of(path: Path) -> float:
-    """Minutes that a shipped figure's runs take; checking the whole file would take twenty times as long."""
-    return float(yaml.safe_load(path.read_text(encoding="utf-8"))["minutes"])
+def minutes_of(name: str) -> float:
+    """Read the minutes that a shipped figure's runs take: checking the whole file would take twenty times as long."""
+    return float(yaml.safe_load(shipped_path(name).read_text(encoding="utf-8"))["minutes"])
 
 
 def composer_of(figure: FigureFile, more: Sequence[str] = ()) -> Composer:
     """Compose the figure's configurations: its base, what it sets, and the user's."""
-    own = [json.dumps(figure.config)] if figure.config else []
-    return Composer([*figure.base, *own, *more])
+    return Composer([*figure.base, *([json.dumps(figure.config)] if figure.config else []), *more])
 
 
 def places_of(

@@ -1,4 +1,4 @@
-"""Figures that compare groups of runs, narrow enough for a phone; as pure functions, like those of `figures`."""
+"""Figures that compare groups of runs, narrow enough for a phone, are pure functions like those of `figures`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 from fl_lightning.reports.figures import (
     COLOURS,
     GREY,
-    STYLES,
+    MARKERS,
     Numbers,
+    draw_line,
     finite,
     in_legend,
     label_places,
     label_rounds,
     new_figure,
+    tidy,
 )
 from fl_lightning.utils.text import drawable
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 WIDTH = 4.7
 """Inches; a phone shows letters of such a figure in a readable size."""
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-
 
 class Band(NamedTuple):
     """Curves of one group: x, (T,), and a value for each run and x, (S, T)."""
@@ -37,39 +37,31 @@ class Band(NamedTuple):
     values: Numbers
 
 
-def plot_bands(bands: Mapping[str, Band | None], ylabel: str, xlabel: str = "round") -> Figure:
-    """Mean over the runs of each group, with a band of one sample standard deviation.
+def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") -> Figure:
+    """Draw the mean over the runs of each group, with a band of one sample standard deviation.
 
     Args:
-        bands: curves of each group by its label, None where it has none: a group has the same look in all figures.
+        bands: curves of each group by its label, empty where it has none: a group has the same look in all figures.
         ylabel: name and unit of the values.
         xlabel: name and unit of x; `round` has whole numbers.
     """
     figure = new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
     for i, (label, band) in enumerate(bands.items()):
-        if band is None:
-            continue
-        places, values = finite(band.x), finite(band.values)
-        colour, mean = COLOURS[i % len(COLOURS)], values.mean(0)
-        style, marker = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)]
-        every = max(1, len(mean) // 8)
-        axes.plot(
-            places, mean, style, color=colour, label=in_legend(label), marker=marker, markersize=4, markevery=every
-        )
-        if len(values) > 1:
-            std = values.std(0, ddof=1)
-            axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        if band.x:
+            values = finite(band.values)
+            std = values.std(0, ddof=1) if len(values) > 1 else None
+            draw_line(axes, i, finite(band.x), values.mean(0), std, label, max(1, len(band.x) // 8), 1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
-        label_rounds(axes, [int(r) for r in next(filter(None, bands.values())).x])
+        label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])
     tidy(axes)
     legend_above(figure, axes, len(bands))
     return figure
 
 
 def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) -> Figure:
-    """Forgetting of each class: best minus last accuracy, the mean over the runs and one standard deviation.
+    """Draw what each class forgot: best minus last accuracy, the mean over the runs and one standard deviation.
 
     Args:
         table: values of each group by its label, in [0, 1], (S, C), NaN for a class without test samples.
@@ -97,7 +89,7 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
 
 
 def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str, names: tuple[str, str]) -> Figure:
-    """Two bars for each group, before and after local training: the mean over the runs and one standard deviation.
+    """Draw two bars for each group, before and after local training: mean over the runs and standard deviation.
 
     Args:
         pairs: values of each group by its label, each (S,).
@@ -110,9 +102,8 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
         values = [finite(pair[side]) for pair in pairs.values()]
         places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
         std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
-        axes.barh(
-            places, means, 0.36, facecolor=COLOURS[(5, 0)[side]], hatch=hatch, edgecolor="white", label=names[side]
-        )
+        colour, name = COLOURS[(5, 0)[side]], names[side]
+        axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         shown = [k for k, s in enumerate(std) if s]
         axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")
         for place, mean in zip(places, means, strict=True):
@@ -132,15 +123,8 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def tidy(axes: Axes) -> None:
-    """Draw a grid below the curves, and no frame above and to the right."""
-    axes.grid(True, color=GREY, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def legend_above(figure: Figure, axes: Axes, count: int) -> None:
-    """Put the legend above the axes, where it covers nothing; a single group needs none."""
+    """Put the legend of several groups above the axes, where it covers nothing."""
     if count > 1:
         handles, names = axes.get_legend_handles_labels()
         columns = 1 if max(map(len, names)) > 24 else 2

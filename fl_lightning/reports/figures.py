@@ -1,4 +1,4 @@
-"""Figures of a federation and of its runs, as pure functions; nothing here touches pyplot or its backend."""
+"""Figures of a federation and of its runs are pure functions that touch neither pyplot nor its backend."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ Numbers = NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette: told apart by colour-blind readers."""
 STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#d9d9d9"
 MOST_LABELS = 40
 LARGEST = 1e100
@@ -28,7 +29,7 @@ LARGEST = 1e100
 
 
 def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
-    """Client × class sample counts as a heat map, with each client's total above and each class's beside it.
+    """Draw client × class sample counts as a heat map, with each client's total above and each class's beside it.
 
     Args:
         counts: training samples of each client and class, (N, C).
@@ -55,7 +56,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
-        write_cells(axes, table.T, dark=0.3 * float(table.max(initial=1)))
+        write_cells(axes, table.T, 0.3 * float(table.max(initial=1)))
     draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
     draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
@@ -70,7 +71,7 @@ def plot_accuracy(
     losses: Mapping[str, Sequence[float]] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Accuracy over rounds, one curve per run or split, and where given the losses on a second panel.
+    """Draw accuracies over rounds, one curve per run or split, and where given the losses on a second panel.
 
     Args:
         rounds: the 0-based round of each value.
@@ -81,16 +82,9 @@ def plot_accuracy(
     panels = [part for part in (curves, losses) if part]
     count = max(1, len(panels))
     figure = new_figure(5.6 * count, 3.8)
-    places = figure.subplots(1, count, squeeze=False)[0]
-    for axes, part in zip(places, panels, strict=False):
-        scale = 100.0 if part is curves else 1.0
-        for i, (name, values) in enumerate(part.items()):
-            draw_curve(axes, i, name, np.asarray(rounds), scale * np.asarray(values, dtype=np.float64), scale)
-        label_rounds(axes, rounds)
+    for axes, part in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=False):
+        draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
-        axes.grid(True, color=GREY, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:  # none where no value is finite
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     if title:
@@ -99,7 +93,7 @@ def plot_accuracy(
 
 
 def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
-    """Training samples of each client, where the samples have no classes.
+    """Draw the number of training samples of each client, where the samples have no classes.
 
     Args:
         sizes: (N,).
@@ -118,7 +112,7 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
 
 
 def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:
-    """Any logged values over rounds, one panel each, since their units differ.
+    """Draw any logged values over rounds, one panel each, since their units differ.
 
     Args:
         rounds: the 0-based round of each value.
@@ -130,12 +124,8 @@ def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], ti
     figure = new_figure(3.8 * columns, 2.6 * rows)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, values) in zip(places, curves.items(), strict=False):
-        draw_curve(axes, 0, name, np.asarray(rounds), np.asarray(values, dtype=np.float64), 1.0)
-        label_rounds(axes, rounds)
+        draw_curves(axes, rounds, {name: values}, 1.0)
         axes.set_title(name, fontsize="medium")
-        axes.grid(True, color=GREY, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
     for axes in places[len(curves) :]:
         axes.set_axis_off()
     if title:
@@ -149,7 +139,7 @@ def plot_classwise(
     rounds: Sequence[int] | None = None,
     title: str = "Class-wise accuracy of the global model",
 ) -> Figure:
-    """Class × round heat map of accuracies; beside it each class's best and last accuracy.
+    """Draw a class × round heat map of accuracies, with each class's best and last accuracy beside it.
 
     Args:
         history: A, (T, C), fractions in [0, 1], one row a round; NaN where a class has no samples.
@@ -163,8 +153,7 @@ def plot_classwise(
     if not num_rounds:
         raise ValueError("plot_classwise needs at least one round, got none; run a round with validation first")
     x = np.arange(num_rounds) if rounds is None else np.asarray(rounds)
-    height = float(np.clip(0.3 * num_classes, 2.4, 9))
-    figure = new_figure(9.0, height + 1.3)
+    figure = new_figure(9.0, np.clip(0.3 * num_classes, 2.4, 9) + 1.3)
     grid = figure.add_gridspec(1, 3, width_ratios=(6, 0.16, 1.8), wspace=0.06)
     axes = figure.add_subplot(grid[0, 0])
     edges = np.concatenate([[x[0] - 0.5], (x[1:] + x[:-1]) / 2, [x[-1] + 0.5]])
@@ -185,7 +174,7 @@ def plot_classwise(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure that is drawn by Agg and unknown to pyplot; sizes in inches."""
+    """Create a figure of so many inches that is drawn by Agg and unknown to pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
 
     from fl_lightning.reports.plain_figure import PlainFigure  # noqa: PLC0415
@@ -212,7 +201,7 @@ def finite(values: ArrayLike) -> Numbers:
 
 
 def in_legend(name: str) -> str:
-    """Write a name as a label; matplotlib leaves one that begins with `_` out of legends."""
+    """Write a name as a label, with a blank before a `_`, since matplotlib leaves such names out of legends."""
     return f" {name}" if name.startswith("_") else name
 
 
@@ -241,6 +230,13 @@ def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def tidy(axes: Axes) -> None:
+    """Draw a grid below the curves, and no frame above and to the right."""
+    axes.grid(True, color=GREY, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def separate(axes: Axes, columns: int, rows: int) -> None:
     """Draw hair lines between cells that are large enough for them."""
     if max(columns, rows) <= 50:
@@ -250,13 +246,13 @@ def separate(axes: Axes, columns: int, rows: int) -> None:
         axes.tick_params(which="minor", length=0)
 
 
-def write_cells(axes: Axes, table: Numbers, dark: float) -> None:
-    """Write the numbers into the cells, except zeros; white from `dark` on."""
+def write_cells(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
+    """Write counts other than 0 into the cells, in letters of so many points, white from `dark` on."""
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
         colour = "white" if value > dark else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
@@ -286,13 +282,45 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
 
 
-def draw_curve(axes: Axes, i: int, name: str, rounds: Numbers, values: Numbers, scale: float) -> None:
-    """Draw a curve through its known values, with the last one in the legend."""
-    known = ~np.isnan(finite(values))
-    rounds, values = rounds[: len(values)][known], values[known]
-    if not len(values):
-        return
-    last = f"{values[-1]:.1f} %" if scale == 100 else f"{values[-1]:.3g}"
-    colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
-    marker = "o" if len(values) <= 30 else ""
-    axes.plot(rounds, values, style, color=colour, marker=marker, markersize=3.5, label=in_legend(f"{name}: {last}"))
+def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence[float]], scale: float) -> None:
+    """Draw curves through their known values, with the last of each in the legend, on a tidy axis of rounds."""
+    for i, (name, values) in enumerate(curves.items()):
+        scaled = scale * np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(finite(scaled))
+        places, shown = np.asarray(rounds)[: len(scaled)][known], scaled[known]
+        if len(shown):
+            label = in_legend(f"{name}: " + (f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"))
+            style, marker = STYLES[i % len(STYLES)], "o" if len(shown) <= 30 else ""
+            axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
+    label_rounds(axes, rounds)
+    tidy(axes)
+
+
+def draw_line(
+    axes: Axes,
+    i: int,
+    x: ArrayLike,
+    mean: Numbers,
+    std: Numbers | None = None,
+    label: str | None = None,
+    every: int | None = None,
+    width: float = 1.4,
+) -> None:
+    """Draw the i-th line of a figure with its colour, style and marker, and a band of one standard deviation.
+
+    Args:
+        axes: to draw in.
+        i: number of the line: the same look in all panels.
+        x: places, (T,).
+        mean: values, (T,).
+        std: their deviation, (T,); None: no band.
+        label: in the legend.
+        every: place that has a marker; None: 8 of them at most.
+        width: of the line, in points.
+    """
+    style, marker, places = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)], np.asarray(x, dtype=np.float64)
+    look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": width, "marker": marker, "markersize": 4}
+    named = None if label is None else in_legend(label)
+    axes.plot(places, mean, style, label=named, markevery=every or max(1, -(-len(mean) // 8)), **look)
+    if std is not None:
+        axes.fill_between(places, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)

@@ -1,9 +1,8 @@
-"""A report as one HTML file: nothing is loaded from elsewhere, and no script is needed to read it."""
+"""A report is one HTML file that loads nothing from elsewhere and needs no script."""
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +97,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
 
 
 def section_html(section: Section) -> str:
-    """Write a section; figures that follow each other stand side by side where there is room."""
+    """Write a section, with figures that follow each other side by side where there is room."""
     lines, within = [f"<section>\n<h2>{shown(section.title)}</h2>"], False
     for part in section.parts:
         if isinstance(part, Picture) != within:
@@ -119,28 +118,18 @@ WARNING = "Note: "
 
 def picture_html(picture: Picture) -> str:
     """Write a figure with its picture inside."""
-    encoded = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii")
-    caption = shown(picture.caption)
-    wide = " class='wide'" * picture.wide
+    encoded, caption = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii"), shown(picture.caption)
     image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
-    inner = f"<div class='scroll'>{image}</div>" if picture.wide else image
-    return f"<figure{wide}>{inner}<figcaption>{caption}</figcaption></figure>"
+    if picture.wide:
+        return f"<figure class='wide'><div class='scroll'>{image}</div><figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def drawn(figure: "Figure", form: str) -> bytes:
-    """Draw a figure as svg, png or pdf; the same figure gives the same bytes."""
-    with reproducible():
-        out = io.BytesIO()
-        figure.savefig(
-            out, format=form, metadata={} if form == "png" else {"CreationDate" if form == "pdf" else "Date": None}
-        )
-        return out.getvalue()
-
-
-@contextmanager
-def reproducible() -> Iterator[None]:
-    """Let matplotlib name the parts of a picture by their content, within the block."""
+    """Draw a figure as svg, png or pdf, the same figure with the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
+    out, dates = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "path"}):
-        yield
+        figure.savefig(out, format=form, metadata=dates.get(form, {}))
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""A figure that shows its texts as they are; a module of its own, for it needs matplotlib, which is slow to import."""
+"""A figure shows its texts as they are, in a module of its own, for matplotlib is slow to import."""
 
 import matplotlib as mpl
 from matplotlib.backend_bases import RendererBase

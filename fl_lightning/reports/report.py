@@ -4,22 +4,18 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
-from fl_lightning.reports.figures import plot_classwise, plot_partition
+from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import SCOPES, compare, in_percent, known_metrics, table_of
-from fl_lightning.reports.saved import Counts, Group, Numbers, data_differences, differing
+from fl_lightning.reports.saved import Counts, Group, data_differences, differing
 from fl_lightning.utils.files import write_file
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_CURVES = 24
 """Values over the rounds that are drawn, one figure each."""
@@ -62,31 +58,8 @@ def write_report(
     Returns:
         The path of the page.
     """
-    sections = sections_of(groups, [*notes, *(results_of(groups) if tables is None else tables)])
-    path = folder / "report.html"
-    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
-    for form in forms:
-        for picture in pictures:
-            save(picture.figure, folder / "figures" / f"{picture.name}.{form}", form)
-    write_page(path, title_of(groups), sections)
-    return path
-
-
-def title_of(groups: Sequence[Group]) -> str:
-    """Name the groups; those with several settings have commas of their own."""
-    labels = [group.label for group in groups]
-    return ("; " if any("," in label for label in labels) else ", ").join(labels)
-
-
-def save(figure: "Figure", path: Path, form: str) -> None:
-    """Write a figure to a file of its own."""
-    write_file(path, drawn(figure, form))
-
-
-def sections_of(groups: Sequence[Group], tables: Sequence[Table | str]) -> list[Section]:
-    """Collect what there is to say and to show."""
-    found = [
-        Section("Results", [*warnings_of(groups), *tables]),
+    sections = [
+        Section("Results", results_of(groups, tables, notes)),
         Section("Over the rounds", curves_of(groups)),
         Section("Classes", classes_of(groups)),
         Section("Before and after local training", before_after_of(groups)),
@@ -94,26 +67,28 @@ def sections_of(groups: Sequence[Group], tables: Sequence[Table | str]) -> list[
         Section("Partition", partitions_of(groups)),
         Section("Settings", settings_of(groups)),
     ]
-    return [section for section in found if section.parts]
+    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    for form in forms:
+        for picture in pictures:
+            write_file(folder / "figures" / f"{picture.name}.{form}", drawn(picture.figure, form))
+    labels = [group.label for group in groups]  # those with several settings have commas of their own
+    title = ("; " if any("," in label for label in labels) else ", ").join(labels)
+    write_page(folder / "report.html", title, [section for section in sections if section.parts])
+    return folder / "report.html"
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def results_of(groups: Sequence[Group]) -> list[Table]:
-    """Compare the groups by each known metric, where their data and cohorts are the same."""
-    if data_differences(groups):
-        return []
-    return [table_of(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
-
-
-def warnings_of(groups: Sequence[Group]) -> list[str]:
-    """Say what must be known before the runs are compared."""
-    found = data_differences(groups)
-    if not found:
-        return []
-    names = ", ".join(f"{one.name} ({one.was}, {one.now})" for one in found)
-    return [f"{WARNING}these runs differ in their data or cohorts, so their values do not make one table: {names}."]
+def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: Sequence[str]) -> list[Table | str]:
+    """Collect notes and tables, which compare the groups by each known metric where their data are the same."""
+    if differences := data_differences(groups):
+        names = ", ".join(f"{setting.name} ({setting.was}, {setting.now})" for setting in differences)
+        warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
+        return [WARNING + warning, *notes, *(tables or [])]
+    if tables is None:
+        tables = [table_of(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
+    return [*notes, *tables]
 
 
 def settings_of(groups: Sequence[Group]) -> list[Table | str]:
@@ -124,8 +99,8 @@ def settings_of(groups: Sequence[Group]) -> list[Table | str]:
         for name, values in differing([group.runs[0].settings for group in groups]).items()
     ]
     rows.append([Cell("seeds"), *(Cell(", ".join(run.seed or "?" for run in group.runs)) for group in groups)])
-    rounds = [sorted({len(run.history) for run in group.runs}) for group in groups]
-    rows.append([Cell("rounds"), *(Cell(" or ".join(map(str, found))) for found in rounds)])
+    rounds = (" or ".join(map(str, sorted({len(run.history) for run in group.runs}))) for group in groups)
+    rows.append([Cell("rounds"), *map(Cell, rounds)])
     title = "Settings that differ" if len(groups) > 1 else "The run" if len(groups[0].runs) == 1 else "The runs"
     folders = [f"{group.label}: {', '.join(str(run.folder) for run in group.runs)}" for group in groups]
     return [Table(title, header, rows), "Folders. " + "; ".join(folders)]
@@ -147,29 +122,27 @@ def file_stem(key: str) -> str:
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds; class-wise ones and bytes are drawn otherwise."""
+    """Draw each value over the rounds, but for class-wise ones and bytes."""
     keys = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.names)
     shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
     shown.sort(key=lambda key: ([*NAMES, key].index(key), key))
-    found: list[Picture | str] = []
+    parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
         scale = 100.0 if in_percent(key) else 1.0
-        bands: dict[str, Band | None] = {}
-        for group in groups:
-            rounds, values = group.curves(key)
-            bands[group.label] = Band(rounds, scale * values) if rounds else None
-        if any(bands.values()):
-            last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band)
+        curves = ((group.label, *group.curves(key)) for group in groups)
+        bands = {label: Band(rounds, scale * values) for label, rounds, values in curves}
+        if any(band.x for band in bands.values()):
+            last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x)
             caption = f"{key} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
             figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
-            found.append(Picture("curve-" + file_stem(key), figure, caption))
+            parts.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
-        found.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
-    return found
+        parts.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
+    return parts
 
 
 def bands_text(groups: Sequence[Group]) -> str:
-    """Say what line and band are, where a group has several runs."""
+    """Describe line and band, where a group has several runs."""
     most = max(len(group.runs) for group in groups)
     return ", mean and one standard deviation over the seeds" if most > 1 else ""
 
@@ -189,9 +162,8 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
         )
         title = f"{group.label}: accuracy by class"
         maps.append(Picture(f"classes-{i}", plot_classwise(table, names, rounds, title), caption, wide=True))
-        each = [run.history.columns(BY_CLASS) for run in group.runs]
-        each = [one for one in each if one[1] == names]
-        forgotten[group.label] = np.stack([forgetting_per_class(one[2]).numpy() for one in each])
+        columns = (run.history.columns(BY_CLASS) for run in group.runs)
+        forgotten[group.label] = np.stack([forgetting_per_class(c[2]).numpy() for c in columns if c[1] == names])
     if not forgotten:
         return []
     alike = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
@@ -204,7 +176,7 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
 
 def before_after_of(groups: Sequence[Group]) -> list[Picture]:
     """Draw each pair of values before and after local training that all groups know, in the last round with it."""
-    found = []
+    pictures = []
     for first, second in PAIRS:
         known = dict.fromkeys(n for group in groups for run in group.runs for n in (*run.history.names, *run.clients))
         for name in known:
@@ -212,29 +184,24 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
             other = next((other for other in others if other in known and other != name), None)
             if other is None:
                 continue
-            pairs = {
-                group.label: pair
-                for group in groups
-                if len((pair := (last(group, name), last(group, other)))[0]) and len(pair[0]) == len(pair[1])
-            }
-            if not pairs:
-                continue
             label = name.replace(first, "").strip("/_ ") or name
             scale = 100.0 if in_percent(name) or label.startswith("acc_") else 1.0
-            scaled = {group: (scale * was, scale * now) for group, (was, now) in pairs.items()}
-            change = "; ".join(f"{g} {now.mean() - was.mean():+.3g}" for g, (was, now) in scaled.items())
+            values = ((group.label, scale * last(group, name), scale * last(group, other)) for group in groups)
+            pairs = {group: (was, now) for group, was, now in values if 0 < len(was) == len(now)}
+            if not pairs:
+                continue
+            change = "; ".join(f"{group} {now.mean() - was.mean():+.3g}" for group, (was, now) in pairs.items())
             caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
-            figure = plot_before_after(scaled, label + " (%)" * (scale == 100), (first, second))
-            found.append(Picture("pair-" + file_stem(name), figure, caption))
-    return found
+            figure = plot_before_after(pairs, label + " (%)" * (scale == 100), (first, second))
+            pictures.append(Picture("pair-" + file_stem(name), figure, caption))
+    return pictures
 
 
 def last(group: Group, name: str) -> Numbers:
     """Last known value of each run: of its metrics, else the mean over the clients of the last round, (S,)."""
     values = []
     for run in group.runs:
-        curve = run.history.curve(name)
-        if curve:
+        if curve := run.history.curve(name):
             values.append(curve[max(curve)])
         elif name in run.clients and "round" in run.clients:
             rounds, column = run.clients["round"], run.clients[name]
@@ -247,7 +214,7 @@ def last(group: Group, name: str) -> Numbers:
 def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
     """Draw the accuracy over the bytes that were moved, and list what a round moves."""
     rows, key = [], next(iter(known_metrics(groups)), "")
-    bands: dict[str, Band | None] = {group.label: None for group in groups}
+    bands = {group.label: Band([], np.zeros((0, 0))) for group in groups}
     for group in groups:
         rounds, down = group.curves("comm/bytes_down")
         up_rounds, up = group.curves("comm/bytes_up")
@@ -255,17 +222,17 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
             continue
         values = [down.mean(), up.mean(), (down + up).sum(1).mean()]
         rows.append([Cell(group.label), *(Cell(f"{value / MEGABYTE:.4g}") for value in values)])
-        evaluated, found = group.curves(key)
-        if evaluated and len(found) == len(down) and set(evaluated) <= set(rounds):
+        evaluated, scores = group.curves(key)
+        if evaluated and len(scores) == len(down) and set(evaluated) <= set(rounds):
             places = [rounds.index(r) for r in evaluated]
             moved = (down + up).cumsum(1).mean(0)[places] / MEGABYTE
-            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * found)
+            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * scores)
     if not rows:
         return []
     header = ["method", "to clients, a round", "to the server, a round", "in all"]
     note = "Float entries of the messages, 4 bytes each; mean over the rounds and seeds."
     parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
-    if any(bands.values()):
+    if any(band.x for band in bands.values()):
         caption = f"{SCOPES.get(key, key)} over the bytes moved in both directions{bands_text(groups)}."
         figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
         parts.append(Picture("communication", figure, caption[0].upper() + caption[1:]))
@@ -274,14 +241,14 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
 
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
     """Draw the different partitions, the first of them."""
-    found: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
+    tables: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
     for group in groups:
         for run in group.runs:
             if run.partition is not None:
-                users = found.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
+                users = tables.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
                 users.append(group.label + f", seed {run.seed}" * (len(group.runs) > 1))
     parts: list[Picture | str] = []
-    for i, ((table, names), users) in enumerate(list(found.values())[:MOST_PARTITIONS]):
+    for i, ((table, names), users) in enumerate(list(tables.values())[:MOST_PARTITIONS]):
         held = (table > 0).sum(1)
         who = "; ".join(users[:3]) + f" and {len(users) - 3} more" * (len(users) > 3)
         caption = (
@@ -289,6 +256,6 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
             f"{len(names)} classes and {table.sum(1).min():.0f} to {table.sum(1).max():.0f} samples."
         )
         parts.append(Picture(f"partition-{i}", plot_partition(table, names), caption, wide=True))
-    if len(found) > MOST_PARTITIONS:
-        parts.append(f"{len(found) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
+    if len(tables) > MOST_PARTITIONS:
+        parts.append(f"{len(tables) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts

@@ -18,7 +18,7 @@ SHORT = 30
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of a table; `best` is what the eye should find."""
+    """A cell has a text, which the eye should find where it is `best`."""
 
     text: str
     best: bool = False
@@ -100,12 +100,12 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    said = "".join(LATEX.get(letter, letter) for letter in one_line(text))
-    return f"{{}}{said}" if said.startswith(("[", "*")) else said  # which after a row's end would be its option
+    text = "".join(LATEX.get(letter, letter) for letter in one_line(text))
+    return f"{{}}{text}" if text.startswith(("[", "*")) else text  # which after a row's end would be its option
 
 
 def unbroken(text: str) -> str:
-    """Escape a text; a short one is not broken into lines."""
+    """Escape a text, which is not broken into lines where it is short."""
     return shown(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
 
 

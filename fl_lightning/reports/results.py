@@ -4,19 +4,18 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target
+from fl_lightning.functional.summary import Interval, mean_std, paired_difference
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.runs.value_names import is_accuracy, is_lower_better
 from fl_lightning.utils.text import write_cells
 
-Statistic = Literal["final", "last five", "best"]
-STATISTICS: tuple[Statistic, ...] = ("final", "last five", "best")
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
+STATISTICS = tuple(HEADINGS)
 LAST = 5
 
 SCOPES = {
@@ -98,7 +97,7 @@ def known_metrics(groups: Sequence[Group]) -> list[str]:
 
 
 def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
-    """Compute the statistics of a run's metric over the rounds that have it; empty where none has.
+    """Compute the statistics of a run's metric over the rounds that have it, none where no round has.
 
     `best` is the lowest value where lower is better. What `test` gave is a final value only.
     """
@@ -108,10 +107,14 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     if not values:
         return {}
     last = values[-LAST:]
-    found = {"final": values[-1], "last five": mean_of(last)}
+    try:
+        mean = math.fsum(last) / len(last)
+    except (ValueError, OverflowError):  # infinite, or too large to be added
+        mean = sum(last) / len(last)
+    statistics = {"final": values[-1], "last five": mean}
     if key.endswith("forgetting"):  # 0 before anything was learnt
-        return found
-    return found | {"best": min(values) if is_lower_better(key) else max(values)}
+        return statistics
+    return statistics | {"best": min(values) if is_lower_better(key) else max(values)}
 
 
 def compare(
@@ -127,49 +130,35 @@ def compare(
             evaluated and higher is better.
         case: the settings that these groups share.
     """
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    values: dict[str, dict[str, dict[str, float]]] = {group.label: {} for group in groups}
     for group in groups:
-        own = values.setdefault(group.label, {})
         for run in group.runs:
             for name, value in statistics_of(run, key).items():
-                own.setdefault(name, {})[run.seed] = value
+                values[group.label].setdefault(name, {})[run.seed] = value
     results = {}
-    for label, own in values.items():
+    for label, by_name in values.items():
         base = {} if label == baseline else values.get(baseline, {})
-        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in own.items()}
+        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in by_name.items()}
     if target is None and "last five" in results.get(baseline, {}):
         target = results[baseline]["last five"].mean
-    if is_lower_better(key) or not any("last five" in own for own in results.values()):
-        target = None
+    if target is None or is_lower_better(key) or not any("last five" in by_name for by_name in results.values()):
+        return Comparison(key, case, results, baseline, None, {})
     rounds = {group.label: {run.seed: rounds_until(run, key, target) for run in group.runs} for group in groups}
-    return Comparison(key, case, results, baseline, target, rounds if target is not None else {})
+    return Comparison(key, case, results, baseline, target, rounds)
 
 
 def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result:
     """Summarise the values of the seeds, and compare those that the baseline has, too."""
     mean, std = mean_std(torch.tensor(list(values.values()), dtype=torch.float64))
     shared = [seed for seed in values if seed in baseline]
-    difference = None
-    if shared:
-        difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
-    return Result(dict(values), float(mean), float(std), difference)
+    difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
+    return Result(dict(values), float(mean), float(std), difference if shared else None)
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """Compute the mean; NaN or infinite where the values are, or are too large to be added."""
-    try:
-        return math.fsum(values) / len(values)
-    except (ValueError, OverflowError):
-        return sum(values) / len(values)
-
-
-def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
-    """Count the rounds of a run until its metric reaches the target; None: it does not."""
+def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
+    """Count the rounds of a run until its metric reaches the target, None where it does not."""
     curve = run.history.curve(key)
-    if target is None:
-        return None
-    place = rounds_to_target(list(curve.values()), target)
-    return None if place is None else list(curve)[place - 1] + 1
+    return next((round_idx + 1 for round_idx, value in curve.items() if value >= target), None)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -178,19 +167,17 @@ def rounds_until(run: SavedRun, key: str, target: float | None) -> int | None:
 def table_of(comparison: Comparison) -> Table:
     """Lay a comparison out: a row for each group, the best mean of each column marked."""
     key, results = comparison.key, comparison.results
-    columns = [name for name in STATISTICS if any(name in own for own in results.values())]
+    columns = [name for name in STATISTICS if any(name in stats for stats in results.values())]
     choose = min if is_lower_better(key) else max
-    best = {name: choose(own[name].mean for own in results.values() if name in own) for name in columns}
+    best = {name: choose(stats[name].mean for stats in results.values() if name in stats) for name in columns}
     rows = []
-    for label, own in results.items():
-        row = [Cell(label)]
-        for name in columns:
-            cell = own.get(name)
-            row.append(Cell(spread(key, cell), cell.mean == best[name]) if cell else Cell("–"))
+    for label, stats in results.items():
+        cells = (Cell(spread(key, stats[n]), stats[n].mean == best[n]) if n in stats else Cell("–") for n in columns)
+        row = [Cell(label), *cells]
         if comparison.rounds:
             row.append(Cell(rounds_text(list(comparison.rounds[label].values()))))
         if len(results) > 1:
-            row.append(Cell(difference_text(key, own.get("final"))))
+            row.append(Cell(difference_text(key, stats.get("final"))))
         rows.append(row)
     header = ["method", *(HEADINGS[name] if len(columns) > 1 else "final" for name in columns)]
     if comparison.target is not None:
@@ -202,25 +189,24 @@ def table_of(comparison: Comparison) -> Table:
 
 def title_of(comparison: Comparison) -> str:
     """Name metric, scope, unit and case."""
-    key = comparison.key
-    scope = SCOPES.get(key, "")
-    named = f"{scope[:1].upper()}{scope[1:]} ({key})" if scope else key
-    return named + (", %" if in_percent(key) else "") + (f"; {comparison.case}" if comparison.case else "")
+    key, scope = comparison.key, SCOPES.get(comparison.key)
+    named = f"{scope[0].upper()}{scope[1:]} ({key})" if scope else key
+    return named + ", %" * in_percent(key) + (f"; {comparison.case}" if comparison.case else "")
 
 
 def note_of(comparison: Comparison) -> str:
-    """Say what the columns are, in sentences."""
-    counts = sorted({len(r.values) for own in comparison.results.values() for r in own.values()})
+    """Describe the columns in sentences."""
+    counts = sorted({len(r.values) for by_name in comparison.results.values() for r in by_name.values()})
     seeds = " or ".join(map(str, counts))
-    said = [f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."]
-    if any("best" in own for own in comparison.results.values()):
+    note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
+    if any("best" in by_name for by_name in comparison.results.values()):
         chosen = "lowest" if is_lower_better(comparison.key) else "highest"
-        said.append(f"The best over rounds is the {chosen} value of each run, which no one knows before its end.")
+        note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
     if comparison.target is not None:
-        said.append("Rounds to the target: the mean over the seeds that reach it, and how many do.")
+        note += " Rounds to the target: the mean over the seeds that reach it, and how many do."
     if len(comparison.results) > 1:
-        said.append(f"Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval.")
-    return " ".join(said)
+        note += f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval."
+    return note
 
 
 def number(key: str, value: float, sign: bool = False) -> str:
@@ -234,10 +220,10 @@ def number(key: str, value: float, sign: bool = False) -> str:
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
 
-def spread(key: str, found: Result) -> str:
-    """Write mean ± standard deviation; the mean alone for one seed."""
-    mean = number(key, found.mean)
-    return mean if math.isnan(found.std) else f"{mean} ± {number(key, found.std)}"
+def spread(key: str, summary: Result) -> str:
+    """Write mean ± standard deviation, or the mean alone for one seed."""
+    mean = number(key, summary.mean)
+    return mean if math.isnan(summary.std) else f"{mean} ± {number(key, summary.std)}"
 
 
 def rounds_text(rounds: Sequence[int | None]) -> str:
@@ -253,37 +239,29 @@ def rounds_text(rounds: Sequence[int | None]) -> str:
     return mean if len(reached) == len(rounds) else f"{mean} ({len(reached)} of {len(rounds)})"
 
 
-def difference_text(key: str, found: Result | None) -> str:
+def difference_text(key: str, summary: Result | None) -> str:
     """Write a paired difference with its interval."""
-    if found is None or found.difference is None:
+    if summary is None or summary.difference is None:
         return "–"
-    mean, low, high = (number(key, value, sign=True) for value in found.difference)
-    return mean if math.isnan(found.difference.low) else f"{mean} [{low}, {high}]"
+    mean, low, high = (number(key, value, sign=True) for value in summary.difference)
+    return mean if math.isnan(summary.difference.low) else f"{mean} [{low}, {high}]"
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
-    """Write a line for each case, metric, group and statistic; fractions stay fractions."""
+    """Write a line for each case, metric, group and statistic, in which fractions stay fractions."""
+    names = ("case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline")
+    rows: list[Sequence[Any]] = [(*names, "difference", "difference_low", "difference_high")]
+    for comparison in comparisons:
+        for label, by_name in comparison.results.items():
+            results = dict(by_name)
+            if comparison.target is not None:
+                reached = {seed: float(r) for seed, r in comparison.rounds[label].items() if r is not None}
+                results[f"rounds to {comparison.target!r}"] = result(reached, {})
+            for name, summary in results.items():
+                cells: list[Any] = [comparison.case, comparison.key, SCOPES.get(comparison.key, ""), label, name]
+                cells += [len(summary.values), summary.mean, summary.std, comparison.baseline]
+                cells += summary.difference or ("", "", "")
+                rows.append(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
     out = io.StringIO()
-    ends = ("difference", "difference_low", "difference_high")
-    rows: list[list[Any]] = [
-        ["case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline", *ends]
-    ]
-    for one in comparisons:
-        for label, own in one.results.items():
-            start = [one.case, one.key, SCOPES.get(one.key, ""), label]
-            for name, found in own.items():
-                difference = found.difference or Interval(math.nan, math.nan, math.nan)
-                numbers = [len(found.values), *map(blank, (found.mean, found.std))]
-                rows.append([*start, name, *numbers, one.baseline, *map(blank, difference)])
-            if one.target is not None:
-                reached = [float(r) for r in one.rounds[label].values() if r is not None]
-                mean, std = mean_std(torch.tensor(reached, dtype=torch.float64)) if reached else (math.nan, math.nan)
-                row = [f"rounds to {one.target!r}", len(reached), blank(float(mean)), blank(float(std))]
-                rows.append([*start, *row, one.baseline, "", "", ""])
     write_cells(out, rows)
     return out.getvalue()
-
-
-def blank(value: float) -> float | str:
-    """A number for a csv file; nothing for NaN."""
-    return "" if math.isnan(value) else value

@@ -1,13 +1,13 @@
-"""Runs on disk, read for reports: their values, settings and data; runs that differ only in the seed form a group."""
+"""Runs on disk are read for reports, and those that differ only in the seed form a group."""
 
 import csv
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
 from fl_lightning.metrics.history import History
+from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import PARTITION
 from fl_lightning.utils.text import of_cell
 
-Numbers = NDArray[np.float64]
 METRICS = "metrics.csv"
 CLIENTS = "clients.csv"
 TEST = "test.json"
@@ -75,14 +75,14 @@ class SavedRun:
     partition: Counts | None = None
     clients: Mapping[str, Numbers] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def seeds(self) -> tuple[object, ...]:
         """Settings that distinguish it within its group."""
         return tuple(self.settings.get(name) for name in SEEDS)
 
     @property
     def seed(self) -> str:
-        """The seeds as text, equal ones once; empty where none is known."""
+        """The seeds are written as text, equal ones once, empty where none is known."""
         return "/".join(dict.fromkeys(str(seed) for seed in self.seeds if seed is not None))
 
 
@@ -100,18 +100,18 @@ class Group:
 
     def curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
-        found = [curve for run in self.runs if (curve := run.history.curve(key))]
-        rounds = sorted(set.intersection(*map(set, found))) if found else []
-        return rounds, np.array([[curve[r] for r in rounds] for curve in found]).reshape(len(found), len(rounds))
+        known = [curve for run in self.runs if (curve := run.history.curve(key))]
+        rounds = sorted(set.intersection(*map(set, known))) if known else []
+        return rounds, np.array([[curve[r] for r in rounds] for curve in known]).reshape(len(known), len(rounds))
 
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
         """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
         tables = [(rounds, names, table) for run in self.runs for rounds, names, table in [run.history.columns(part)]]
-        tables = [one for one in tables if one[0] and one[1] == tables[0][1]]
+        tables = [table for table in tables if table[0] and table[1] == tables[0][1]]
         if not tables:
             return [], [], np.zeros((0, 0))
-        rounds = sorted(set.intersection(*(set(one[0]) for one in tables)))
-        chosen = [table.numpy()[[own.index(r) for r in rounds]] for own, _, table in tables]
+        rounds = sorted(set.intersection(*(set(known) for known, _, _ in tables)))
+        chosen = [table.numpy()[[known.index(r) for r in rounds]] for known, _, table in tables]
         return rounds, tables[0][1], np.mean(chosen, axis=0)
 
 
@@ -124,15 +124,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     Raises:
         FileNotFoundError: a path that holds no run.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for path in map(Path, paths):
         table = path / METRICS
-        own = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
-        own = own or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
-        if not own:
+        runs = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
+        runs = runs or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
+        if not runs:
             raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
-        found |= dict.fromkeys(sorted(own, key=natural))
-    return list(found)
+        folders |= dict.fromkeys(sorted(runs, key=natural))
+    return list(folders)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -142,7 +142,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path) -> SavedRun:
-    """Read a run; of what the folder does not hold nothing is said.
+    """Read a run, as far as its folder holds it.
 
     Raises:
         ValueError: naming the file that cannot be read as what it should be.
@@ -154,30 +154,40 @@ def read_run(folder: Path) -> SavedRun:
         history.record(round_idx, row)
     if not history.rounds:
         raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
-    identity = next((found for path in checkpoints_of(folder) if (found := identity_in(path))), {})
+    checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
+    identity = next(filter(None, map(identity_in, checkpoints)), {})
     objects = identity.get("objects", {})
-    settings = read_config(folder / CONFIG) or identity.get("config") or {}
-    if not settings:
-        settings = {name: value for name, value in objects.items() if name not in DIGESTS}
+    known = {name: value for name, value in objects.items() if name not in DIGESTS}
+    settings = read_config(folder / CONFIG) or identity.get("config") or known
     data = {name: value for name, value in objects.items() if is_data(name)}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
     return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
 
 
-def checkpoints_of(folder: Path) -> list[Path]:
-    """List the checkpoints that know the run's settings, the newest first."""
-    return [path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT]
+@contextmanager
+def reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and what must be in it, where it cannot be read within the block.
+
+    Raises:
+        ValueError: in place of any error but the operating system's.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
+        raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
 
 
 def read_config(path: Path) -> Settings:
-    """Read the fixed settings in a run's configuration; empty where there is none.
+    """Read the fixed settings in a run's configuration, none where there is no file.
 
     Raises:
         ValueError: it is no YAML of settings.
     """
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "the configuration of a run, and cannot be read"):
         text = path.read_text(encoding="utf-8")
         events = yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if "<<" in text else ()
         if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in events):
@@ -185,16 +195,10 @@ def read_config(path: Path) -> Settings:
         content = yaml.safe_load(text)
         check_size(content)
         return flat(content)
-    except OSError:
-        raise
-    except Exception as error:  # YAML's own, and those of the values that its tags make
-        raise ValueError(
-            f"{path} must be the configuration of a run, and cannot be read ({type(error).__name__}); move it away"
-        ) from None
 
 
 def check_size(content: Any) -> None:
-    """Refuse a nest that is too deep or too large to be settings; YAML's aliases may make any file one.
+    """Refuse a nest that is too deep or too large to be settings, as YAML's aliases may make of any file.
 
     Raises:
         ValueError: if it is.
@@ -206,29 +210,24 @@ def check_size(content: Any) -> None:
         left -= 0 if isinstance(part, str | bytes) else len(inner)
         if left < 0 or depth > DEEPEST:
             raise ValueError("too large")
-        parts += [(one, depth + 1) for one in inner if not isinstance(one, str | bytes)]
+        parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
 
 
 def read_test(path: Path) -> dict[str, float]:
-    """Read what `test` gave; empty where it was not run.
+    """Read what `test` gave, nothing where it was not run.
 
     Raises:
         ValueError: it is no JSON object of numbers.
     """
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "the numbers that test gave by name, and cannot be read as them"):
         content = json.loads(path.read_text(encoding="utf-8"))
         return {name: float(number) for name, number in content.items()}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{path} must be the numbers that test gave by name, and cannot be read as them ({type(error).__name__}); "
-            f"move it away"
-        ) from None
 
 
 def read_partition(path: Path) -> Counts | None:
-    """Read the training samples of each client and class; None where there is no such table, or it is empty.
+    """Read the training samples of each client and class, None where there is no such table or it is empty.
 
     Raises:
         ValueError: it is no table of counts.
@@ -243,24 +242,19 @@ def read_partition(path: Path) -> Counts | None:
     return Counts(table, list(columns)) if len(table) else None
 
 
-def read_columns(path: Path) -> dict[str, Numbers]:
-    """Read a table of numbers by column; cells without a number are NaN, and lines that were cut are left out."""
+def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """Read a table by column, with NaN for a cell without a number but in `texts`, and without lines that were cut."""
     if not path.is_file():
         return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [row for row in reader if None not in row and None not in row.values()]
-            names = reader.fieldnames or ()
-            return {of_cell(name): np.array([as_number(row[name]) for row in rows]) for name in names}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be a table, and cannot be read as one ({type(error).__name__}); move it away"
-        ) from None
+    with reading(path, "a table, and cannot be read as one"), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        columns = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+        return {of_cell(n): np.array(c if n in texts else [*map(as_number, c)]) for n, c in columns.items()}
 
 
 def as_number(text: str) -> float:
-    """Read a number; NaN for anything else."""
+    """Read a number, and anything else as NaN."""
     try:
         return float(text)
     except ValueError:
@@ -271,12 +265,12 @@ def as_number(text: str) -> float:
 
 
 def grouped(runs: Iterable[SavedRun]) -> list[Group]:
-    """Put the runs that differ only in the seed together; of several with the same seed the last one is taken."""
-    found: dict[object, dict[object, SavedRun]] = {}
+    """Put the runs that differ only in the seed together, of several with the same seed the last."""
+    alike: dict[object, dict[object, SavedRun]] = {}
     for run in runs:
         fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
-        found.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
-    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in found.values()]
+        alike.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
+    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in alike.values()]
     return [Group(label, group) for label, group in zip(labels(members), members, strict=True)]
 
 
@@ -310,8 +304,8 @@ def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
     >>> differing([{"model.mu": 0.1, "a": 1}, {"a": 1}])
     {'model.mu': ['0.1', '']}
     """
-    names = dict.fromkeys(name for one in settings for name in one if name not in SEEDS)
-    table = {name: ["" if name not in one else str(one[name]) for one in settings] for name in names}
+    names = dict.fromkeys(name for known in settings for name in known if name not in SEEDS)
+    table = {name: ["" if name not in known else str(known[name]) for known in settings] for name in names}
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 
@@ -320,7 +314,7 @@ MEAN = ("model.aggregator", "Aggregator")
 
 
 def short(name: str, value: str) -> str:
-    """Write a setting in few words; a class by its name alone, nothing for None.
+    """Write a setting in few words, a class by its name alone, and None not at all.
 
     >>> short("model.client", "fl_lightning.methods.FedNTD"), short("model.client.beta", "0.3")
     ('FedNTD', 'beta=0.3')
@@ -337,13 +331,11 @@ def is_data(name: str) -> bool:
 
 def data_differences(groups: Sequence[Group]) -> list[Difference]:
     """Compare the data and cohorts of runs with the same seed, of all groups: each difference once."""
-    found: dict[str, Difference] = {}
+    by_name: dict[str, Difference] = {}
     first: dict[str, SavedRun] = {}
     for run in (run for group in groups for run in group.runs):
         other = first.setdefault(run.seed, run)
-        pairs = [(other.data, run.data)]
-        pairs.append(({n: v for n, v in other.settings.items() if is_data(n)}, run.settings))
-        for was, now in pairs:
-            for one in differences(was, now):
-                found.setdefault(one.name, one)
-    return list(found.values())
+        settings = {name: value for name, value in other.settings.items() if is_data(name)}
+        for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
+            by_name.setdefault(difference.name, difference)
+    return list(by_name.values())

@@ -79,7 +79,7 @@ def print_rounds(history: History, best: str, max_rows: int) -> None:
 def print_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
 ) -> None:
-    """Print a table whose first column holds names and the others numbers; the row `bold` stands out."""
+    """Print a table whose first column holds names and the others numbers, and whose row `bold` stands out."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
         table.add_column(printable(name), justify="right" if i else "left")
@@ -93,5 +93,5 @@ def print_table(
 
 
 def percent(value: Tensor) -> str:
-    """A fraction as printed; a dash for NaN."""
+    """Write a fraction in percent, NaN as a dash."""
     return "-" if value.isnan() else f"{100 * float(value):.1f} %"

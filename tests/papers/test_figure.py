@@ -14,7 +14,8 @@ from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers import Series, Sweep, spec
-from fl_lightning.papers.panels import draw_line, finish, panels
+from fl_lightning.papers.panels import finish, panels
+from fl_lightning.reports.figures import draw_line
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.saved import Group, read_run
 from tests.commands import refusal, say
@@ -230,7 +231,7 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
                 callback["init_args"]["every"] = 1
         return figure
 
-    monkeypatch.setattr("fl_lightning.papers.command.read", short)
+    monkeypatch.setattr(spec, "read", short)
     said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
     assert cells_here

@@ -8,9 +8,16 @@ import torch
 from matplotlib.text import Text
 
 from fl_lightning.monitors.probe_figures import plot_circles, plot_embedding
-from fl_lightning.papers.panels import draw_line, draw_maps, finish, panels
+from fl_lightning.papers.panels import draw_maps, finish, panels
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
-from fl_lightning.reports.figures import new_figure, plot_accuracy, plot_classwise, plot_partition, plot_values
+from fl_lightning.reports.figures import (
+    draw_line,
+    new_figure,
+    plot_accuracy,
+    plot_classwise,
+    plot_partition,
+    plot_values,
+)
 from fl_lightning.runs.logged_figures import pixels
 from tests.commands import say
 from tests.reports.saved_runs import settings, write_run
