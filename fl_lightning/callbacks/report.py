@@ -13,9 +13,9 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.terminal import print_classes, print_metrics, print_rounds
 from fl_lightning.runs.folder import run_folder
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.utils.files import write_table
 from fl_lightning.utils.settings import check_at_least
-from fl_lightning.utils.text import as_row, of_cell
+from fl_lightning.utils.text import of_cell, write_cells
 
 
 class ClasswiseReport(Callback):
@@ -71,7 +71,7 @@ class ClasswiseReport(Callback):
                 self._rewrite(pl_module.recorder.history)
                 return
             with self._file.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
+                write_cells(file, [csv_row(trainer.current_epoch, accuracy)])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
@@ -87,17 +87,9 @@ class ClasswiseReport(Callback):
     def _rewrite(self, history: History) -> None:
         """Write all rows anew: a reader finds the old file or the new one."""
         rounds, names, table = history.columns(BY_CLASS)
-        if self._file is None or not rounds:
-            return
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(as_row(["round", *names]))
-                writer.writerows(map(csv_row, rounds, table))
-
-        write_atomically(self._file, write)
-        self._begun = True
+        if self._file is not None and rounds:
+            write_table(self._file, [["round", *names], *map(csv_row, rounds, table)])
+            self._begun = True
 
     # --- printing ---------------------------------------------------------------------------------
 

@@ -8,26 +8,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from fl_lightning.utils.files import at_path, write_atomically
 from fl_lightning.utils.text import of_cell, write_cells
 
 MOST_ROUNDS = 2**53
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Take whatever is logged, and drop it."""
-
-
-class NoExperiment:
-    """Experiment of a logger without one: every method of it does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask
-            raise AttributeError(name)
-        return nothing
 
 
 class RoundCSVLogger(Logger):
@@ -63,9 +50,9 @@ class RoundCSVLogger(Logger):
         return str(self.path.parent)
 
     @property
-    def experiment(self) -> "NoExperiment":
+    def experiment(self) -> Any:
         """An object that takes every call and does nothing: images and text have no place in a table."""
-        return NoExperiment()
+        return DummyLogger().experiment
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: hyper-parameters are in the run's config.yaml."""

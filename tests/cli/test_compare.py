@@ -305,7 +305,7 @@ def test_a_grid_that_ends_by_steps_is_continued(base, here):
     ):
         (base / "base.yaml").write_text(ENDLESS % limits, encoding="utf-8")
         assert say(grid).code == 0
-        assert (files.run.name, len(rows(files.run / "metrics.csv")), files.done.rounds) == ("0", rounds, rounds)
+        assert (files.run.name, len(rows(files.run / "metrics.csv")), files.done["rounds"]) == ("0", rounds, rounds)
     assert say(f"{grid.replace('--output out', '--output whole')}").code == 0
     assert tables("out") == tables("whole")
     (base / "base.yaml").write_text(ENDLESS % ("null", 3, "null"), encoding="utf-8")

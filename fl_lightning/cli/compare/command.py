@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fl_lightning.cli.compare.grid import (
@@ -86,46 +87,21 @@ def run(argv: list[str]) -> None:
 def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
-    add = parser.add_argument
-    add(
-        "-c",
-        "--config",
-        action="append",
-        required=True,
-        help="a YAML file that all methods share; several are merged",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        type=str,
-        required=True,
-        help="files in configs/method by name, or paths; A+B takes both",
-    )
-    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
+    add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
+    add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
+    add_list("--methods", type=str, required=True, help="files in configs/method by name, or paths; A+B takes both")
+    add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
     add("--output", type=Path, required=True, help="folder of the grid")
-    add("--set", nargs="+", type=str, default=[], help="NAME=V1,V2: one table for each value")
-    add(
-        "--tune",
-        nargs="+",
-        type=str,
-        default=[],
-        help="NAME=V1,V2: chosen for each method on the server's validation split",
-    )
-    add("--hold", nargs="+", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
-    add(
-        "--processes",
-        type=int,
-        default=1,
-        help="cells at once, what memory or the cores allow; 0: one after the other in this process",
-    )
+    add_list("--set", type=str, default=[], help="NAME=V1,V2: one table for each value")
+    tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
+    add_list("--tune", type=str, default=[], help=tuned)
+    add_list("--hold", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
+    at_once = "cells at once, what memory or the cores allow; 0: one after the other in this process"
+    add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
-    add("--metrics", nargs="+", type=str, default=[], help="log keys; the known ones where none is given")
-    add(
-        "--target",
-        type=float | None,
-        default=None,
-        help="of rounds to target; None: the baseline's mean of the last five",
-    )
+    add_list("--metrics", type=str, default=[], help="log keys; the known ones where none is given")
+    target = "of rounds to target; None: the baseline's mean of the last five"
+    add("--target", type=float | None, default=None, help=target)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
     add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")

@@ -12,7 +12,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.cli.meaning import nearest
+from fl_lightning.cli.suggestions import nearest
 from fl_lightning.federation.identity import Difference, differences, flat
 from fl_lightning.reports.saved import is_data
 
@@ -110,15 +110,13 @@ class Composer:
         """
         key = method, tuple(settings)
         if key not in self._composed:
-            self._composed[key] = self._compose(*key)
+            files = [*self.base, *map(str, map(method_file, filter(None, method.split("+"))))]
+            words = [word for file in files for word in ("-c", file)]
+            words += [word for name, value in key[1] for word in (f"--{name}", value)]
+            config = self.parser.parse_args(["fit", *words]).fit.as_dict()
+            kept = {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            self._composed[key] = kept
         return self._composed[key]
-
-    def _compose(self, method: str, settings: Case) -> dict[str, Any]:
-        files = [*self.base, *map(str, map(method_file, filter(None, method.split("+"))))]
-        words = [word for file in files for word in ("-c", file)]
-        words += [word for name, value in settings for word in (f"--{name}", value)]
-        config = self.parser.parse_args(["fit", *words]).fit.as_dict()
-        return {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
 
 
 def method_file(name: str) -> Path:
