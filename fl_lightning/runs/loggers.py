@@ -11,8 +11,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.utils.files import at_path, write_atomically
-from fl_lightning.utils.text import of_cell, write_cells
+from fl_lightning.utils.files import at_path, write_table
+from fl_lightning.utils.text import of_cell
 
 MOST_ROUNDS = 2**53
 
@@ -133,19 +133,12 @@ class RoundCSVLogger(Logger):
         """Replace the table by `rows` with further values, in one move: a reader finds the old one or the new one."""
         rows.setdefault(round_idx, {"round": round_idx}).update(values)
         self._keys += [key for key in values if key not in self._keys]
-        *earlier, self._row = (rows[index] for index in sorted(rows))
+        self._row = rows[max(rows)]
         if self._file is not None:
             self._file.close()
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                write_cells(file, [self._keys])
-                writer = csv.DictWriter(file, self._keys, lineterminator="\n")
-                writer.writerows(earlier)
-                self._row_start = file.tell()
-                writer.writerow(self._row)
-
-        write_atomically(self.path, write)
+        cells = ([rows[index].get(key) for key in self._keys] for index in sorted(rows))
+        write_table(self.path, [self._keys, *cells])
+        self._row_start = self.path.read_bytes().rstrip(b"\n").rfind(b"\n") + 1
         self._file = self.path.open("r+", newline="", encoding="utf-8")
 
 

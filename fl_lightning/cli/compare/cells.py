@@ -125,7 +125,7 @@ def prepare(cell: Cell, folder: Path) -> bool:
             f"{cell.name} in {folder} has {done['rounds']} rounds already, and trainer.{name} is {cell.max_rounds}; "
             f"ask for at least as many, or give another --output"
         )
-    write_file(files.config, cell.text())
+    write_file(files.config, yaml.safe_dump(dict(cell.config), sort_keys=False))
     return done is None or limits_of(done) != cell.limits
 
 
