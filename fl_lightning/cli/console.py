@@ -21,8 +21,15 @@ WARNINGS = (
 """Beginnings of warnings, each with the reason why it is not shown."""
 
 INFOS = (
-    *("💡 Tip:", "GPU available: False", "TPU available: False", "Seed set to", "Restor", "Loaded model weights"),
-    *("Received SIGTERM", "Terminating process", "Unable to shutdown process"),
+    "💡 Tip:",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Restor",
+    "Loaded model weights",
+    "Received SIGTERM",
+    "Terminating process",
+    "Unable to shutdown process",
 )
 """Beginnings of notes of Lightning and torch that say nothing about the run; of its processes the first error does."""
 
