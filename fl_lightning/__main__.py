@@ -7,51 +7,11 @@ import sys
 import threading
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 PROG = "fl-lightning"
-HELP = """\
-usage: fl-lightning {fit,validate,test,predict} [-c CONFIG ...] [--OPTION VALUE ...]
-       fl-lightning methods [--output {md,csv,json}]
-       fl-lightning configs [NAME] [--copy DIR]
-       fl-lightning check PATH ...
-       fl-lightning compare -c BASE --methods NAME ... --seeds SEED ... --output FOLDER [--set NAME=V1,V2 ...]
-       fl-lightning figure [PAPER/NUMBER] [-c CONFIG ...] [--output FOLDER] [--format {png,svg,pdf} ...]
-       fl-lightning report RUN ... [--output FOLDER] [--format {html,svg,png,pdf} ...]
-
-Federated learning on PyTorch Lightning. One epoch of the Trainer is one communication round.
-
-commands:
-  fit        run the federation; continue one with --ckpt_path last
-  validate   evaluate a checkpoint as it is evaluated every round (--ckpt_path best)
-  test       evaluate a checkpoint on the test split
-  predict    write the outputs of a checkpoint's model to predictions.pt
-  methods    list all methods: what each sends, keeps and goes with (--output md, csv or json)
-  configs    list the configuration files that come with the package, print one, or copy them
-  compare    methods × seeds × settings: all runs, and their tables
-  figure     a figure of one of the papers: runs what it needs on small data and draws it; without a name: list all
-  report     one run or several as a page with tables and figures
-  check      say whether checkpoints, or all of a folder and below, are as they were written
-
-options of the commands that run a federation:
-  -c CONFIG             a YAML file, or the name of one of the package's; several are merged, the later one wins
-  --model.client NAME   what every client trains: FedAvg, FedProx, FedNTD or the path of any LightningModule
-  --data.NAME VALUE     source, num_clients, partition, participation, batch_size, ...
-  --trainer.NAME VALUE  of pytorch_lightning.Trainer; max_epochs is the number of rounds
-  --print_config        print the merged configuration and stop
-  --help                list every option of a command; --model.client.help NAME those of a class
-  --version             print the version and stop
-  --print_shtab SHELL   instead of a command: print the script with which bash, zsh or tcsh complete the options
-
-examples:
-  fl-lightning fit -c experiment/digits_fedntd
-  fl-lightning fit --model.client FedNTD --model.client.beta 0.3 --trainer.max_epochs 20
-  fl-lightning fit -c method/fedprox -c data/cifar10 -c trainer/gpu
-  fl-lightning test -c experiment/digits_fedntd --ckpt_path last
-
-A fit leaves runs/<config>/<n>/ with config.yaml, metrics.csv, checkpoints, pictures and TensorBoard events.
-FL_LIGHTNING_DEBUG=1 shows the traceback of every error.
-"""
+HELP = Path(__file__).with_name("cli") / "help.txt"
 COMMANDS = {
     "methods": "cli.methods",
     "configs": "cli.configs",
@@ -106,7 +66,7 @@ def command(args: list[str] | None) -> None:
     """Run a command, as `main`."""
     argv = sys.argv[1:] if args is None else args
     if not argv or argv[0] in ("-h", "--help"):
-        print(HELP, end="")
+        print(HELP.read_text(encoding="utf-8"), end="")
         return
     if argv[0] == "--version":
         print(PROG, version("fl_lightning"))
@@ -115,8 +75,9 @@ def command(args: list[str] | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
     try:
         if argv[0] in COMMANDS:
-            parsers = [module_of(name).command_parser() for name in COMPLETED if argv[0] == "--print_shtab"]
-            module_of(argv[0]).run(argv[1:], *parsers)
+            names = [argv[0], *(COMPLETED if argv[0] == "--print_shtab" else ())]
+            asked, *others = (import_module(f"fl_lightning.{COMMANDS[name]}") for name in names)
+            asked.run(argv[1:], *(module.command_parser() for module in others))
             return
         from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
         from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
@@ -127,9 +88,9 @@ def command(args: list[str] | None) -> None:
         if int(os.environ.get("LOCAL_RANK") or 0):  # rank 0 says it
             sys.exit(130)
         fail(str(stop) or "interrupted", 130)
+    except BrokenPipeError:  # of the output, as a rule
+        raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and reader_is_gone():
-            sys.exit(141)
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
         if getattr(error, "reported", False):  # by another process of the run
@@ -141,11 +102,6 @@ def command(args: list[str] | None) -> None:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
-
-
-def module_of(name: str) -> Any:
-    """Import the module that runs a command."""
-    return import_module(f"fl_lightning.{COMMANDS[name]}")
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -165,13 +121,8 @@ def is_the_users(error: Exception) -> bool:
     from fl_lightning.members.faults import FaultError  # noqa: PLC0415
     from fl_lightning.utils.tracebacks import raised_by_check  # noqa: PLC0415
 
-    if isinstance(error, FaultError | RemoteError):
-        return True
-    if not isinstance(
-        error, ValueError | TypeError | OSError | RuntimeError | ModuleNotFoundError | MisconfigurationException
-    ):
-        return False
-    return raised_by_check(error)
+    kinds = ValueError | TypeError | OSError | RuntimeError | ModuleNotFoundError | MisconfigurationException
+    return isinstance(error, FaultError | RemoteError) or (isinstance(error, kinds) and raised_by_check(error))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
 Format = Literal["png", "pdf", "svg", "none"]
 

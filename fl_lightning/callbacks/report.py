@@ -1,6 +1,5 @@
 """Callback that writes class-wise accuracies every round, and prints them at the end; without classes, all values."""
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.terminal import print_classes, print_metrics, print_rounds
 from fl_lightning.runs.folder import run_folder
-from fl_lightning.utils.files import write_atomically
+from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.utils.files import write_table
 from fl_lightning.utils.settings import check_at_least
-from fl_lightning.utils.text import as_row, of_cell
+from fl_lightning.utils.text import write_cells
 
 
 class ClasswiseReport(Callback):
@@ -46,15 +46,11 @@ class ClasswiseReport(Callback):
 
     def rows_on_disk(self) -> dict[int, dict[str, float]]:
         """Rows of the csv file by round, by log key."""
-        if self._file is None or not self._file.is_file():
+        if self._file is None:
             return {}
-        with self._file.open(newline="", encoding="utf-8") as file:
-            found = [row for row in csv.DictReader(file) if None not in row.values()]
-            rows = [{of_cell(name): cell for name, cell in row.items()} for row in found]
-        return {
-            int(row.pop("round")): {f"{self._prefix}{BY_CLASS}{name}": float(a) for name, a in row.items() if a}
-            for row in rows
-        }
+        rows = RoundCSVLogger(self._file.parent, self._file.name).rows_on_disk()
+        prefix = f"{self._prefix}{BY_CLASS}"
+        return {round_idx: {f"{prefix}{name}": a for name, a in row.items()} for round_idx, row in rows.items()}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._begun and isinstance(pl_module, FederatedLoop):
@@ -71,7 +67,7 @@ class ClasswiseReport(Callback):
                 self._rewrite(pl_module.recorder.history)
                 return
             with self._file.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerow(csv_row(trainer.current_epoch, accuracy))
+                write_cells(file, [csv_row(trainer.current_epoch, accuracy)])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
@@ -87,17 +83,9 @@ class ClasswiseReport(Callback):
     def _rewrite(self, history: History) -> None:
         """Write all rows anew: a reader finds the old file or the new one."""
         rounds, names, table = history.columns(BY_CLASS)
-        if self._file is None or not rounds:
-            return
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(as_row(["round", *names]))
-                writer.writerows(map(csv_row, rounds, table))
-
-        write_atomically(self._file, write)
-        self._begun = True
+        if self._file is not None and rounds:
+            write_table(self._file, [["round", *names], *map(csv_row, rounds, table)])
+            self._begun = True
 
     # --- printing ---------------------------------------------------------------------------------
 

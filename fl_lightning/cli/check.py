@@ -3,7 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from fl_lightning.client.records import files_of
 from fl_lightning.client.store import hash_of
@@ -12,40 +11,32 @@ from fl_lightning.utils.files import DIGEST, read_saved
 from fl_lightning.utils.text import printable
 
 
-def run(argv: list[str]) -> NoReturn:
-    """End with 1 where a checkpoint is broken, else with 0.
-
-    Args:
-        argv: paths of checkpoints and folders.
-    """
-    sys.exit(min(check(argv), 1))
-
-
-def check(paths: list[str]) -> int:
+def run(argv: list[str]) -> None:
     """Print one line for each checkpoint.
 
     Args:
-        paths: of checkpoints, or of folders with checkpoints in them or below.
+        argv: paths of checkpoints, or of folders with checkpoints in them or below.
 
-    Returns:
-        How many are damaged or cannot be read.
+    Raises:
+        SystemExit: with 1, where one is damaged or cannot be read.
+        FileNotFoundError: there is none.
     """
     files = []
-    for path in map(Path, paths):
+    for path in map(Path, argv):
         files += sorted(path.rglob("*.ckpt")) if os.path.isdir(path) else [path]
     if not files:
-        raise FileNotFoundError(f"check needs checkpoints, and there is none in {', '.join(paths)}")
-    broken = 0
+        raise FileNotFoundError(f"check needs checkpoints, and there is none in {', '.join(argv)}")
+    states = []
     for file in files:
         try:
-            said = examined(file)
+            states.append(examined(file))
         except (ValueError, OSError) as error:
-            said = f"BROKEN: {error}"
+            states.append(f"BROKEN: {error}")
         except Exception as error:  # whatever a forged file brings about: the others are to be checked
-            said = f"BROKEN: it is no checkpoint as a federation writes it ({type(error).__name__})"
-        broken += said.startswith("BROKEN")
-        print(printable(f"{file}: {said}"))
-    return broken
+            states.append(f"BROKEN: it is no checkpoint as a federation writes it ({type(error).__name__})")
+        print(printable(f"{file}: {states[-1]}"))
+    if any(state.startswith("BROKEN") for state in states):
+        sys.exit(1)
 
 
 def examined(path: Path) -> str:

@@ -2,40 +2,34 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any
 
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
+from fl_lightning.cli.compare.grid import BuiltError, ParserOnly
 from fl_lightning.cli.errors import PROG
-from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.parser import CommandParser
 
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-class OptionsReadError(Exception):
-    """Ends a command line whose parsers are complete before it parses anything."""
-
-
-class OptionsOnly(FederatedCLI):
+class OptionsOnly(ParserOnly):
     """The command line up to its parsers.
 
-    Attributes:
-        parsers: one of each command.
+    Args:
+        parsers: a list that is filled with one of each command.
     """
 
-    def __init__(self) -> None:
-        self.parsers: list[LightningArgumentParser] = []
+    def __init__(self, parsers: list[LightningArgumentParser]) -> None:
+        self.parsers = parsers
         super().__init__([])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         self.parsers.append(parser)
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> NoReturn:
-        raise OptionsReadError(self.parsers)
 
 
 def options_of(parser: LightningArgumentParser) -> list[str]:
@@ -63,10 +57,9 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     top.add_argument("--version", action="store_true")
     top.add_argument("--print_shtab", choices=SHELLS)
     commands = top.add_subparsers()
-    try:
-        OptionsOnly()
-    except OptionsReadError as read:
-        parsers: list[LightningArgumentParser] = read.args[0]
+    parsers: list[LightningArgumentParser] = []
+    with suppress(BuiltError):
+        OptionsOnly(parsers)
     for name, parser in zip(LightningCLI.subcommands(), parsers, strict=True):
         command = commands.add_parser(name, help=parser.description)
         command.add_argument("-c", "--config", choices=configs.names())

@@ -18,7 +18,7 @@ from fl_lightning.cli.classes import (
     missing_module,
     same_name,
 )
-from fl_lightning.cli.meaning import meant, nearest
+from fl_lightning.cli.suggestions import meant, nearest
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.tracebacks import place_of

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
+from jsonargparse import Namespace
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
@@ -55,36 +56,26 @@ NO_TENSORBOARD = (
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
 
 
-class SaveConfig(SaveConfigCallback):
-    """Writes `config.yaml` into the run folder; run again, it starts a new run."""
+class SaveConfig(Callback):
+    """Writes `config.yaml` into the run folder, when training starts; run again, it starts a new run.
 
-    _text = ""  # where this process was started by spawn
+    It keeps the text only: jsonargparse's parsers cannot be pickled for a process that is started by spawn.
+    """
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Give a process that is started by spawn the text: jsonargparse's parsers cannot be pickled."""
-        return {**vars(self), "parser": None, "_text": self._dumped()}
-
-    def _dumped(self) -> str:
-        """Text of the configuration, without the checkpoint that it continues."""
-        if self._text:
-            return self._text
-        config = self.config.clone()
+    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
+        config = config.clone()
         config["ckpt_path"] = None
-        return str(self.parser.dump(config, skip_none=False))
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: a checkpoint that does not fit must not cost its run the configuration."""
+        self.text = str(parser.dump(config, skip_none=False))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            folder, text = Path(trainer.default_root_dir), self._dumped()
-            write_file(folder / self.config_filename, text)
+            folder = Path(trainer.default_root_dir)
+            write_file(folder / runs.CONFIG, self.text)
             changed = pl_module.identity.changed if isinstance(pl_module, FederatedLoop) else []
             if changed:
                 lines = [f"round {trainer.current_epoch}: {change}\n" for change in changed]
                 before = (folder / CHANGES).read_text(encoding="utf-8") if (folder / CHANGES).is_file() else ""
-                after = before + "".join(lines)
-                write_file(folder / CHANGES, after)
+                write_file(folder / CHANGES, before + "".join(lines))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Refuse to write a round to a folder that was deleted: it would hold a part of a run.
@@ -93,7 +84,7 @@ class SaveConfig(SaveConfigCallback):
             FileNotFoundError: naming the folder.
         """
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config = Path(trainer.default_root_dir) / self.config_filename
+            config = Path(trainer.default_root_dir) / runs.CONFIG
             if not config.is_file():
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(config))
 
@@ -122,7 +113,7 @@ class FederatedCLI(LightningCLI):
             super().__init__(
                 FederatedLoop,
                 FederatedDataModule,
-                save_config_callback=SaveConfig,
+                save_config_callback=SaveConfig,  # type: ignore[arg-type]
                 trainer_defaults=TRAINER,
                 seed_everything_default=0,
                 parser_class=FederatedParser,
@@ -150,22 +141,13 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults(DEFAULTS)
-        parser.add_argument(
-            "--allow_changes",
-            nargs="*",
-            default=[],
-            help="settings that may differ from those of the run that is continued, such as model.client.mu",
-        )
-        parser.add_argument(
-            "--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none"
-        )
-        parser.add_argument(
-            "--best.monitor",
-            type=str | None,
-            default=None,
-            help="key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key",
-        )
-        parser.add_argument("--best.mode", type=Mode | None, default=None, help="unset: min for losses and errors")
+        add = parser.add_argument
+        changes = "settings that may differ from those of the run that is continued, such as model.client.mu"
+        add("--allow_changes", nargs="*", default=[], help=changes)
+        add("--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none")
+        best = "key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key"
+        add("--best.monitor", type=str | None, default=None, help=best)
+        add("--best.mode", type=Mode | None, default=None, help="unset: min for losses and errors")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -209,11 +191,8 @@ class FederatedCLI(LightningCLI):
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            ours = [
-                ClasswiseReport(self.folder),
-                RunPlots(self.folder, format=config.plots.format),
-                SkippedClients(self.folder),
-            ]
+            plots = RunPlots(self.folder, format=config.plots.format)
+            ours = [ClasswiseReport(self.folder), plots, SkippedClients(self.folder)]
             if settings.enable_checkpointing is not False:
                 name = "best" if self.datamodule.evaluated == "val" else "best-on-test"
                 best = BestCheckpoint(self.folder / runs.CHECKPOINTS, name, config.best.monitor, config.best.mode)
@@ -242,13 +221,12 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
     """Choose the user's loggers, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
     if given is False:
         return []
+    chosen: list[Logger] = [] if given is True else as_list(given)
     if given is None or given is True:
         try:
-            given = RunTensorBoard(folder, first_round)
+            chosen = [RunTensorBoard(folder, first_round)]
         except ModuleNotFoundError:
             rank_zero_info(NO_TENSORBOARD)
-            given = []
-    chosen: list[Logger] = as_list(given)
     return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
 
 

@@ -1,6 +1,5 @@
 """`fl-lightning methods`: the table of all methods that comes with the package."""
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any, Literal
 
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.utils.text import as_row
+from fl_lightning.utils.text import write_cells
 
 Record = dict[str, Any]
 """A method's columns by name."""
@@ -19,18 +18,8 @@ DESCRIPTION = (
     "one; the numbers are floats relative to the model's."
 )
 HEADINGS = [
-    "method",
-    "paper",
-    "file",
-    "down",
-    "up",
-    "client state",
-    "server state",
-    "data",
-    "stacks",
-    "module",
-    "rules",
-    "server optimizers",
+    *("method", "paper", "file", "down", "up", "client state", "server state", "data", "stacks", "module"),
+    *("rules", "server optimizers"),
 ]
 TABLE = Path(__file__).with_name("methods.json")
 """The measured table: an object for each method, with the sentences of what was refused."""
@@ -64,14 +53,10 @@ def as_json(methods: Sequence[Record]) -> str:
 
 def as_csv(methods: Sequence[Record]) -> str:
     """Write a line for each method; several values in a field stand with spaces between."""
-    out = io.StringIO()
-    columns = [column for column in methods[0] if column != "refused"]
-    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for record in methods:
-        named = record | {"papers": [url or name for name, url in record["papers"]]}
-        cells = [" ".join(v) if isinstance(v, list | tuple) else v for v in named.values()]
-        writer.writerow(dict(zip(named, as_row(cells), strict=True)))
+    out, columns = io.StringIO(), [column for column in methods[0] if column != "refused"]
+    rows = [record | {"papers": [url or name for name, url in record["papers"]]} for record in methods]
+    cells = ([" ".join(v) if isinstance(v, list | tuple) else v for v in map(row.get, columns)] for row in rows)
+    write_cells(out, [columns, *cells])
     return out.getvalue()
 
 

@@ -29,50 +29,37 @@ def run(argv: list[str]) -> None:
         ValueError: no run can be read.
     """
     given = command_parser().parse_args(argv)
-    found, left_out = dict[Path, SavedRun](), dict[str, str]()
+    read, left_out = dict[Path, SavedRun](), dict[str, str]()
     for path in given.runs:
         try:
-            for folder in find_runs([path]):
-                read(folder, found, left_out)
+            folders = find_runs([path])
         except OSError as error:
-            left_out[path] = str(error)
-    said = [printable(f"{path} is left out: {one_line(reason)}") for path, reason in left_out.items()]
-    if not found:
+            left_out[path], folders = str(error), []
+        for folder in folders:
+            try:
+                read[folder] = read.get(folder) or read_run(folder)
+            except (ValueError, OSError) as error:
+                left_out[str(folder)] = str(error)
+    refusals = [printable(f"{path} is left out: {one_line(reason)}") for path, reason in left_out.items()]
+    if not read:
         raise ValueError("; ".join(map(one_line, left_out.values())))
-    output = given.output or (next(iter(found)) if len(found) == 1 else Path("reports"))
+    output = given.output or (next(iter(read)) if len(read) == 1 else Path("reports"))
     forms = [form for form in given.format if form != "html"]
-    page = write_report(grouped(found.values()), output, forms, notes=[WARNING + sentence for sentence in said])
+    page = write_report(grouped(read.values()), output, forms, notes=[WARNING + sentence for sentence in refusals])
     print(printable(page))
-    for sentence in said:
+    for sentence in refusals:
         sys.stderr.write(f"{PROG}: error: {sentence}\n")
-    if said:
+    if refusals:
         sys.exit(1)
-
-
-def read(folder: Path, found: dict[Path, SavedRun], left_out: dict[str, str]) -> None:
-    """Read a run, or note why it cannot be read."""
-    if folder not in found:
-        try:
-            found[folder] = read_run(folder)
-        except (ValueError, OSError) as error:
-            left_out[str(folder)] = str(error)
 
 
 def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} report", description=DESCRIPTION)
     parser.add_argument("runs", nargs="+", type=str, help="run folders, or folders with runs in them or below")
-    parser.add_argument(
-        "--output",
-        type=Path | None,
-        default=None,
-        help="folder of the report; None: that of the run, reports/ of several",
-    )
-    parser.add_argument(
-        "--format",
-        nargs="+",
-        type=Literal["html", "svg", "png", "pdf"],
-        default=["html"],
-        help="html: the page alone; svg, png, pdf: each figure in a file of its own, too; several may be given",
-    )
+    folder = "folder of the report; None: that of the run, reports/ of several"
+    parser.add_argument("--output", type=Path | None, default=None, help=folder)
+    forms = "html: the page alone; svg, png, pdf: each figure in a file of its own, too; several may be given"
+    kinds = Literal["html", "svg", "png", "pdf"]
+    parser.add_argument("--format", nargs="+", type=kinds, default=["html"], help=forms)
     return parser

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, seeded, slug
 from fl_lightning.cli.configs import HOME
-from fl_lightning.cli.meaning import nearest
+from fl_lightning.cli.suggestions import nearest
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.papers import Drawing
 

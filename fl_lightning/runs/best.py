@@ -59,7 +59,8 @@ class BestCheckpoint(ModelCheckpoint):
         if not isinstance(pl_module, FederatedLoop):
             return
         found = trainer.callback_metrics
-        if self.monitor is None and (key := self._first_key(pl_module)) in found:
+        key = "local/alma" if pl_module.weights.own_models else pl_module.final_key
+        if self.monitor is None and key in found:
             self._watch(key)
             if pl_module.client.module is not None:
                 lowest = "lowest" if self.mode == "min" else "highest"
@@ -70,6 +71,3 @@ class BestCheckpoint(ModelCheckpoint):
             raise ValueError(
                 f"best.monitor must be a key that is logged, one of {', '.join(sorted(found))}; got {self._asked}"
             )
-
-    def _first_key(self, loop: FederatedLoop) -> str:
-        return "local/alma" if loop.weights.own_models else loop.final_key

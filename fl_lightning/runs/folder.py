@@ -3,8 +3,8 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,8 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     'digits_fedntd'
     """
     paths = [Path(os.path.abspath(config)) for config in configs]
-    again = [
-        path for path in paths if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name)
-    ]  # of an earlier run
+    # the configuration that an earlier run has written
+    again = [path for path in paths if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name)]
     chosen = again or [path for path in paths if path.parent.name == "experiment"] or paths
     return "+".join(sorted({path.parent.parent.name if again else path.stem for path in chosen})) or "fit"
 
@@ -87,15 +86,33 @@ def new_run(parent: Path, suffix: str = "") -> Path:
     """
     if getattr(rank_zero_only, "rank", 0):
         return parent
-    parent.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(parent, wait=True)
-    try:
+    with locked(parent):
         run = parent / f"{max(runs(parent), default=-1) + 1}{suffix}"
         run.mkdir()
-    finally:
-        if lock is not None:
-            os.close(lock)
     return run
+
+
+@contextmanager
+def locked(folder: Path, refusal: str = "") -> Iterator[None]:
+    """Make a folder, and keep it for this process within the block.
+
+    Args:
+        folder: to be locked.
+        refusal: sentence for one that another process has; empty: its end is waited for.
+
+    Raises:
+        ValueError: with that sentence.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = lock_folder(folder, wait=not refusal)
+    except BlockingIOError:
+        raise ValueError(refusal) from None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def rounds_kept(run: Path) -> int:

@@ -8,26 +8,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from fl_lightning.utils.files import at_path, write_atomically
-from fl_lightning.utils.text import of_cell, write_cells
+from fl_lightning.utils.files import at_path, write_table
+from fl_lightning.utils.text import of_cell
 
 MOST_ROUNDS = 2**53
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Take whatever is logged, and drop it."""
-
-
-class NoExperiment:
-    """Experiment of a logger without one: every method of it does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask
-            raise AttributeError(name)
-        return nothing
 
 
 class RoundCSVLogger(Logger):
@@ -63,9 +50,9 @@ class RoundCSVLogger(Logger):
         return str(self.path.parent)
 
     @property
-    def experiment(self) -> "NoExperiment":
+    def experiment(self) -> Any:
         """An object that takes every call and does nothing: images and text have no place in a table."""
-        return NoExperiment()
+        return DummyLogger().experiment
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: hyper-parameters are in the run's config.yaml."""
@@ -146,19 +133,12 @@ class RoundCSVLogger(Logger):
         """Replace the table by `rows` with further values, in one move: a reader finds the old one or the new one."""
         rows.setdefault(round_idx, {"round": round_idx}).update(values)
         self._keys += [key for key in values if key not in self._keys]
-        *earlier, self._row = (rows[index] for index in sorted(rows))
+        self._row = rows[max(rows)]
         if self._file is not None:
             self._file.close()
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                write_cells(file, [self._keys])
-                writer = csv.DictWriter(file, self._keys, lineterminator="\n")
-                writer.writerows(earlier)
-                self._row_start = file.tell()
-                writer.writerow(self._row)
-
-        write_atomically(self.path, write)
+        cells = ([rows[index].get(key) for key in self._keys] for index in sorted(rows))
+        write_table(self.path, [self._keys, *cells])
+        self._row_start = self.path.read_bytes().rstrip(b"\n").rfind(b"\n") + 1
         self._file = self.path.open("r+", newline="", encoding="utf-8")
 
 

@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -74,25 +75,13 @@ class CellFiles:
         return run
 
     @property
-    def done(self) -> "Done | None":
-        """What was asked for and what there is, when it is complete; None: it is not."""
+    def done(self) -> dict[str, Any] | None:
+        """The limits of a complete run, by the names in `LIMITS`, and its `rounds`; None: it is not complete."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None
-        content = json.loads(marker.read_text(encoding="utf-8"))
-        return Done(limits_of(content), int(content["rounds"]))
-
-
-class Done(NamedTuple):
-    """State of a complete run.
-
-    Attributes:
-        limits: that ended it, if nothing else did, by the names in `LIMITS`.
-        rounds: that it has.
-    """
-
-    limits: dict[str, Any]
-    rounds: int
+        content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
+        return content
 
 
 @dataclass(frozen=True)
@@ -130,14 +119,14 @@ def prepare(cell: Cell, folder: Path) -> bool:
                 f"those, or another --output than {folder}"
             )
     done = files.done
-    if done is not None and 0 <= cell.max_rounds < done.rounds:
+    if done is not None and 0 <= cell.max_rounds < done["rounds"]:
         name = next(name for name, value in cell.limits.items() if value == cell.max_rounds)
         raise ValueError(
-            f"{cell.name} in {folder} has {done.rounds} rounds already, and trainer.{name} is {cell.max_rounds}; ask "
-            f"for at least as many, or give another --output"
+            f"{cell.name} in {folder} has {done['rounds']} rounds already, and trainer.{name} is {cell.max_rounds}; "
+            f"ask for at least as many, or give another --output"
         )
-    write_file(files.config, cell.text())
-    return done is None or done.limits != cell.limits
+    write_file(files.config, yaml.safe_dump(dict(cell.config), sort_keys=False))
+    return done is None or limits_of(done) != cell.limits
 
 
 class Rounds(Callback):
@@ -173,8 +162,6 @@ def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
         except SystemExit as stop:
             return Outcome(stopped(stop))
         except Exception as error:
-            import traceback  # noqa: PLC0415
-
             traceback.print_exc()
             memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
             return Outcome(one_line(str(error)) or type(error).__name__, memory)
@@ -211,13 +198,13 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
     words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
-    more = []
+    start = ["fit", *words]
     if files.run is not None:
         try:
-            more = ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
+            start += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
         except (ValueError, OSError):  # killed before its first round was complete, or nothing is left to continue from
             shutil.rmtree(files.parent)
-    cli = command(["fit", *words, *more], [Rounds(tell)])
+    cli = command(start, [Rounds(tell)])
     run = files.run
     if run is None or cli.folder is None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
@@ -251,5 +238,4 @@ def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
 
 def write_json(path: Path, content: Any) -> None:
     """Write plain values, in one move."""
-    text = json.dumps(content, indent=1) + "\n"
-    write_file(path, text)
+    write_file(path, json.dumps(content, indent=1) + "\n")

@@ -1,8 +1,8 @@
 """`fl-lightning compare`: a grid of methods, settings and seeds, and its tables."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from fl_lightning.cli.compare.grid import (
@@ -12,7 +12,6 @@ from fl_lightning.cli.compare.grid import (
     Held,
     check_names,
     combinations,
-    data_differences,
     option_names,
     parse_settings,
 )
@@ -21,9 +20,9 @@ from fl_lightning.cli.compare.running import Grid, run_cells
 from fl_lightning.cli.compare.tuning import tune
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.federation.identity import flat
+from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.saved import SEEDS, is_data
-from fl_lightning.utils.files import lock_folder
+from fl_lightning.runs import folder as folders
 from fl_lightning.utils.settings import check_at_least
 
 DESCRIPTION = (
@@ -62,8 +61,8 @@ def run(argv: list[str]) -> None:
     cases = combinations(parse_settings(given.set, "--set"))
     candidates = combinations(parse_settings(given.tune, "--tune"))
     check_settings(grid, cases[0], candidates[0])
-    for case in cases:
-        check_data(grid.cells(case), given.allow_different_data)
+    for case in cases if not given.allow_different_data else ():
+        check_data(grid.cells(case))
     with locked(grid.output):
         notes = note_shared_parts(grid)
         if given.tune:
@@ -86,46 +85,21 @@ def run(argv: list[str]) -> None:
 def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
-    add = parser.add_argument
-    add(
-        "-c",
-        "--config",
-        action="append",
-        required=True,
-        help="a YAML file that all methods share; several are merged",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        type=str,
-        required=True,
-        help="files in configs/method by name, or paths; A+B takes both",
-    )
-    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
+    add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
+    add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
+    add_list("--methods", type=str, required=True, help="files in configs/method by name, or paths; A+B takes both")
+    add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
     add("--output", type=Path, required=True, help="folder of the grid")
-    add("--set", nargs="+", type=str, default=[], help="NAME=V1,V2: one table for each value")
-    add(
-        "--tune",
-        nargs="+",
-        type=str,
-        default=[],
-        help="NAME=V1,V2: chosen for each method on the server's validation split",
-    )
-    add("--hold", nargs="+", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
-    add(
-        "--processes",
-        type=int,
-        default=1,
-        help="cells at once, what memory or the cores allow; 0: one after the other in this process",
-    )
+    add_list("--set", type=str, default=[], help="NAME=V1,V2: one table for each value")
+    tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
+    add_list("--tune", type=str, default=[], help=tuned)
+    add_list("--hold", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
+    at_once = "cells at once, what memory or the cores allow; 0: one after the other in this process"
+    add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
-    add("--metrics", nargs="+", type=str, default=[], help="log keys; the known ones where none is given")
-    add(
-        "--target",
-        type=float | None,
-        default=None,
-        help="of rounds to target; None: the baseline's mean of the last five",
-    )
+    add_list("--metrics", type=str, default=[], help="log keys; the known ones where none is given")
+    target = "of rounds to target; None: the baseline's mean of the last five"
+    add("--target", type=float | None, default=None, help=target)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
     add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
@@ -156,41 +130,29 @@ def check_settings(grid: Grid, case: Case, candidate: Case) -> None:
             raise ValueError(f"--tune takes settings of the training that --set does not take, got {name}")
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep the folder for this process within the block.
-
-    Raises:
-        ValueError: another process has it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = lock_folder(folder)
-    except BlockingIOError:
-        raise ValueError(
-            f"a grid has one process that runs it, and {folder} is in use by another; wait for its end"
-        ) from None
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+def locked(folder: Path) -> AbstractContextManager[None]:
+    """Keep the folder of a grid for this process within a block."""
+    return folders.locked(
+        folder, f"a grid has one process that runs it, and {folder} is in use by another; wait for its end"
+    )
 
 
-def check_data(cells: Sequence[Cell], allowed: bool) -> None:
-    """Refuse a table of cells with different data or cohorts.
+def check_data(cells: Sequence[Cell]) -> None:
+    """Refuse a table of cells whose data or cohorts differ with the same seed.
 
     Raises:
         ValueError: naming the first difference.
     """
-    found = [] if allowed else data_differences(cells)
-    if found:
-        one, other, difference = found[0]
-        raise ValueError(
-            f"one table needs the same data and cohorts for all methods, but {difference.name} is {difference.was} "
-            f"for {one.method} and {difference.now} for {other.method}; give all the same by "
-            f"--set {difference.name}=VALUE, or --allow_different_data true"
-        )
+    first: dict[int, Cell] = {}
+    for cell in cells:
+        other = first.setdefault(cell.seed, cell)
+        was, now = ({n: v for n, v in flat(of.config).items() if is_data(n)} for of in (other, cell))
+        for name, before, after in differences(was, now):
+            raise ValueError(
+                f"one table needs the same data and cohorts for all methods, but {name} is {before} for "
+                f"{other.method} and {after} for {cell.method}; give all the same by --set {name}=VALUE, or "
+                f"--allow_different_data true"
+            )
 
 
 def note_shared_parts(grid: Grid) -> list[str]:

@@ -7,14 +7,11 @@ from itertools import product
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.cli.meaning import nearest
-from fl_lightning.federation.identity import Difference, differences, flat
-from fl_lightning.reports.saved import is_data
+from fl_lightning.cli.suggestions import nearest
 
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""
@@ -57,10 +54,6 @@ class Cell:
     def max_rounds(self) -> int:
         """Rounds that it has at most; -1: no limit."""
         return min((int(value) for name, value in self.limits.items() if name != "max_time"), default=-1)
-
-    def text(self) -> str:
-        """Its configuration as YAML."""
-        return str(yaml.safe_dump(dict(self.config), sort_keys=False))
 
 
 def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,15 +103,13 @@ class Composer:
         """
         key = method, tuple(settings)
         if key not in self._composed:
-            self._composed[key] = self._compose(*key)
+            files = [*self.base, *map(str, map(method_file, filter(None, method.split("+"))))]
+            words = [word for file in files for word in ("-c", file)]
+            words += [word for name, value in key[1] for word in (f"--{name}", value)]
+            config = self.parser.parse_args(["fit", *words]).fit.as_dict()
+            kept = {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            self._composed[key] = kept
         return self._composed[key]
-
-    def _compose(self, method: str, settings: Case) -> dict[str, Any]:
-        files = [*self.base, *map(str, map(method_file, filter(None, method.split("+"))))]
-        words = [word for file in files for word in ("-c", file)]
-        words += [word for name, value in settings for word in (f"--{name}", value)]
-        config = self.parser.parse_args(["fit", *words]).fit.as_dict()
-        return {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
 
 
 def method_file(name: str) -> Path:
@@ -285,15 +276,3 @@ def check_names(cells: Iterable[Cell]) -> dict[str, Cell]:
                 f"{described(cell.settings) or 'its own settings'}; rename a file or choose other settings"
             )
     return found
-
-
-def data_differences(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Difference]]:
-    """Compare the settings of the data and cohorts of cells with the same seed: each difference once."""
-    first: dict[int, Cell] = {}
-    found: dict[str, tuple[Cell, Cell, Difference]] = {}
-    for cell in cells:
-        other = first.setdefault(cell.seed, cell)
-        was, now = ({n: v for n, v in flat(one.config).items() if is_data(n)} for one in (other, cell))
-        for difference in differences(was, now):
-            found.setdefault(difference.name, (other, cell, difference))
-    return list(found.values())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fl_lightning.cli.compare.cells import CellFiles, Outcome, prepare
 from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, cells_of
@@ -64,31 +64,20 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
     )
     if ended:
         console.print(printable(f"{ended} of {len(cells)} cells in {folder} are done already"))
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        total = progress.add_task(f"{len(cells)} cells", total=sum(max(cell.max_rounds, 0) for cell in left))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         rounds = {cell.name: max(cell.max_rounds, 0) for cell in left}
-        tasks: dict[str, TaskID] = {}
+        total = progress.add_task(f"{len(cells)} cells", total=sum(rounds.values()))
+        tasks = {name: progress.add_task(f"  {name}", total=most, visible=False) for name, most in rounds.items()}
 
         def on_round(files: CellFiles, done: int) -> None:
-            if files.name not in tasks:
-                tasks[files.name] = progress.add_task(f"  {files.name}", total=rounds[files.name])
-            progress.update(tasks[files.name], completed=done)
-            progress.update(
-                total, completed=sum(progress.tasks[progress.task_ids.index(t)].completed for t in tasks.values())
-            )
+            progress.update(tasks[files.name], completed=done, visible=True)
+            progress.update(total, completed=sum(task.completed for task in progress.tasks if task.id != total))
 
         def on_end(files: CellFiles, outcome: Outcome) -> None:
             nonlocal ended
             ended += 1
-            if files.name in tasks:
-                progress.update(tasks[files.name], visible=False)
+            progress.update(tasks[files.name], visible=False)
             if outcome.error:
                 failed[files.name] = outcome.error
             said = printable(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}")

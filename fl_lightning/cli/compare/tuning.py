@@ -12,13 +12,7 @@ from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_table
 
 
-def tune(
-    grid: Grid,
-    cases: Sequence[Case],
-    candidates: Sequence[Case],
-    val_fraction: float,
-    metric: str,
-) -> list[str]:
+def tune(grid: Grid, cases: Sequence[Case], candidates: Sequence[Case], val_fraction: float, metric: str) -> list[str]:
     """Choose settings for each method and case on the server's validation split.
 
     Args:

@@ -1,4 +1,4 @@
-"""The option that is meant by a wrong one: by its meaning first, by its spelling where it has none."""
+"""Suggestions for a wrong option: the one of the same meaning first, else the one of the nearest spelling."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -6,39 +6,31 @@ from difflib import get_close_matches
 from fl_lightning.cli.classes import OPTIONS, arguments
 
 OTHER_WORDS = {
-    "seed_everything": ("seed", "random_seed", "random_state"),
-    "trainer.max_epochs": (
-        "rounds",
-        "num_rounds",
-        "n_rounds",
-        "max_rounds",
-        "global_rounds",
-        "global_epochs",
-        "epochs",
-    ),
-    "trainer.devices": ("gpus", "num_gpus", "processes", "num_processes"),
-    "trainer.accelerator": ("device", "cuda"),
-    "trainer.logger": ("loggers", "wandb", "tensorboard"),
-    "model.local_epochs": ("local_ep", "num_local_epochs", "epochs_per_round", "client_epochs"),
-    "model.max_local_steps": ("local_steps", "num_local_steps", "local_iterations"),
-    "model.client": ("method", "algorithm", "algo", "module", "fl_method"),
-    "model.client.optimizer": ("optim", "local_optimizer", "client_optimizer"),
-    "model.client.optimizer.lr": ("learning_rate", "local_lr", "client_lr"),
-    "model.client.net": ("architecture", "arch", "backbone"),
-    "model.server_optimizer.lr": ("server_lr", "global_lr", "eta_g"),
-    "model.clip_norm": ("gradient_clip_val", "clip", "max_grad_norm"),
-    "data.num_clients": ("clients", "n_clients", "num_users", "n_parties"),
-    "data.participation": ("fraction", "frac", "fraction_fit", "sample_ratio", "join_ratio", "cohort_size"),
-    "data.batch_size": ("local_bs", "bs", "train_batch_size"),
-    "data.partition.alpha": ("dirichlet_alpha", "concentration", "non_iid", "heterogeneity"),
-    "data.partition": ("split", "partitioner", "partitioning"),
-    "data.source": ("dataset", "data", "datamodule"),
-    "ckpt_path": ("checkpoint", "ckpt", "resume", "resume_from", "resume_from_checkpoint"),
-    "config": ("configs", "config_file", "cfg", "yaml"),
+    "seed_everything": "seed random_seed random_state",
+    "trainer.max_epochs": "rounds num_rounds n_rounds max_rounds global_rounds global_epochs epochs",
+    "trainer.devices": "gpus num_gpus processes num_processes",
+    "trainer.accelerator": "device cuda",
+    "trainer.logger": "loggers wandb tensorboard",
+    "model.local_epochs": "local_ep num_local_epochs epochs_per_round client_epochs",
+    "model.max_local_steps": "local_steps num_local_steps local_iterations",
+    "model.client": "method algorithm algo module fl_method",
+    "model.client.optimizer": "optim local_optimizer client_optimizer",
+    "model.client.optimizer.lr": "learning_rate local_lr client_lr",
+    "model.client.net": "architecture arch backbone",
+    "model.server_optimizer.lr": "server_lr global_lr eta_g",
+    "model.clip_norm": "gradient_clip_val clip max_grad_norm",
+    "data.num_clients": "clients n_clients num_users n_parties",
+    "data.participation": "fraction frac fraction_fit sample_ratio join_ratio cohort_size",
+    "data.batch_size": "local_bs bs train_batch_size",
+    "data.partition.alpha": "dirichlet_alpha concentration non_iid heterogeneity",
+    "data.partition": "split partitioner partitioning",
+    "data.source": "dataset data datamodule",
+    "ckpt_path": "checkpoint ckpt resume resume_from resume_from_checkpoint",
+    "config": "configs config_file cfg yaml",
 }
 """Words of other programs and papers for the options of this one."""
 
-MEANT = {word: option for option, words in OTHER_WORDS.items() for word in words}
+MEANT = {word: option for option, words in OTHER_WORDS.items() for word in words.split()}
 
 
 def meant(name: str, options: Iterable[str]) -> str | None:
