@@ -27,8 +27,7 @@ from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.round import Round
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.federation.setup import FederatedRun
-from fl_lightning.federation.unfinished import catch_up
+from fl_lightning.federation.setup import FederatedRun, catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.reported import Metrics, as_collection
