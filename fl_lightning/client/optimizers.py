@@ -16,7 +16,6 @@ from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.hooks import RemovableHandle
 
 from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
@@ -31,6 +30,9 @@ class LocalOptimizers:
         slope: the method's `accumulated_lr_slope`, or None.
         scaler: gradient scaler, or None.
         backward: computes gradients of a loss.
+
+    Attributes:
+        reusable: whether optimizers that are begun anew equal new ones: torch's own, which nobody was given.
     """
 
     def __init__(
@@ -52,22 +54,15 @@ class LocalOptimizers:
         ]
         self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
         # torch's own keep their state in `state` and `param_groups` only: a reset one equals a new one
-        self._resets = not self.schedulers and scaler is None and self.foreign is None
-        self._defaults = [dict(optimizer.defaults) for optimizer in self.raw] if self._resets else []
+        self.reusable = not self.schedulers and scaler is None and self.foreign is None
 
-    @property
-    def reusable(self) -> bool:
-        """True where optimizers that are begun anew equal new ones, whatever happened to them since they were built."""
-        return self._resets and all(
-            optimizer.defaults.keys() == defaults.keys()
-            and all(optimizer.defaults[name] is value for name, value in defaults.items())
-            and len(optimizer.param_groups) == len(groups)
-            and wrapped.untouched
-            and foreign_part(optimizer, wrapped.hooks) is None
-            for optimizer, defaults, groups, wrapped in zip(
-                self.raw, self._defaults, self._groups, self.wrapped, strict=True
-            )
-        )
+    def handed_out(self) -> "LocalOptimizers":
+        """Record that somebody is given the optimizers, who may make more of them than they were.
+
+        Returns them.
+        """
+        self.reusable = False
+        return self
 
     def begin(
         self,
@@ -85,14 +80,11 @@ class LocalOptimizers:
             factors: further ones, by optimizer and parameter group (ReduceLROnPlateau's); empty: none.
         """
         for optimizer, groups, (owners, states) in zip(self.raw, self._groups, self._states, strict=True):
-            if self.accumulated_lr.steps or len(optimizer.state) != len(owners):
-                optimizer.state.clear()
-                optimizer.state.update(zip(owners, deepcopy(states), strict=True))
-            if len(optimizer.param_groups) != len(groups):  # a hook has added some
-                optimizer.param_groups[:] = [group for group, *_ in groups]
+            optimizer.state.clear()
+            optimizer.state.update(zip(owners, deepcopy(states), strict=True))
+            optimizer.param_groups[:] = [group for group, *_ in groups]  # a hook may have added some
             for group, setting, params in groups:
-                if group.keys() != setting.keys():
-                    group.clear()
+                group.clear()
                 group.update(setting)
                 group["params"][:] = params
         if lr is not None:
@@ -127,19 +119,15 @@ class LocalOptimizers:
                 hook.remove()
 
 
-def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> str | None:
+def foreign_part(optimizer: Optimizer) -> str | None:
     """Name what makes an optimizer more than its settings: torch's constructor gives one none of it.
 
-    Args:
-        optimizer: any.
-        ours: handles of hooks on it that do not count.
-
     >>> optimizer = SGD([torch.zeros(2)], lr=0.1)
-    >>> handle = optimizer.register_step_post_hook(print)
-    >>> foreign_part(optimizer), foreign_part(optimizer, [handle])
+    >>> hook = optimizer.register_step_post_hook(print)
+    >>> foreign_part(optimizer), foreign_part(SGD([torch.zeros(2)], lr=0.1))
     ("the hook 'print' of its SGD", None)
     """
-    kind, mine = type(optimizer), {handle.id for handle in ours}
+    kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim."):
         return f"{kind.__name__}, which is not torch's"
     make: Callable[..., Optimizer] = kind
@@ -147,11 +135,11 @@ def foreign_part(optimizer: Optimizer, ours: Sequence[RemovableHandle] = ()) -> 
     for name, value in vars(optimizer).items():
         if name not in attributes and not is_own_step(optimizer, value):
             return f"the attribute {name!r} of its {kind.__name__}"
-        for hook in [value[key] for key in value.keys() - mine] if isinstance(value, OrderedDict) else ():
+        for hook in value.values() if isinstance(value, OrderedDict) else ():
             return f"the hook {getattr(hook, '__name__', type(hook).__name__)!r} of its {kind.__name__}"
     for name in (name for group in optimizer.param_groups for name in group.keys() - keys):
         return f"the entry {name!r} of a parameter group of its {kind.__name__}"
-    if not ours and not is_usual(optimizer):
+    if not is_usual(optimizer):
         return f"the state that its {kind.__name__} has from the start"
     return None
 
@@ -260,12 +248,6 @@ class LocalOptimizer:
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]
         self._on_step, self._bare = on_step, None if scaler is not None else UnwrappedStep.of(optimizer, self.hooks[0])
-        self._names = frozenset({*vars(self), "_names"})
-
-    @property
-    def untouched(self) -> bool:
-        """True where nobody has set an attribute of this."""
-        return vars(self).keys() == self._names
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

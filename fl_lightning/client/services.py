@@ -339,7 +339,8 @@ class ClientServices:
         return data
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        chosen: list[Any] = self._optimizers.wrapped if use_pl_optimizer else self._optimizers.raw
+        optimizers = self._optimizers.handed_out()
+        chosen: list[Any] = optimizers.wrapped if use_pl_optimizer else optimizers.raw
         return chosen[0] if len(chosen) == 1 else list(chosen)
 
     def lr_schedulers(self) -> Any:

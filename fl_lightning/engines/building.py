@@ -22,14 +22,22 @@ class OptimizerBuilder:
         accumulated: batches per step.
         device: that the client is trained on.
         precision: the Trainer's precision plugin.
+        hands_out: whether a hook is given the optimizers, which may then be used by no other client.
 
     Attributes:
         reusable: those of a phase without `trains`, where a reset one equals a new one.
     """
 
-    def __init__(self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self,
+        client: ClientModule,
+        accumulated: int,
+        device: torch.device,
+        precision: Precision,
+        hands_out: bool = False,
+    ) -> None:
         self.client, self.owner, self.accumulated = client, client.lightning_modules()[-1], accumulated
-        self.device, self.precision = device, precision
+        self.device, self.precision, self._hands_out = device, precision, hands_out
         self.reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._factory: OptimizerFactory | None = None
@@ -53,7 +61,7 @@ class OptimizerBuilder:
     def settles(self) -> bool:
         """Return True where the client's optimizers cannot depend on the client that they are built for."""
         overrides = overridden(self.owner, "configure_optimizers", ClientModule)
-        return not overrides and is_settled(self.client.optimizer_factory)
+        return not self._hands_out and not overrides and is_settled(self.client.optimizer_factory)
 
     def forget(self) -> None:
         """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""

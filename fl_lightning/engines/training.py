@@ -79,12 +79,13 @@ class LocalTrainer:
         }
         self._hooks = {name: [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)] for name in LOCAL_HOOKS}
         inner, clip_gradients = self.modules[-1], services.clip_gradients if settings.clip_norm else None
-        self._optimizer_step, self._zero_grad = (
-            own_hook(inner, "optimizer_step"),
-            own_hook(inner, "optimizer_zero_grad"),
-        )
-        self._clip = own_hook(inner, "configure_gradient_clipping") or clip_gradients
-        self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision)
+        names = "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"
+        self._optimizer_step, own_zero_grad, own_clip = (own_hook(inner, name) for name in names)
+        self._zero_grad = own_zero_grad or (lambda *args: zero_grad(args[-1]))
+        self._clip = own_clip or clip_gradients
+        given = self._hooks["on_before_zero_grad"], self._hooks["on_before_optimizer_step"]
+        hands_out = any((*given, self._optimizer_step, own_zero_grad, own_clip))
+        self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision, hands_out)
         self._deadline: float | None = None
         self._round_idx = 0
 
@@ -207,13 +208,10 @@ class LocalTrainer:
             if limit is not None and progress.num_steps >= limit:
                 break
             self.services.begin_epoch(optimizers, size)
-            for hook in self._hooks["on_train_epoch_start"]:
-                hook()
+            self._call("on_train_epoch_start")
             self._epoch(phase, data, passes, before + epoch, optimizers, limit)
-            if epoch_ends := self._hooks["on_train_epoch_end"]:
-                self.services.begin_samples(size)
-                for hook in epoch_ends:
-                    hook()
+            self.services.begin_samples(size)
+            self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for callback in on_epoch_end:
@@ -257,6 +255,11 @@ class LocalTrainer:
         if cache is not None:
             cache.finish_epoch()
 
+    def _call(self, name: str, *args: Any) -> None:
+        """Call the hooks of this name."""
+        for hook in self._hooks[name]:
+            hook(*args)
+
     def _check_time(self, deadline: float) -> None:
         if monotonic() > deadline:
             raise TimeoutError(
@@ -269,7 +272,7 @@ class LocalTrainer:
 
         Returns the loss.
         """
-        every, optimizer, hooks = self.settings.accumulate_grad_batches, optimizers.wrapped[0], self._hooks
+        every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
         boundary = last or (index + 1) % every == 0
         if boundary and every > 1:
             optimizers.accumulated_lr.accumulates((index % every + 1) / every)
@@ -278,25 +281,18 @@ class LocalTrainer:
         def closure() -> Tensor | None:
             nonlocal loss
             if index % every == 0:
-                for hook in hooks["on_before_zero_grad"]:
-                    hook(optimizer)
-                if self._zero_grad is None:
-                    zero_grad(optimizer.optimizer)
-                else:
-                    self._zero_grad(self._round_idx, index, optimizer.optimizer)
+                self._call("on_before_zero_grad", optimizer)
+                self._zero_grad(self._round_idx, index, optimizer.optimizer)
             loss = self._training_step(batch, index)
             if loss is None:
                 return None
-            for hook in hooks["on_before_backward"]:
-                hook(loss)
+            self._call("on_before_backward", loss)
             optimizers.backward(loss if every == 1 else loss / every)
-            for hook in hooks["on_after_backward"]:
-                hook()
+            self._call("on_after_backward")
             if boundary:
                 if optimizer.scaler is not None:
                     optimizer.unscale()
-                for hook in hooks["on_before_optimizer_step"]:
-                    hook(optimizer)
+                self._call("on_before_optimizer_step", optimizer)
                 if self._clip is not None:
                     self._clip(optimizer, self.settings.clip_norm, "norm")
             return loss
