@@ -17,14 +17,9 @@ def local_metrics(client: nn.Module) -> Iterator[None]:
     metrics = [part for part in client.modules() if isinstance(part, Metric)]
     before = [metric.distributed_available_fn for metric in metrics]
     for metric in metrics:
-        metric.distributed_available_fn = alone
+        metric.distributed_available_fn = bool  # no process group: False
     try:
         yield
     finally:
         for metric, available in zip(metrics, before, strict=True):
             metric.distributed_available_fn = available
-
-
-def alone() -> bool:
-    """Answer that there are no other processes."""
-    return False
