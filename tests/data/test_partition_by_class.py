@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.data import DirichletPartition, IIDPartition, PartitionInput, ShardPartition
-from fl_lightning.data import dealing as P
+from fl_lightning.data import partitioning as P
 
 
 def rng(seed=0):

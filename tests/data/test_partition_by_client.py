@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.data import ClientDirichletPartition, PartitionInput, QuantityPartition
-from fl_lightning.data import dealing as PC
+from fl_lightning.data import partitioning as PC
 
 
 def rng(seed=0):

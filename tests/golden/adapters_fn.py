@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fl_lightning import Aggregator, ClientModule
 from fl_lightning.aggregation import ServerModule, UpdateTransform
-from fl_lightning.data.dealing import lda_counts
+from fl_lightning.data.partitioning import lda_counts
 from fl_lightning.functional.classes import class_split
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.losses import cross_entropy
