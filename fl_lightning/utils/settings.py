@@ -3,7 +3,8 @@
 An unset setting (None) passes.
 """
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import signature
 from types import FunctionType
@@ -144,6 +145,21 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {described(value)}")
 
 
+def check_bound(
+    holds: Callable[[float, float], bool], relation: str, bound: float, hint: str, settings: Mapping[str, float | None]
+) -> None:
+    """Refuse settings for which `holds(value, bound)` is false, as the functions below.
+
+    Raises:
+        ValueError: naming the setting.
+        TypeError: it is no number.
+    """
+    check_numbers(hint, **settings)
+    for name, value in settings.items():
+        if value is not None and not holds(value, bound):
+            raise ValueError(f"{name} must be {relation} {bound}, got {value}{hint and '; ' + hint}")
+
+
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting below `low`, or NaN, with `hint` at the end of the sentence.
 
@@ -155,10 +171,7 @@ def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> N
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1.0; 0 is FedAvg
     """
-    check_numbers(hint, **settings)
-    for name, value in settings.items():
-        if value is not None and not value >= low:
-            raise ValueError(f"{name} must be at least {low}, got {value}{hint and '; ' + hint}")
+    check_bound(operator.ge, "at least", low, hint, settings)
 
 
 def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
@@ -172,10 +185,7 @@ def check_above(low: float, hint: str = "", /, **settings: float | None) -> None
     Traceback (most recent call last):
     ValueError: temperature must be above 0, got 0
     """
-    check_numbers(hint, **settings)
-    for name, value in settings.items():
-        if value is not None and not value > low:
-            raise ValueError(f"{name} must be above {low}, got {value}{hint and '; ' + hint}")
+    check_bound(operator.gt, "above", low, hint, settings)
 
 
 def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
@@ -189,10 +199,7 @@ def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> N
     Traceback (most recent call last):
     ValueError: share must be at most 1, got 1.5
     """
-    check_numbers(hint, **settings)
-    for name, value in settings.items():
-        if value is not None and not value <= high:
-            raise ValueError(f"{name} must be at most {high}, got {value}{hint and '; ' + hint}")
+    check_bound(operator.le, "at most", high, hint, settings)
 
 
 def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
@@ -206,10 +213,7 @@ def check_below(high: float, hint: str = "", /, **settings: float | None) -> Non
     Traceback (most recent call last):
     ValueError: share must be below 1, got 1
     """
-    check_numbers(hint, **settings)
-    for name, value in settings.items():
-        if value is not None and not value < high:
-            raise ValueError(f"{name} must be below {high}, got {value}{hint and '; ' + hint}")
+    check_bound(operator.lt, "below", high, hint, settings)
 
 
 def as_list(value: Any) -> list[Any]:
