@@ -8,11 +8,14 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "fl_lightning"
 FIRST_LINES = (
     *("aggregation", "attacks", "client", "data", "distributed", "engines", "federation", "functional", "members"),
-    *("methods", "metrics", "nets", "utils"),
+    *("methods", "metrics", "monitors", "nets", "papers", "reports", "utils"),
 )
 """Rooms whose docstrings begin with one plain sentence."""
 
-NAMES = ("aggregation", "attacks", "data", "distributed", "functional", "methods", "metrics", "nets", "utils")
+NAMES = (
+    *("aggregation", "attacks", "callbacks", "data", "distributed", "federation", "functional", "members"),
+    *("methods", "metrics", "monitors", "nets", "reports", "runs", "utils"),
+)
 """Rooms whose locals are named for the thing they hold."""
 
 HEADLESS = ("Say", "Note", "What", "Where", "How", "Why")

@@ -52,10 +52,10 @@ class ClientCheckpoint(Callback):
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:
     """Hyper-parameters that `module` saved itself, else its arguments; of both only plain values."""
-    found: Mapping[str, Any] = module.hparams
-    if not found:
+    arguments: Mapping[str, Any] = module.hparams
+    if not arguments:
         kinds = [kind for kind in reversed(type(module).__mro__) if issubclass(kind, ClientModule)]
         parameters = [p for kind in kinds for p in inspect.signature(kind.__init__).parameters.values()]
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        found = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    return {name: value for name, value in found.items() if is_plain(value)}
+        arguments = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return {name: value for name, value in arguments.items() if is_plain(value)}

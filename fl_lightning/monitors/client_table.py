@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, moved
-from fl_lightning.monitors.monitor import Found, Monitor, ended
+from fl_lightning.monitors.monitor import Measurements, Monitor, ended
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
@@ -59,40 +59,40 @@ class ClientTable(Monitor):
         super().on_round_repeat(trainer, loop)
         self._counted = {way: loop.recorder.traffic.total(f"comm/bytes_{way}") for way in ("down", "up")}
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
-        found = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
-        return {"samples": loop.server.size(client_id), **found}
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
+        measured = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
+        return {"samples": loop.server.size(client_id), **measured}
 
-    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["steps"] = found.get("steps", 0) + update.num_steps
-        found["move"] = moved(loop.client, found.get("move", {}))
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["steps"] = measured.get("steps", 0) + update.num_steps
+        measured["move"] = moved(loop.client, measured.get("move", {}))
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")
-        found["loss_after"] = found.pop("loss", None)
-        found["drift"] = length(found.pop("move"), 2)
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")
+        measured["loss_after"] = measured.pop("loss", None)
+        measured["drift"] = length(measured.pop("move"), 2)
 
-    def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Found:
-        inspection, found = loop.evaluation.inspection, Found()
+    def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Measurements:
+        inspection, measured = loop.evaluation.inspection, Measurements()
         if self.loss:
-            found[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
+            measured[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
         if self.accuracy and loop.data.num_classes is not None:
-            found[f"acc_own{suffix}"] = float(inspection.own_scores(moment, client_id)[-2])
-            found[f"acc_global{suffix}"] = float(inspection.scores(moment, "test")[-2])
-        return found
+            measured[f"acc_own{suffix}"] = float(inspection.own_scores(moment, client_id)[-2])
+            measured[f"acc_global{suffix}"] = float(inspection.scores(moment, "test")[-2])
+        return measured
 
     def _count(self, loop: FederatedLoop, client_id: int, way: str) -> None:
         """Add the bytes since the last client's to this one's."""
         total = loop.recorder.traffic.total(f"comm/bytes_{way}")
-        if (found := self.under_way.get(client_id)) is not None:
-            found[f"bytes_{way}"] = found.get(f"bytes_{way}", 0) + total - self._counted.get(way, 0)
+        if (measured := self.under_way.get(client_id)) is not None:
+            measured[f"bytes_{way}"] = measured.get(f"bytes_{way}", 0) + total - self._counted.get(way, 0)
         self._counted[way] = total
 
     # --- the round -----------------------------------------------------------------------------------------------
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Write the round's rows, once it is known who was skipped."""
-        rows = {client_id: {"client": client_id, **values} for client_id, values in found.items()}
+        rows = {client_id: {"client": client_id, **values} for client_id, values in measured.items()}
         for fault in loop.skipped:
             rows.setdefault(fault.client_id, {"client": fault.client_id})["skipped"] = fault.reason
         self.add_rows(trainer, ([row.get(name) for name in COLUMNS] for _, row in sorted(rows.items())))

@@ -15,7 +15,7 @@ from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import State, add, zeros_like
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
 from fl_lightning.metrics.reported import computed
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, log_defined, log_means
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, log_means
 from fl_lightning.types import ClientUpdate
 
 
@@ -51,32 +51,32 @@ class DriftMonitor(Monitor):
         if self._moves is not None:
             self._moves.reset()
 
-    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["move"] = moved(loop.client, found.get("move", {}))
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["move"] = moved(loop.client, measured.get("move", {}))
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        view, move = loop.data.view(update.client_id, loop.server.round_idx), found.pop("move")
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        view, move = loop.data.view(update.client_id, loop.server.round_idx), measured.pop("move")
         for name, order in ("drift", 2), ("weight_divergence", 1):
-            found[name] = length(move, order) if view.size() else float("nan")
-        found["counts"] = None if loop.data.num_classes is None else view.label_counts
+            measured[name] = length(move, order) if view.size() else float("nan")
+        measured["counts"] = None if loop.data.num_classes is None else view.label_counts
         if self._moves is not None and move and view.size():
             self._moves.update(move)
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         names = ("drift", "weight_divergence")
-        log_means(loop, {f"local/{name}": [values[name] for values in found.values()] for name in names})
+        log_means(loop, {f"local/{name}": [values[name] for values in measured.values()] for name in names})
         if self._moves is not None:
             log_defined(loop, {name: float(value) for name, value in computed(self._moves).items()})
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Write the round's rows, since the new global model is evaluated by now."""
-        distances = torch.full((len(found),), torch.nan)
+        distances = torch.full((len(measured),), torch.nan)
         accuracy = loop.recorder.class_accuracy
-        if found and accuracy is not None and loop.recorder.evaluated_rounds == trainer.current_epoch + 1:
-            counts = torch.stack([values["counts"] for values in found.values()])
+        if measured and accuracy is not None and loop.recorder.evaluated_rounds == trainer.current_epoch + 1:
+            counts = torch.stack([values["counts"] for values in measured.values()])
             distances = distribution_distance(accuracy, in_local(counts)).double()
             add_to_row(loop, {"local/distribution_distance": float(distances.nanmean())})
-        rows = zip(found.items(), distances.tolist(), strict=True)
+        rows = zip(measured.items(), distances.tolist(), strict=True)
         self.add_rows(trainer, ((i, v["drift"], v["weight_divergence"], distance) for (i, v), distance in rows))
 
 

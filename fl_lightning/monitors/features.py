@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.monitor import Found, Monitor, check_classes, ended, write_arrays
+from fl_lightning.monitors.monitor import Measurements, Monitor, check_classes, ended, write_arrays
 from fl_lightning.monitors.probe_figures import joint_embedding, plot_circles, plot_embedding
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
@@ -54,23 +54,23 @@ class FeatureProbe(Monitor):
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self).check_layer(self.layer, type(self).__name__)
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         if self.under_way:
             return {}  # one client of each process tells what was received
         return {"received": self._features(loop, loop.evaluation.inspection.received)}
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["trained"] = self._features(loop, ended(loop, update.client_id))
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["trained"] = self._features(loop, ended(loop, update.client_id))
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Add the new global model, and write the round's files."""
-        if not found or self.folder is None:
+        if not measured or self.folder is None:
             return
         models: dict[str, Tensor] = {}
-        received = [values["received"] for values in found.values() if "received" in values]
+        received = [values["received"] for values in measured.values() if "received" in values]
         if received and loop.weights.shared:
             models["received"] = received[0]
-        models |= {f"client {client_id}": values["trained"] for client_id, values in found.items()}
+        models |= {f"client {client_id}": values["trained"] for client_id, values in measured.items()}
         if loop.weights.shared:
             models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
         inspection, at = loop.evaluation.inspection, f"{trainer.current_epoch:05d}"

@@ -12,7 +12,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, check_classes, ended, log_means
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -64,27 +64,27 @@ class ForgettingMonitor(Monitor):
         names = check_classes(loop, self).class_names
         self.open_table(trainer, "client_classwise.csv", ("client", "moment", *names))
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         counts = loop.data.view(client_id, loop.server.round_idx).label_counts
         return {"counts": counts, "moments": {"received": self._by_class(loop, loop.evaluation.inspection.received)}}
 
-    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
+    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, measured: Measurements) -> None:
         if self.epochs:
-            found["moments"][epoch] = self._by_class(loop, ended(loop, client_id, f"epoch {epoch}"))
+            measured["moments"][epoch] = self._by_class(loop, ended(loop, client_id, f"epoch {epoch}"))
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["moments"]["trained"] = self._by_class(loop, ended(loop, update.client_id, DEPLOYED))
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["moments"]["trained"] = self._by_class(loop, ended(loop, update.client_id, DEPLOYED))
 
     def _by_class(self, loop: FederatedLoop, moment: Moment) -> Tensor:
         return loop.evaluation.inspection.scores(moment, self.split, self.samples)[:-2]
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        if not found:
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        if not measured:
             return
-        accuracies = {client_id: values["moments"] for client_id, values in found.items()}
+        accuracies = {client_id: values["moments"] for client_id, values in measured.items()}
         rows = ((i, moment, *each.tolist()) for i, moments in accuracies.items() for moment, each in moments.items())
         self.add_rows(trainer, rows)
-        counts = torch.stack([values["counts"] for values in found.values()])
+        counts = torch.stack([values["counts"] for values in measured.values()])
         received, trained = (torch.stack([m[name] for m in accuracies.values()]) for name in ("received", "trained"))
         degree = forgetting_degree(received, trained).masked_fill(received == 0, torch.nan)
         degree = degree.masked_fill(counts.sum(1, keepdim=True) == 0, torch.nan)  # it did not train
@@ -138,16 +138,16 @@ class PersonalisedAccuracy(Monitor):
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self)
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection
         return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         inspection, moment = loop.evaluation.inspection, ended(loop, update.client_id, DEPLOYED)
-        found["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
+        measured["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
         if self.train:
-            found["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
+            measured["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         for name in ["initial", "personalised"] + ["train"] * self.train:
-            log_means(loop, {f"local/{name}": [values[name] for values in found.values()]})
+            log_means(loop, {f"local/{name}": [values[name] for values in measured.values()]})

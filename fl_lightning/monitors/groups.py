@@ -63,8 +63,8 @@ class GroupMetrics(Monitor):
         mine = list(self.groups)[processes.rank :: processes.world]
         with pl_module.evaluation.evaluated_model():
             parts = processes.gather({name: self._evaluated(pl_module, self.groups[name]) for name in mine})
-        found = {name: values for part in parts for name, values in part.items()}
-        self._last = {name: found[name] for name in self.groups}
+        values_by_key = {name: values for part in parts for name, values in part.items()}
+        self._last = {name: values_by_key[name] for name in self.groups}
         columns = list(dict.fromkeys(column for values in self._last.values() for column in values))
         if self._table is None:
             self.open_table(trainer, "groups.csv", ("group", *columns))
@@ -81,21 +81,21 @@ class GroupMetrics(Monitor):
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Evaluate the global model on the test samples of these clients."""
-        inspection, own = loop.evaluation.inspection, alone(self._collection(loop)).to(loop.device)
+        inspection, metrics = loop.evaluation.inspection, alone(self._collection(loop)).to(loop.device)
         samples = 0
         for client_id in clients:
             view = loop.data.view(client_id, loop.server.round_idx)
             batches = view.batches("test", batch_size=loop.data.eval_batch_size)
-            inspection.over(batches, lambda batch: update(own, batch, loop.client))
+            inspection.over(batches, lambda batch: update(metrics, batch, loop.client))
             samples += view.size("test")
-        values = values_of(own.compute(), "", inspection.class_names) if samples else {}
+        values = values_of(metrics.compute(), "", inspection.class_names) if samples else {}
         return {SAMPLES: float(samples), **{name.removeprefix("/"): value for name, value in values.items()}}
 
     def _collection(self, loop: FederatedLoop) -> MetricCollection:
-        found = loop.metrics if self.metrics is None else self.metrics
-        if found is None:
+        chosen = loop.metrics if self.metrics is None else self.metrics
+        if chosen is None:
             raise ValueError("GroupMetrics needs metrics, got none; give it metrics=, or set model.metrics")
-        return found
+        return chosen
 
 
 SAMPLES = "samples"

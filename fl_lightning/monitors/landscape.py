@@ -15,7 +15,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.state import State, StateLike, add, to_float32
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, write_arrays
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, check_classes, write_arrays
 from fl_lightning.monitors.probe_figures import plot_landscape
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
@@ -69,20 +69,20 @@ class LossLandscape(Monitor):
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self)
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["landscape"] = self._measure(loop, update.client_id)
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["landscape"] = self._measure(loop, update.client_id)
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        for client_id, values in found.items():
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        for client_id, values in measured.items():
             self._write(trainer, values["landscape"], f"client{client_id}")
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Measure the new global model."""
         if loop.weights.shared:
-            measured = self._measure(loop, -1)
-            first, second = measured["eigenvalues"].tolist()
+            landscape = self._measure(loop, -1)
+            first, second = landscape["eigenvalues"].tolist()
             add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
-            self._write(trainer, measured, "global")
+            self._write(trainer, landscape, "global")
 
     def _write(self, trainer: Trainer, arrays: Mapping[str, Tensor], model: str) -> None:
         if self.folder is not None:

@@ -20,7 +20,7 @@ from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 
-Found = dict[str, Any]
+Measurements = dict[str, Any]
 """Values of one client: numbers, strings and tensors on the CPU, by name."""
 
 
@@ -43,9 +43,9 @@ class Monitor(Callback):
         self.every, self.clients, self.dirpath = every, clients, dirpath
         self.folder: Path | None = None
         self.exchange = 0
-        self.under_way: dict[int, Found] = {}
-        self.ended: dict[int, Found] = {}
-        self.measured: Mapping[int, Found] = {}
+        self.under_way: dict[int, Measurements] = {}
+        self.ended: dict[int, Measurements] = {}
+        self.measured: Mapping[int, Measurements] = {}
         self._table: RoundTable | None = None
 
     # --- of a subclass -------------------------------------------------------------------------------------------
@@ -53,24 +53,24 @@ class Monitor(Callback):
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Prepare for a fit: refuse what cannot be measured, open the monitor's table."""
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         """Measure a client with the weights it received, before local training."""
         return {}
 
-    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, found: Found) -> None:
+    def epoch_end(self, loop: FederatedLoop, client_id: int, epoch: int, measured: Measurements) -> None:
         """Measure a client after one of its local epochs, numbered through the round from 0."""
 
-    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         """Measure a client at the end of each exchange of the round, of the last one before `end`."""
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        """Measure a client after its local training, at the end of the last exchange, and add to what was found."""
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        """Measure a client after its local training, at the end of the last exchange, and add to what was measured."""
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        """Take what was found of the round's clients, by client id in ascending order, the same on all processes."""
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        """Take what was measured of the round's clients, by client id in ascending order, the same on all processes."""
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        """Measure the new global model at the end of a measured round, with what was found of the round's clients."""
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        """Measure the new global model at the end of a measured round, with the measurements of its clients."""
 
     # --- hooks ---------------------------------------------------------------------------------------------------
 
@@ -90,18 +90,18 @@ class Monitor(Callback):
 
     def on_client_epoch_end(self, trainer: Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
         """Measure a client after a local epoch, by `epoch_end`."""
-        if (found := self.under_way.get(client_id)) is not None:
-            self.epoch_end(loop, client_id, found["epochs"], found)
-            found["epochs"] += 1
+        if (measured := self.under_way.get(client_id)) is not None:
+            self.epoch_end(loop, client_id, measured["epochs"], measured)
+            measured["epochs"] += 1
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         """Measure a client after an exchange, by `exchange_end`, and after its training, by `end`."""
-        if (found := self.under_way.get(update.client_id)) is None:
+        if (measured := self.under_way.get(update.client_id)) is None:
             return
-        self.exchange_end(loop, update, found)
+        self.exchange_end(loop, update, measured)
         if self.exchange == len(loop.client.exchanges) - 1:
-            self.end(loop, update, found)
-            self.ended[update.client_id] = found
+            self.end(loop, update, measured)
+            self.ended[update.client_id] = measured
 
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Begin the round anew: it is run again without clients that have failed."""
@@ -111,7 +111,7 @@ class Monitor(Callback):
             self._table.begin(trainer.current_epoch)
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
-        """Gather what was found of all clients once the round's last exchange is over, for `summarise`."""
+        """Gather what was measured of all clients once the round's last exchange is over, for `summarise`."""
         self.exchange += 1
         if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
             parts = current_communicator(loop.device).gather(self.ended)
@@ -120,8 +120,8 @@ class Monitor(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop) and self.measures(trainer):
-            found, self.measured = self.measured, {}
-            self.round_end(trainer, pl_module, found)
+            measured, self.measured = self.measured, {}
+            self.round_end(trainer, pl_module, measured)
 
     # --- helpers -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,15 @@ from torch import Tensor
 from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
-from fl_lightning.monitors.monitor import Found, Monitor, add_to_row, check_classes, ended, log_means, write_arrays
+from fl_lightning.monitors.monitor import (
+    Measurements,
+    Monitor,
+    add_to_row,
+    check_classes,
+    ended,
+    log_means,
+    write_arrays,
+)
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -57,26 +65,26 @@ class NeuronActivations(Monitor):
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         check_classes(loop, self).check_layer(self.layer, type(self).__name__)
 
-    def start(self, loop: FederatedLoop, client_id: int) -> Found:
+    def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection
         return {"received": self._preferences(inspection, inspection.received)[0]}
 
-    def end(self, loop: FederatedLoop, update: ClientUpdate, found: Found) -> None:
-        found["trained"], dead = self._preferences(loop.evaluation.inspection, ended(loop, update.client_id))
-        found["dead"] = float(dead.double().mean())
-        found["alignment"] = float(weight_alignment(found["received"], found["trained"]))
+    def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["trained"], dead = self._preferences(loop.evaluation.inspection, ended(loop, update.client_id))
+        measured["dead"] = float(dead.double().mean())
+        measured["alignment"] = float(weight_alignment(measured["received"], measured["trained"]))
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in found.values()]})
-        dead = [values["dead"] for values in found.values()]
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in measured.values()]})
+        dead = [values["dead"] for values in measured.values()]
         log_means(loop, {f"local/dead_neurons{self.ending}": dead}, deviations=False)
 
-    def round_end(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Compare with the new global model, and write the round's file."""
-        if not found:
+        if not measured:
             return
-        arrays = {"clients": torch.tensor(list(found)), "received": next(iter(found.values()))["received"]}
-        trained = [values["trained"] for values in found.values()]
+        arrays = {"clients": torch.tensor(list(measured)), "received": next(iter(measured.values()))["received"]}
+        trained = [values["trained"] for values in measured.values()]
         if len({preferences.shape for preferences in trained}) == 1:
             arrays["trained"] = torch.stack(trained)
         if loop.weights.shared:

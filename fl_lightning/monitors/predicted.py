@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.state import to_float32
-from fl_lightning.monitors.monitor import Found, Monitor, check_classes
+from fl_lightning.monitors.monitor import Measurements, Monitor, check_classes
 from fl_lightning.types import ClientUpdate
 
 
@@ -32,14 +32,14 @@ class PredictedDistribution(Monitor):
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         """Measure a client when its first exchange ends."""
-        found = self.under_way.get(update.client_id)
-        if found is not None and not self.exchange:
+        measured = self.under_way.get(update.client_id)
+        if measured is not None and not self.exchange:
             inspection = loop.evaluation.inspection
             batches = inspection.batches("transfer")
             parts = inspection.over(batches, lambda batch: to_float32(loop.client(batch[0])).softmax(1).cpu())
-            found["predictions"] = torch.cat(parts)
+            measured["predictions"] = torch.cat(parts)
         super().on_client_end(trainer, loop, update)
 
-    def summarise(self, trainer: Trainer, loop: FederatedLoop, found: Mapping[int, Found]) -> None:
-        rows = ((i, *estimated_distribution(values["predictions"]).tolist()) for i, values in found.items())
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        rows = ((i, *estimated_distribution(values["predictions"]).tolist()) for i, values in measured.items())
         self.add_rows(trainer, rows)

@@ -55,12 +55,12 @@ def plot_embedding(
         by: what the colours of each panel tell.
     """
     figure = new_figure(5.75 * len(by), 4.8)
-    found = {
+    embedded = {
         "class": (target.expand(len(models), -1), class_names),
         "model": (torch.arange(len(models))[:, None].expand(-1, len(target)), models),
     }
     for axes, kind in zip(figure.subplots(1, len(by), squeeze=False)[0], by, strict=True):
-        groups, names = found[kind]
+        groups, names = embedded[kind]
         for i, name in enumerate(names):
             x, y = points[groups == i].T.numpy()
             axes.scatter(x, y, s=5, color=colour_of(i, len(names)), linewidths=0, label=in_legend(name))
@@ -90,9 +90,9 @@ def plot_circles(features: Tensor, target: Tensor, models: Sequence[str], class_
         plane.pcolormesh(line.numpy(), line.numpy(), density.numpy(), cmap="Greys", rasterized=True)
         plane.set(title=name, aspect="equal", xticks=[], yticks=[])
         for c, label in enumerate(class_names):
-            own = points[target == c]
-            if len(own):
-                curve = angle_density(angles, torch.atan2(own[:, 1], own[:, 0]), width=0.15)
+            of_class = points[target == c]
+            if len(of_class):
+                curve = angle_density(angles, torch.atan2(of_class[:, 1], of_class[:, 0]), width=0.15)
                 circle.plot(angles.numpy(), curve.numpy(), color=colour_of(c, len(class_names)), label=in_legend(label))
         circle.set(xlabel="angle (rad)", xticks=[-np.pi, 0, np.pi], xticklabels=["−π", "0", "π"])
         circle.grid(True, color=GREY, linewidth=0.6)

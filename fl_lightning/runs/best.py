@@ -58,16 +58,16 @@ class BestCheckpoint(ModelCheckpoint):
         """
         if not isinstance(pl_module, FederatedLoop):
             return
-        found = trainer.callback_metrics
+        logged = trainer.callback_metrics
         key = "local/alma" if pl_module.weights.own_models else pl_module.final_key
-        if self.monitor is None and key in found:
+        if self.monitor is None and key in logged:
             self._watch(key)
             if pl_module.client.module is not None:
                 lowest = "lowest" if self.mode == "min" else "highest"
                 rank_zero_info(f"{self._place[1]}.ckpt is that of the round with the {lowest} {key}")
-        if self.monitor in found:
+        if self.monitor in logged:
             super().on_train_epoch_end(trainer, pl_module)
         elif self._asked and pl_module.final_key and not self._asked.startswith("local/"):
             raise ValueError(
-                f"best.monitor must be a key that is logged, one of {', '.join(sorted(found))}; got {self._asked}"
+                f"best.monitor must be a key that is logged, one of {', '.join(sorted(logged))}; got {self._asked}"
             )

@@ -56,22 +56,22 @@ def overrides_of(argv: Sequence[str]) -> str:
     '-seed3-mu=0.1'
     """
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    found = []
+    parts = []
     for option, value in pairwise([*words, ""]):
         name = option.removeprefix("--")
         if not option.startswith("--") or name in ("config", "help") or is_free(name):
             continue
         short = name.removesuffix(".class_path").rpartition(".")[2]
-        said = re.sub(r"[^\w.+]+", "_", value.rpartition(".")[2] if value.startswith("fl_lightning.") else value)
-        found.append(f"seed{said}" if name == "seed_everything" else f"{short}={said}")
-    found.sort(key=lambda part: not part.startswith("seed"))
-    return "".join(f"-{part}" for part in found)[:LONGEST_NAME].rstrip("-_=.")
+        text = re.sub(r"[^\w.+]+", "_", value.rpartition(".")[2] if value.startswith("fl_lightning.") else value)
+        parts.append(f"seed{text}" if name == "seed_everything" else f"{short}={text}")
+    parts.sort(key=lambda part: not part.startswith("seed"))
+    return "".join(f"-{part}" for part in parts)[:LONGEST_NAME].rstrip("-_=.")
 
 
 def runs(parent: Path) -> dict[int, Path]:
     """Find the numbered folders in `parent`, by number, lowest first."""
-    found = parent.iterdir() if parent.is_dir() else ()
-    numbers = {path: NUMBERED.fullmatch(path.name) for path in found}
+    paths = parent.iterdir() if parent.is_dir() else ()
+    numbers = {path: NUMBERED.fullmatch(path.name) for path in paths}
     return dict(sorted((int(match[1]), path) for path, match in numbers.items() if match))
 
 
@@ -191,22 +191,23 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path
             )
         return path
     settings = flat(config)
-    found = [newest_first(run, f"{asked}*.ckpt") for run in reversed(runs(parent).values())]
-    found = [paths for paths in found if paths]
-    if not found:
+    newest = (newest_first(run, f"{asked}*.ckpt") for run in reversed(runs(parent).values()))
+    per_run = [paths for paths in newest if paths]
+    if not per_run:
         raise FileNotFoundError(
             f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
             f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
         )
-    same = (paths for paths in found if (was := settings_in(paths[0])) is not None and not differences(was, settings))
-    path = next(same, found[0])[0]
+    known = ((paths[0], settings_in(paths[0])) for paths in per_run)
+    same = (path for path, was in known if was is not None and not differences(was, settings))
+    path = next(same, per_run[0][0])
     return path if asked == "best" else readable(path)
 
 
 def newest_first(run: Path, pattern: str) -> list[Path]:
     """Checkpoints of a run, the one written last first."""
-    found = filter(Path.is_file, (run / CHECKPOINTS).glob(pattern))
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    files = filter(Path.is_file, (run / CHECKPOINTS).glob(pattern))
+    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def settings_in(path: Path) -> Settings | None:
@@ -219,8 +220,8 @@ def identity_in(path: Path) -> dict[str, Settings] | None:
     if not path.is_file():  # a pipe would be waited for
         return None
     try:
-        found = loaded(path, mmap=True)["federated"]["settings"]
-        return {part: {n: v for n, v in values.items() if is_plain(v)} for part, values in found.items()}
+        settings = loaded(path, mmap=True)["federated"]["settings"]
+        return {part: {n: v for n, v in values.items() if is_plain(v)} for part, values in settings.items()}
     except Exception:
         return None
 
