@@ -11,7 +11,7 @@ COLUMNS = ("round", "client", "reason")
 
 
 class SkippedClients(Callback):
-    """Writes `skipped.csv`: round, client and reason of every client that was left out; no file where none was.
+    """Writes `skipped.csv`: round, client and reason of every client that was left out, but no file where none was.
 
     Args:
         dirpath: folder of the file; None: `trainer.default_root_dir`.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, unique
 from fl_lightning.papers.panels import draw_maps
 
 
@@ -26,17 +26,17 @@ class ClassMaps(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
         maps, names, changes, spread = {}, list[str](), dict[str, float](), dict[str, float]()
-        for one in shown:
-            _, names, table = one.group.columns(BY_CLASS)
-            changes[one.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
+        for runs in shown:
+            _, names, table = runs.group.columns(BY_CLASS)
+            changes[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
             with np.errstate(invalid="ignore"):
                 shares = table / table.sum(1, keepdims=True)
-            spread[one.name] = 100 * float(np.nanstd(shares, axis=1).mean())
-            maps[one.name] = (shares if self.normalised else 100 * table).T
+            spread[runs.name] = 100 * float(np.nanstd(shares, axis=1).mean())
+            maps[runs.name] = (shares if self.normalised else 100 * table).T
         value, limits = ("share of ΣA", (0.0, 0.3)) if self.normalised else ("accuracy (%)", (0.0, 100.0))
-        columns = len(unique(one.case for one in shown))
+        columns = len(unique(runs.case for runs in shown))
         figure = draw_maps(maps, "round", "class", value, names, columns, limits, width=3.4)
-        text = f"Mean change of a class's accuracy from one round to the next, in points: {said(changes)}."
+        text = f"Mean change of a class's accuracy from one round to the next, in points: {by_name(changes)}."
         if self.normalised:
-            text = f"Deviation of the shares over the classes, mean over the rounds, in points: {said(spread)}."
+            text = f"Deviation of the shares over the classes, mean over the rounds, in points: {by_name(spread)}."
         return Drawn(figure, text)

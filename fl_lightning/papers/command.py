@@ -135,11 +135,11 @@ def started(cell: Cell, start: CellFiles) -> Cell:
 
 def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
     """Read the runs, those of the seeds of one method and case together."""
-    found: dict[tuple[str, str], list[SavedRun]] = {}
+    alike: dict[tuple[str, str], list[SavedRun]] = {}
     for place in places:
         folder = CellFiles(output, place.cell.name).begun_run
-        found.setdefault((place.method, place.case), []).append(read_run(folder))
-    return [Series(method, case, Group("", runs)) for (method, case), runs in found.items()]
+        alike.setdefault((place.method, place.case), []).append(read_run(folder))
+    return [Series(method, case, Group("", runs)) for (method, case), runs in alike.items()]
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fl_lightning.papers.clients import counts_of
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import draw_maps, finish, panels
 from fl_lightning.reports.figures import COLOURS
 from fl_lightning.reports.results import rounds_until
@@ -28,23 +28,23 @@ class RoundsToTarget(Drawing):
         self.targets, self.key, self.baseline = targets, key, baseline
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        cases, methods = unique(one.case for one in series), unique(one.method for one in series)
+        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
         figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
         sentences = []
         for place, case in zip(axes[0], cases, strict=True):
-            found = {one.method: self.rounds(one) for one in series if one.case == case}
+            reached = {runs.method: self.rounds(runs) for runs in series if runs.case == case}
             for i, method in enumerate(methods):
-                if (rounds := found.get(method)) is not None:
+                if (rounds := reached.get(method)) is not None:
                     place.bar(i, rounds, color=COLOURS[i % len(COLOURS)])
                     place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
             place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
-            base = found.get(self.baseline)
-            shares = {m: 100 * r / base for m, r in found.items() if r is not None and base and m != self.baseline}
-            never = ", ".join(m for m, r in found.items() if r is None)
-            text = said(shares, "{:.0f} %") or "none"
+            base = reached.get(self.baseline)
+            shares = {m: 100 * r / base for m, r in reached.items() if r is not None and base and m != self.baseline}
+            never = ", ".join(m for m, r in reached.items() if r is None)
+            text = by_name(shares, "{:.0f} %") or "none"
             sentences.append(f"{case or 'All'}: {text}" + f"; never: {never}" * bool(never))
         finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
@@ -53,11 +53,11 @@ class RoundsToTarget(Drawing):
         """Target of a case, in percent."""
         return self.targets.get(case, self.targets.get("", 100.0))
 
-    def rounds(self, one: Series) -> float | None:
+    def rounds(self, runs: Series) -> float | None:
         """Count the rounds of a series, from 1, mean over its runs, None where one of them never gets there."""
-        found = [rounds_until(run, self.key, self.target(one.case) / 100) for run in one.group.runs]
-        known = [value for value in found if value is not None]
-        return float(np.mean(known)) if len(known) == len(found) else None
+        rounds = [rounds_until(run, self.key, self.target(runs.case) / 100) for run in runs.group.runs]
+        known = [value for value in rounds if value is not None]
+        return float(np.mean(known)) if len(known) == len(rounds) else None
 
 
 class PredictedDistributions(Drawing):

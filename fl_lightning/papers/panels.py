@@ -66,14 +66,14 @@ def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> Non
     """Tidy all panels, name the x axis of the lowest, and put one legend with each name once above them."""
     for place in axes[-1] if xlabel is not None else ():
         place.set_xlabel(xlabel)
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for place in axes.ravel():
         tidy(place)
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
-    if len(found) > 1:
-        columns, size = legend_columns(list(found), figure.get_figwidth()), LEGEND_SIZE
-        figure.legend(found.values(), found, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
+            handles.setdefault(name, handle)
+    if len(handles) > 1:
+        columns, size = legend_columns(list(handles), figure.get_figwidth()), LEGEND_SIZE
+        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:

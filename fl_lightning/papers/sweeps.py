@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.result_tables import Cell, Table
@@ -13,9 +13,9 @@ from fl_lightning.reports.results import LAST
 from fl_lightning.utils.text import drawable
 
 
-def ends(one: Series, key: str, last: int = LAST) -> Numbers:
+def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
     """Compute the mean of the last values of each run, (S,), NaN where there are none."""
-    _, values = one.group.curves(key)
+    _, values = runs.group.curves(key)
     return values[:, -last:].mean(1) if values.size else np.array([np.nan])
 
 
@@ -43,30 +43,31 @@ class Sweep(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         levels = self.levels or {}
-        swept = unique(one.case for one in series if one.method not in levels)
+        swept = unique(runs.case for runs in series if runs.method not in levels)
         groups = self.groups or {"": {case: case for case in swept}}
-        methods = unique(one.method for one in series)
+        methods = unique(runs.method for runs in series)
         left = ["\n".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
         figure, axes = panels(left, list(groups), width=3.2, sharex=False)  # each group has its own names
-        found: dict[str, dict[str, float]] = {}
+        ends_by_title: dict[str, dict[str, float]] = {}
         for row, (key_name, key) in zip(axes, self.keys.items(), strict=True):
             for place, (group, cases) in zip(row, groups.items(), strict=True):
                 for i, method in enumerate(methods):
-                    known = {one.case: self.scale * ends(one, key, self.last) for one in series if one.method == method}
-                    own = [levels.get(method, {}).get(group, case) for case in cases]
-                    points = {k: known[case] for k, case in enumerate(own) if case in known}
+                    of_method = [runs for runs in series if runs.method == method]
+                    known = {runs.case: self.scale * ends(runs, key, self.last) for runs in of_method}
+                    shown = [levels.get(method, {}).get(group, case) for case in cases]
+                    points = {k: known[case] for k, case in enumerate(shown) if case in known}
                     mean = np.array([value.mean() for value in points.values()])
                     several = all(len(value) > 1 for value in points.values())
                     std = np.array([value.std(ddof=1) for value in points.values()]) if several else None
                     draw_line(place, i, list(points), mean, std, method, every=1)
                     title = ": ".join(filter(None, (group, key_name, method)))
                     names = list(cases.values())
-                    found[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
+                    ends_by_title[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
                     if method in levels and len(mean):
-                        found[title] = {"": float(mean[0])}
+                        ends_by_title[title] = {"": float(mean[0])}
                 place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
         finish(figure, axes, self.xlabel)
-        text = "; ".join(f"{title}: {said(values, '{:.3g}')}" for title, values in found.items())
+        text = "; ".join(f"{title}: {by_name(values, '{:.3g}')}" for title, values in ends_by_title.items())
         return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]} at the end. {text}.")
 
 
@@ -90,10 +91,10 @@ class EndTable(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         table: dict[str, dict[tuple[str, str], Numbers]] = {}
-        for one in series:
-            row, case = (one.method, one.case) if self.cases_as_columns else (one.name, "")
+        for runs in series:
+            row, case = (runs.method, runs.case) if self.cases_as_columns else (runs.name, "")
             for name, key in self.keys.items():
-                table.setdefault(row, {})[case, name] = self.scale * ends(one, key, self.last)
+                table.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
         columns = list(dict.fromkeys(column for row in table.values() for column in row))
         cells = {row: [Cell(row)] for row in table}
         for column in columns:
@@ -105,7 +106,7 @@ class EndTable(Drawing):
                 cells[row].append(Cell(text_of(values), bool(values.mean() == best)))
         header = ["", *(", ".join(filter(None, column)) for column in columns)]
         rounds = "the last round" if self.last == 1 else f"the mean of the last {self.last} evaluated rounds"
-        seeds = max(len(one.group.runs) for one in series)
+        seeds = max(len(runs.group.runs) for runs in series)
         over = f", mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else ""
         return Drawn(Table("", header, list(cells.values())), f"In %: {rounds}{over}.")
 

@@ -59,7 +59,7 @@ class RoundCSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add values to the row of round `step`; None: to the last one."""
+        """Add values to the row of round `step`, or for None to the last one."""
         round_idx = self._row["round"] if step is None else int(step)
         values = {key: float(value) for key, value in metrics.items() if key != "epoch"}
         if self._file is None and (step is None or "epoch" in metrics):
@@ -106,7 +106,7 @@ class RoundCSVLogger(Logger):
             raise at_path(error, self.path) from error
 
     def _rows(self) -> dict[int, dict[str, Any]]:
-        """Read the rows on disk, by round; one that was cut in the middle is left out.
+        """Read the rows on disk, by round, but for one that was cut in the middle.
 
         Raises:
             ValueError: if the file is no table of rounds.

@@ -11,7 +11,7 @@ from fl_lightning.utils.text import of_cell, write_cells
 
 
 class RoundTable:
-    """A csv file whose first column is the round; rows are appended, each round's at once.
+    """A csv file has the round in its first column, and gets the rows of each round at once.
 
     Args:
         path: of the file; it is made with the first row.
@@ -22,7 +22,7 @@ class RoundTable:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self, first_round: int) -> None:
-        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew.
+        """Drop the rows of rounds that are run again, one that was cut, and all of a table with other columns.
 
         Raises:
             ValueError: the file is no text in UTF-8, or no csv file.
@@ -46,7 +46,7 @@ class RoundTable:
         write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows; None and NaN leave a cell empty."""
+        """Add rows, in which None and NaN leave a cell empty."""
         cells = [["" if value is None or str(value) == "nan" else value for value in row] for row in rows]
         if cells:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "m
 
 
 class FailedError(ValueError):
-    """Some cells of a grid have failed; the others are done."""
+    """Some cells of a grid have failed, but the others are done."""
 
 
 def run(argv: list[str]) -> None:
@@ -156,7 +156,7 @@ def check_data(cells: Sequence[Cell]) -> None:
 
 
 def note_shared_parts(grid: Grid) -> list[str]:
-    """Say which parts of a method the base gives to all of them."""
+    """Name the parts of a method that the base gives to all of them."""
     config = flat(grid.composer.compose(""))
     return [
         f"The base sets {name}={config[name]}, which every method has that does not set another."

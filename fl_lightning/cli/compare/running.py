@@ -37,11 +37,11 @@ class Grid:
 
     def cells(self, case: Case) -> list[Cell]:
         """Compose the cells of all methods in a case."""
-        found = []
+        cells = []
         for method in self.methods:
             tuned = self.chosen.get((method, case), ())
-            found += cells_of(self.composer, method, [*case, *tuned], self.seeds, self.hold)
-        return found
+            cells += cells_of(self.composer, method, [*case, *tuned], self.seeds, self.hold)
+        return cells
 
 
 def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = True) -> dict[str, str]:
@@ -57,11 +57,8 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
         The sentences of those that failed, by name.
     """
     left = [cell for cell in cells if prepare(cell, folder)]
-    console, failed, ended = (
-        Console(highlight=False, markup=False, emoji=False),
-        dict[str, str](),
-        len(cells) - len(left),
-    )
+    console = Console(highlight=False, markup=False, emoji=False)
+    failed, ended = dict[str, str](), len(cells) - len(left)
     if ended:
         console.print(printable(f"{ended} of {len(cells)} cells in {folder} are done already"))
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
@@ -80,8 +77,8 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
             progress.update(tasks[files.name], visible=False)
             if outcome.error:
                 failed[files.name] = outcome.error
-            said = printable(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}")
-            console.print(said, soft_wrap=True)
+            line = f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}"
+            console.print(printable(line), soft_wrap=True)
 
         try:
             run_all([CellFiles(folder, cell.name, test) for cell in left], processes, on_round, on_end)
