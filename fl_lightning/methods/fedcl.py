@@ -100,9 +100,7 @@ class FedCL(ClientModule):
 
     def samples_at_once(self, weights: State) -> int:
         """Compute the number of samples whose gradients are taken together."""
-        if self.importance == "tensor":
-            return self.importance_batch
-        return samples_at_once(weights)
+        return self.importance_batch if self.importance == "tensor" else samples_at_once(weights)
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Estimate Ω of the shared trainable `weights`, the net in eval mode."""

@@ -62,12 +62,9 @@ class FedCurvServer(ServerModule):
         made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
     """
 
+    u: StateBuffers
+    v: StateBuffers
     made: Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.u, self.v = StateBuffers({}), StateBuffers({})
-        self.register_buffer("made", None)
 
     @property
     def client(self) -> "FedCurv":
@@ -77,8 +74,9 @@ class FedCurvServer(ServerModule):
     def setup(self) -> None:
         names = () if self.client.is_fedavg_equivalent else self.server.trainable
         self.u, self.v = self.server_state(names), self.server_state(names)
-        if names and self.client.scope == "last_round":
-            self.made = torch.tensor(-1, device=self.server.weights[names[0]].device)
+        counts_rounds = bool(names) and self.client.scope == "last_round"
+        made = torch.tensor(-1, device=self.server.weights[names[0]].device) if counts_rounds else None
+        self.register_buffer("made", made)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
         if not self.client.is_fedavg_equivalent and not is_plain_sgd(optimizer):

@@ -49,9 +49,7 @@ def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: 
 class SCAFFOLDServer(ServerModule):
     """SCAFFOLD's server: c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), N counting all clients."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.control = StateBuffers({})
+    control: StateBuffers
 
     def setup(self) -> None:
         self.client_of(SCAFFOLD)

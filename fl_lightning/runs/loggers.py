@@ -11,8 +11,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.runs.reading import read_cells, reading
 from fl_lightning.utils.files import at_path, write_table
-from fl_lightning.utils.text import of_cell
 
 MOST_ROUNDS = 2**53
 
@@ -113,21 +113,15 @@ class RoundCSVLogger(Logger):
         """
         if not self.path.is_file():
             return {}
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
-            whole = [{of_cell(key): value for key, value in row.items()} for row in rows]
-            for row in whole:
+        with reading(self.path, "a table of numbers with a row for each round, and cannot be read as one"):
+            columns = read_cells(self.path)
+            rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+            for row in rows:
                 list(map(float, filter(None, row.values())))
-            rounds = [int(row["round"]) for row in whole]
+            rounds = [int(row["round"]) for row in rows]
             if any(r < 0 or r > MOST_ROUNDS for r in rounds):
                 raise ValueError("no round has such a number")
-            return {r: {**row, "round": r} for r, row in zip(rounds, whole, strict=True)}
-        except (ValueError, KeyError, csv.Error) as error:
-            raise ValueError(
-                f"{self.path} must be a table of numbers with a row for each round, and cannot be read as one "
-                f"({type(error).__name__}); move it away"
-            ) from None
+            return {r: {**row, "round": r} for r, row in zip(rounds, rows, strict=True)}
 
     def _rewrite(self, rows: dict[int, dict[str, Any]], round_idx: int, values: dict[str, float]) -> None:
         """Replace the table by `rows` with further values, in one move: a reader finds the old one or the new one."""

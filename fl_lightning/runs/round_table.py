@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.runs.reading import reading
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell, write_cells
 
@@ -30,19 +31,15 @@ class RoundTable:
         if not self.path.is_file():
             return
         kept = []
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(
-                f"{self.path} must be a table with a row for each round, and cannot be read as one "
-                f"({type(error).__name__}); move it away"
-            ) from None
+        with (
+            reading(self.path, "a table with a row for each round, and cannot be read as one"),
+            self.path.open(newline="", encoding="utf-8") as file,
+        ):
+            header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
         for row in rows if header == list(self.columns) else ():
             with suppress(ValueError):
                 if len(row) == len(self.columns) and int(row[0]) < first_round:
                     kept.append(row)
-
         write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
