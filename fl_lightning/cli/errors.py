@@ -7,17 +7,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
 
-from fl_lightning.cli.classes import (
-    BASES,
-    EMPTY,
-    choice,
-    class_names,
-    classes_beside,
-    classes_in,
-    find_class,
-    missing_module,
-    same_name,
-)
+from fl_lightning.cli import classes
 from fl_lightning.cli.suggestions import meant, nearest
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
@@ -85,7 +75,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
         error = error.__cause__
     if name := NO_NAME.search(message):
         return f"a key in a file must be a name, got {name[1]}; a comma ends a value: write numbers with a point, 0.01"
-    if base := BASES.get(key.rpartition(".")[2]):
+    if base := classes.BASES.get(key.rpartition(".")[2]):
         if form := import_path("".join(VALUE.findall(message)[-1:]).strip()):
             return form
         if option := CLASS_NOT_NAMED.search(message):
@@ -125,7 +115,7 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
         if remedy := instead_of(kinds.get(".".join(parts[:k]), object), part, ".".join([*parts[:k], ""])):
             return f"the option {'.'.join(parts[: k + 1])!r} is gone; {remedy}"
     kind = kinds.get(name.rpartition(".")[0], object)
-    if kind in EMPTY:
+    if kind in classes.EMPTY:
         return class_not_named(name, kind)
     if not option and argument[0] != "-":
         return f"unexpected argument {name!r}; options begin with --"
@@ -140,31 +130,32 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
 
 def class_not_named(option: str, base: type) -> str:
     """Refuse an option of a class that was given without the class."""
-    return f"its class must be named before the option {option!r}{choice(base)}"
+    return f"its class must be named before the option {option!r}{classes.choice(base)}"
 
 
 def no_class(given: str, base: type) -> str:
     """Explain why `given` names no class, or one of another kind, by nothing where it is of the kind."""
     try:
-        kind = find_class(given)
+        kind = classes.find_class(given)
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
-    if kind is None and given in class_names(base):
-        paths = same_name(given, base)
+    if kind is None and given in classes.class_names(base):
+        paths = classes.same_name(given, base)
         several = f"{given!r} names several classes: {', '.join(paths)}; write the import path of the one that is meant"
         return several if len(paths) > 1 else ""
     if kind is None:
-        if missing := missing_module(given):
+        if missing := classes.missing_module(given):
             beside = [path.stem for path in Path().glob("*.py")]
             near = nearest(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
             return f"there is no class {given!r}: no module {missing!r} can be imported from {Path.cwd()}{near}"
-        near = nearest(given, classes_beside(given)) or nearest(given.rpartition(".")[2], class_names(base))
-        return import_path(given) or f"there is no class {given!r}{near or choice(base)}"
+        word = given.rpartition(".")[2]
+        near = nearest(given, classes.classes_beside(given)) or nearest(word, classes.class_names(base))
+        return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
     if issubclass(kind, base) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
         return ""
     twin = any(parent.__module__.startswith("lightning.") for parent in kind.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
-    return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
+    return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else classes.choice(base)}"
 
 
 def import_path(given: str) -> str:
@@ -173,10 +164,10 @@ def import_path(given: str) -> str:
     path = Path(f"{parts[1]}.py") if parts else Path()
     if not parts or not (parts[2] or parts[3] or ("." not in given and path.is_file())):
         return ""
-    classes = classes_in(path) if path.is_file() else []
+    names = classes.classes_in(path) if path.is_file() else []
     module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
-    name = parts[3] or (classes[0] if len(classes) == 1 else "CLASS")
-    there = f"; there are {', '.join(classes)}" * (name == "CLASS" and bool(classes))
+    name = parts[3] or (names[0] if len(names) == 1 else "CLASS")
+    there = f"; there are {', '.join(names)}" * (name == "CLASS" and bool(names))
     return f"a class is named by its import path: write {module}.{name}, got {given}{there}"
 
 

@@ -42,8 +42,7 @@ def run(argv: list[str]) -> None:
 
 def records() -> list[Record]:
     """Read the columns of all methods by name."""
-    methods: list[Record] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return methods
+    return list(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 def as_json(methods: Sequence[Record]) -> str:

@@ -116,8 +116,7 @@ class FederatedParser(CommandParser, LightningArgumentParser):
 
     def add_class_arguments(self, kind: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         self.kinds[nested_key or ""] = get_origin(kind) or kind
-        added: list[str] = super().add_class_arguments(kind, nested_key, *args, **kwargs)
-        return added
+        return list(super().add_class_arguments(kind, nested_key, *args, **kwargs))
 
     def add_method_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         added: list[str] = super().add_method_arguments(*args, **kwargs)

@@ -80,8 +80,7 @@ class CellFiles:
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None
-        content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
-        return content
+        return dict(json.loads(marker.read_text(encoding="utf-8")))
 
     def read(self) -> SavedRun | None:
         """Read its run, None where it is not complete."""

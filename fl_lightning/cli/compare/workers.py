@@ -86,9 +86,7 @@ def end_with_parent() -> None:
 
 
 def run_here(
-    cells: Iterable[CellFiles],
-    on_round: Callable[[CellFiles, int], None],
-    on_end: Callable[[CellFiles, Outcome], None],
+    cells: Iterable[CellFiles], on_round: Callable[[CellFiles, int], None], on_end: Callable[[CellFiles, Outcome], None]
 ) -> None:
     """Run cells in this process, one after the other, as `run_all` does in others."""
     gc.freeze()  # what is imported is not searched for garbage after each cell
