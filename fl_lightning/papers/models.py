@@ -80,8 +80,7 @@ class NeuronClasses(Drawing):
             place = axes[methods.index(runs.method), cases.index(runs.case)]
             norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
             image = place.imshow(table[order], aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
-            clients = [str(client) for client in arrays["clients"]]
-            label_places(place.xaxis, ["G", *clients, "A"], 25)
+            label_places(place.xaxis, ["G", *map(str, arrays["clients"]), "A"], 25)
             agreed[runs.name] = 100 * float((arrays["trained"] == arrays["received"]).mean())
         for place in axes[-1]:
             place.set_xlabel("global (G), clients, aggregate (A)")

@@ -135,8 +135,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 def natural(path: Path) -> list[tuple[int, str]]:
     """Key that orders folders by the numbers in their names: 2 before 10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def read_run(folder: Path) -> SavedRun:
@@ -205,8 +204,7 @@ def read_test(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
     with reading(path, "the numbers that test gave by name, and cannot be read as them"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(number) for name, number in content.items()}
+        return {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def read_partition(path: Path) -> Counts | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fl_lightning.cli.compare.cells import CellFiles
-from fl_lightning.cli.compare.grid import Case, Cell, cells_of, check_names, described, option_names
+from fl_lightning.cli.compare.grid import Case, Cell, cells_of, described, option_names
 from fl_lightning.cli.compare.running import Grid, run_cells
 from fl_lightning.reports.results import statistics_of
 from fl_lightning.runs.value_names import is_lower_better
@@ -31,8 +31,8 @@ def tune(grid: Grid, cases: Sequence[Case], candidates: Sequence[Case], val_frac
         raise ValueError(f"--tune chooses on the validation split, so --tune_metric must begin with val/, got {metric}")
     folder = grid.output / "tuning"
     tried = {(m, case): c for m in grid.methods for case, c in choices_of(grid, m, cases, candidates, val_fraction)}
-    cells = check_names(cell for choices in tried.values() for group in choices.values() for cell in group)
-    failed = run_cells(list(cells.values()), grid.processes, folder, test=False)
+    cells = (cell for choices in tried.values() for group in choices.values() for cell in group)
+    failed = run_cells(cells, grid.processes, folder, test=False)
     notes, rows = [], []
     for (method, case), choices in tried.items():
         scores = {c: mean_score(folder, group, metric) for c, group in choices.items()}
