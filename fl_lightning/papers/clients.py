@@ -282,3 +282,28 @@ class LocalShares(Drawing):
         figure = draw_maps(maps, "client", "class", "share", counts.names, limits=(0, 1), cmap="YlGnBu", width=3.6)
         bounds = f"p is at most {maps['in-local p'].max():.2f}, p̃ at most {lacking.max():.2f}"
         return Drawn(figure, f"{bounds}: out-local shares spread over all classes that a client has few of.")
+
+
+class PredictedDistributions(Drawing):
+    """Client × class: the true class distributions, and the mean predictions (EPD) from which the server infers them.
+
+    Needs `PredictedDistribution`.
+
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892, Eq. 5 and Fig. 1.
+    """
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        run = series[0].run
+        table = read_columns(run.folder / "predicted_distribution.csv")
+        names = list(table)[2:]
+        rows = table["round"] == table["round"].max()
+        clients = table["client"][rows].astype(int)
+        predicted = np.stack([table[name][rows] for name in names], 1)
+        counts = counts_of(run).table[clients]
+        true = counts / counts.sum(1, keepdims=True)
+        maps = {"(a) true class distribution": true.T, "(b) mean prediction (EPD)": predicted.T}
+        figure = draw_maps(maps, "client", "class", "share", names, limits=(0, 1), cmap="YlGnBu", width=4.0)
+        distance = np.abs(true - predicted).sum(1).mean()
+        r = np.corrcoef(true.ravel(), predicted.ravel())[0, 1]
+        when = int(table["round"].max()) + 1
+        return Drawn(figure, f"After round {when}: mean 1-norm distance {distance:.2f}, Pearson's r {r:.2f}.")

@@ -1,14 +1,36 @@
-"""Tables of a run with several rows a round."""
+"""Tables of a run are written with several rows a round, and read, though a killed process may have cut them."""
 
 import csv
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.runs.reading import reading
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell, write_cells
+
+
+@contextmanager
+def reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and what must be in it, where it cannot be read within the block.
+
+    Raises:
+        ValueError: in place of any error but the operating system's.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
+        raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
+
+
+def read_cells(path: Path) -> dict[str, list[str]]:
+    """Read a csv file by column, without lines that were cut."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        return {of_cell(name): [row[name] for row in rows] for name in reader.fieldnames or ()}
 
 
 class RoundTable:
