@@ -34,7 +34,7 @@ def read_cells(path: Path) -> dict[str, list[str]]:
 
 
 class RoundTable:
-    """A csv file has the round in its first column, and gets the rows of each round at once.
+    """Adds the rows of each round at once to a csv file whose first column is the round.
 
     Args:
         path: of the file; it is made with the first row.

@@ -35,12 +35,8 @@ def write_results(
     runs = {name: run for name in every if (run := CellFiles(folder, name).read()) is not None}
     by_case = {case: grouped(group, runs) for case, group in cells.items()}
     keys = list(metrics) or known_metrics([group for groups in by_case.values() for group in groups])
-    comparisons = [
-        compare(groups, key, baseline, target, described(case))
-        for case, groups in by_case.items()
-        for key in keys
-        if groups
-    ]
+    compared = [(case, key) for case, groups in by_case.items() if groups for key in keys]
+    comparisons = [compare(by_case[case], key, baseline, target, described(case)) for case, key in compared]
     tables = list(map(table_of, comparisons))
     write_file(folder / "results.csv", as_csv(comparisons))
     write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, tables)]))
