@@ -137,8 +137,7 @@ class SCAFFOLD(ClientModule):
     @property
     def travelled(self) -> float:
         """E_i of option II so far."""
-        after: float = self.round["travelled"]
-        return self.accumulated_lr if self.where == "grad" else after
+        return self.accumulated_lr if self.where == "grad" else float(self.round["travelled"])
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         control, client_control = self.round["c"], self.round["c_i"]

@@ -102,9 +102,7 @@ def check_settings(grid: Grid, case: Case, candidate: Case) -> None:
     Raises:
         ValueError: naming the setting.
     """
-    known = set[str]()
-    for method in grid.methods:
-        known |= option_names(grid.composer.compose(method))
+    known = set[str]().union(*(option_names(grid.composer.compose(method)) for method in grid.methods))
     for name, _ in (*case, *candidate):
         if name in (*SEEDS, "trainer.default_root_dir", "trainer.logger"):
             raise ValueError(
