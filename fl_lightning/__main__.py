@@ -49,7 +49,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def reader_is_gone() -> bool:
-    """True where nobody reads the output any more (`| head`); what is left of it is then thrown away."""
+    """Tell whether nobody reads the output any more (`| head`), and throw away what is left of it then."""
     try:
         out = sys.stdout.fileno()
     except (OSError, ValueError):  # no file
@@ -114,7 +114,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def is_the_users(error: Exception) -> bool:
-    """True for an error that a check raised about the user's input; anything else is a bug and keeps its traceback."""
+    """Tell whether a check raised the error about the user's input: anything else is a bug with its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
     from fl_lightning.distributed import RemoteError  # noqa: PLC0415

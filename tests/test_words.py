@@ -7,23 +7,29 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "fl_lightning"
 FIRST_LINES = (
-    *("aggregation", "attacks", "client", "data", "distributed", "engines", "federation", "functional", "members"),
-    *("methods", "metrics", "monitors", "nets", "papers", "reports", "utils"),
+    *("aggregation", "attacks", "callbacks", "cli", "client", "data", "distributed", "engines", "federation"),
+    *("functional", "members", "methods", "metrics", "monitors", "nets", "papers", "reports", "runs", "utils"),
+    *("__init__.py", "__main__.py", "types.py"),
 )
-"""Rooms whose docstrings begin with one plain sentence."""
+"""Rooms and files whose docstrings begin with one plain sentence."""
 
 NAMES = (
-    *("aggregation", "attacks", "callbacks", "data", "distributed", "federation", "functional", "members"),
-    *("methods", "metrics", "monitors", "nets", "reports", "runs", "utils"),
+    *("aggregation", "attacks", "callbacks", "cli", "data", "distributed", "federation", "functional", "members"),
+    *("methods", "metrics", "monitors", "nets", "papers", "reports", "runs", "utils"),
+    *("__init__.py", "__main__.py", "types.py"),
 )
-"""Rooms whose locals are named for the thing they hold."""
+"""Rooms and files whose locals are named for the thing they hold."""
 
 HEADLESS = ("Say", "Note", "What", "Where", "How", "Why")
 EMPTY = {"found", "own", "one", "said", "told"}
 
 
+def files_of(room):
+    return sorted((PACKAGE / room).rglob("*.py")) or [PACKAGE / room]
+
+
 def documented(room):
-    for path in sorted((PACKAGE / room).rglob("*.py")):
+    for path in files_of(room):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
                 yield f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}", text.splitlines()[0]
@@ -41,7 +47,7 @@ def test_a_docstring_begins_with_one_plain_sentence(room):
 def test_a_local_is_named_for_what_it_holds(room):
     nameless = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for path in files_of(room)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY)
         or (isinstance(node, ast.arg) and node.arg in EMPTY)

@@ -103,7 +103,7 @@ class RoundProgressBar(ProgressBar):
     # --- the line ---------------------------------------------------------------------------------
 
     def _open(self, trainer: Trainer) -> None:
-        """Begin the line; on a terminal, what others write there appears above it from now on."""
+        """Begin the line, above which there appears from now on what others write to a terminal."""
         limits = (n for n in (trainer.max_epochs, trainer.max_steps) if n is not None and n >= 0)
         self.first, self.values, total = trainer.current_epoch, "", min(limits, default=None)
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
@@ -154,7 +154,7 @@ class RoundProgressBar(ProgressBar):
 
 
 def headline(row: Mapping[str, float]) -> str:
-    """A round's values for the line: the first two of `SHARES` that it has; where it has none, its first two."""
+    """Choose a round's values for the line: the first two of `SHARES` that it has, or of all where it has none."""
     shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
     others = [f"{key} {value:.4g}" for key, value in row.items() if not key.startswith("comm/")]
     return "  ".join((shares or others)[:2])

@@ -51,7 +51,7 @@ class ClientCheckpoint(Callback):
 
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """Hyper-parameters that `module` saved itself, else its arguments; of both only plain values."""
+    """Collect the hyper-parameters that `module` saved itself, else its arguments, of both only plain values."""
     arguments: Mapping[str, Any] = module.hparams
     if not arguments:
         kinds = [kind for kind in reversed(type(module).__mro__) if issubclass(kind, ClientModule)]

@@ -69,7 +69,9 @@ class RunPlots(Callback):
         if self.format != "none":
             self._active, self._history = True, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            self._keep(plot_data(pl_module, counts), "partition", "local/partition")
+            sizes = map(pl_module.data.size, range(pl_module.data.num_clients))
+            figure = plot_sizes(list(sizes)) if counts is None else plot_partition(*counts)
+            self._keep(figure, "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -121,15 +123,8 @@ class RunPlots(Callback):
 
 
 def counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
-    """Samples by client and class, (N, C), and the names of the classes; None: the samples have none."""
+    """Count the samples by client and class, (N, C), and name the classes, None where the samples have none."""
     if loop.client.module is None or loop.data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
             return loop.data.label_counts, loop.evaluation.inspection.class_names
     return None
-
-
-def plot_data(loop: FederatedLoop, counts: tuple[Tensor, list[str]] | None) -> Figure:
-    """Draw the clients' samples by class, or without classes their numbers."""
-    if counts is not None:
-        return plot_partition(*counts)
-    return plot_sizes([loop.data.size(client_id) for client_id in range(loop.data.num_clients)])

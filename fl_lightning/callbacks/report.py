@@ -1,4 +1,4 @@
-"""Callback that writes class-wise accuracies every round, and prints them at the end; without classes, all values."""
+"""Callback that writes class-wise accuracies every round, and prints them at the end, or all values without classes."""
 
 import math
 from pathlib import Path
@@ -111,12 +111,12 @@ class ClasswiseReport(Callback):
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:
-    """Line of `classwise.csv`; NaN is left empty."""
+    """Give the cells of a line of `classwise.csv`, where NaN is left empty."""
     return [round_idx, *("" if math.isnan(value) else value for value in accuracy.tolist())]
 
 
 def evaluated_samples(trainer: Trainer, loop: FederatedLoop) -> int | None:
-    """Number of samples in the batches that the Trainer's limits leave; None: all."""
+    """Count the samples in the batches that the Trainer's limits leave, None for all."""
     batches = trainer.num_test_batches if trainer.state.fn == "test" else trainer.num_val_batches
     seen = sum(batches or [math.inf]) * loop.data.eval_batch_size * trainer.world_size
     return None if math.isinf(seen) else int(seen)

@@ -11,7 +11,7 @@ COLUMNS = ("round", "client", "reason")
 
 
 class SkippedClients(Callback):
-    """Writes `skipped.csv`: round, client and reason of every client that was left out; no file where none was.
+    """Writes `skipped.csv`: round, client and reason of every client that was left out, but no file where none was.
 
     Args:
         dirpath: folder of the file; None: `trainer.default_root_dir`.
@@ -35,14 +35,10 @@ class SkippedClients(Callback):
         self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, loop: Any) -> None:
-        if (
-            not getattr(loop, "skipped", None)
-            or not trainer.is_global_zero
-            or loop.skipped[0].round_idx <= self._written
-        ):
-            return
-        self._written = loop.skipped[0].round_idx
-        self._table(trainer).append(loop.skipped)
+        skipped = getattr(loop, "skipped", None)
+        if skipped and trainer.is_global_zero and skipped[0].round_idx > self._written:
+            self._written = skipped[0].round_idx
+            self._table(trainer).append(skipped)
 
     def _table(self, trainer: Trainer) -> RoundTable:
         return RoundTable(Path(self.dirpath or trainer.default_root_dir, self.filename), COLUMNS)

@@ -40,7 +40,7 @@ def run(argv: list[str]) -> None:
 
 
 def examined(path: Path) -> str:
-    """Say what a checkpoint is.
+    """Describe a checkpoint in a few words.
 
     Raises:
         ValueError: it, or a client's file that it names, is damaged or missing.

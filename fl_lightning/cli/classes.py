@@ -48,13 +48,13 @@ def subclasses(base: type) -> list[type]:
 
 def same_name(name: str, base: type) -> list[str]:
     """List the import paths of all classes of that short name which derive from `base`, a user's own too."""
-    found, left = set[str](), [base]
+    paths, left = set[str](), [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
         if kind.__name__ == name:
-            found.add(f"{kind.__module__}.{kind.__qualname__}")
-    return sorted(found)
+            paths.add(f"{kind.__module__}.{kind.__qualname__}")
+    return sorted(paths)
 
 
 def class_names(base: type) -> list[str]:
@@ -77,35 +77,35 @@ def arguments(base: type) -> dict[str, None]:
 
 
 def find_class(path: str) -> type | None:
-    """Find the class of an import path; None where there is no such module, or no such class in it.
+    """Find the class of an import path, None where there is no such module, or no such class in it.
 
     Raises:
         Exception: of any kind, by the module that holds it.
     """
-    found: object = None
+    place: object = None  # a module, then a class in it
     parts = path.split(".")
     for k in range(1, len(parts)):
         name = ".".join(parts[:k])
         try:
-            found = import_module(name)
+            place = import_module(name)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
             break  # the rest are classes, one within the other
-    for part in parts[k:] if found is not None else ():
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
+    for part in parts[k:] if place is not None else ():
+        place = getattr(place, part, None)
+    return place if isinstance(place, type) else None
 
 
 def classes_beside(path: str) -> list[str]:
     """List the import paths of the classes in the module, imported before, that `path` would be a class of."""
     name = path.rpartition(".")[0]
-    found = vars(sys.modules[name]) if name in sys.modules else {}
-    return [f"{name}.{key}" for key, value in found.items() if isinstance(value, type)]
+    entries = vars(sys.modules[name]) if name in sys.modules else {}
+    return [f"{name}.{key}" for key, value in entries.items() if isinstance(value, type)]
 
 
 def missing_module(path: str) -> str:
-    """Name the first package or module of a class's import path that is not there; empty where all are."""
+    """Name the first package or module of a class's import path that is not there, nothing where all are."""
     parts = path.split(".")[:-1]
     for k in range(1, len(parts) + 1):
         name = ".".join(parts[:k])

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
@@ -50,9 +49,6 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     """
     import shtab  # noqa: PLC0415 - an extra
 
-    def file(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> None:
-        parser.add_argument(*names, **kwargs).complete = shtab.FILE  # type: ignore[attr-defined]
-
     top = argparse.ArgumentParser(PROG)
     top.add_argument("--version", action="store_true")
     top.add_argument("--print_shtab", choices=SHELLS)
@@ -66,7 +62,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
         command.add_argument("--print_config", action="store_true")
         for option in options_of(parser):
             if option.endswith(("_path", "initial_weights")):
-                file(command, f"--{option}")
+                command.add_argument(f"--{option}").complete = shtab.FILE  # type: ignore[attr-defined]
             elif option != "config":
                 names = class_names(OPTIONS[option]) if option in OPTIONS else None
                 command.add_argument(f"--{option}", choices=names)
@@ -74,7 +70,8 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     shown = commands.add_parser("configs", help="list the configuration files of the package")
     shown.add_argument("name", nargs="?", choices=configs.names())
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    file(commands.add_parser("check", help="look for damage in checkpoints"), "paths", nargs="+")
+    check = commands.add_parser("check", help="look for damage in checkpoints")
+    check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
     figures = [name.removeprefix("figure/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)

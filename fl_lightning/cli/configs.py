@@ -1,4 +1,4 @@
-"""`fl-lightning configs`: the configuration files that come with the package; `-c` finds them by name."""
+"""`fl-lightning configs`: the configuration files that come with the package, which `-c` finds by name."""
 
 import argparse
 import re
@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 
 def locate(asked: str) -> Path:
-    """Find a configuration file: the user's own, else the package's of that name; `.yaml` may be left out.
+    """Find a configuration file: the user's own, else the package's of that name, where `.yaml` may be left out.
 
     Args:
         asked: a path; for the package's files also a name (`experiment/digits_fedntd`) or the path in a clone.

@@ -35,9 +35,9 @@ INFOS = (
 
 
 def worth_showing(record: logging.LogRecord) -> bool:
-    """Return False for the notes in `INFOS`; in the others a file's name must not speak to the terminal."""
-    if (said := printable(record.getMessage(), keep="\n\t")) != record.getMessage():
-        record.msg, record.args = said, ()
+    """Return False for the notes in `INFOS`, and keep a file's name in the others from speaking to the terminal."""
+    if (text := printable(record.getMessage(), keep="\n\t")) != record.getMessage():
+        record.msg, record.args = text, ()
     return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
 
 

@@ -7,17 +7,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
 
-from fl_lightning.cli.classes import (
-    BASES,
-    EMPTY,
-    choice,
-    class_names,
-    classes_beside,
-    classes_in,
-    find_class,
-    missing_module,
-    same_name,
-)
+from fl_lightning.cli import classes
 from fl_lightning.cli.suggestions import meant, nearest
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
@@ -49,7 +39,7 @@ NESTED = "\0"
 def format_error(
     message: str, error: BaseException | None, options: list[str], kinds: dict[str, type], nested: bool = False
 ) -> str:
-    r"""Say in one sentence what a parser refuses.
+    r"""Format in one sentence what a parser refuses.
 
     Args:
         message: of the parser.
@@ -63,8 +53,8 @@ def format_error(
     >>> format_error('Parser key "data.num_clients":\n  Expected a <class \'int\'>. Got value: five', None, [], {})
     'data.num_clients must be int, got five; write a whole number, such as 3'
     """
-    found = KEY.match(message)
-    key = (found[1] or found[2]) if found else ""
+    named = KEY.match(message)
+    key = (named[1] or named[2]) if named else ""
     if NESTED in message:
         inner_key, reason = message.split(NESTED)[1:3]
         key = f"{key}.{inner_key}".strip(".")
@@ -80,12 +70,12 @@ def format_error(
 
 
 def wrong_value(key: str, message: str, error: BaseException | None) -> str:
-    """Say what is wrong with the value of an option."""
+    """Describe what is wrong with the value of an option."""
     while error is not None and error.__cause__ is not None:
         error = error.__cause__
-    if found := NO_NAME.search(message):
-        return f"a key in a file must be a name, got {found[1]}; a comma ends a value: write numbers with a point, 0.01"
-    if base := BASES.get(key.rpartition(".")[2]):
+    if name := NO_NAME.search(message):
+        return f"a key in a file must be a name, got {name[1]}; a comma ends a value: write numbers with a point, 0.01"
+    if base := classes.BASES.get(key.rpartition(".")[2]):
         if form := import_path("".join(VALUE.findall(message)[-1:]).strip()):
             return form
         if option := CLASS_NOT_NAMED.search(message):
@@ -98,34 +88,34 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put a text into one line; where a value fits none of several types, keep what was found for each, once."""
-    found = dict.fromkeys(ALTERNATIVE.findall(text) if "Union subtypes" in text else ())
-    refusals = [sentence for sentence in found if not FORM.match(sentence)]
-    return "; ".join(refusals or found) or " ".join(text.split())
+    """Put a text into one line, of which the refusals stay, each once, where a value fits none of several types."""
+    sentences = dict.fromkeys(ALTERNATIVE.findall(text) if "Union subtypes" in text else ())
+    refusals = [sentence for sentence in sentences if not FORM.match(sentence)]
+    return "; ".join(refusals or sentences) or " ".join(text.split())
 
 
 def expected(names: list[str], given: str) -> str:
-    """Say that a value must be one of `names`, which are words or the types of numbers.
+    """Demand that a value be one of `names`, which are words or the types of numbers.
 
     >>> expected(["float"], "0,01")
     'must be float, got 0,01; numbers are written with a point: 0.01'
     """
     numbers = [words for kind, words in NUMBERS.items() if kind in names]
     near = f"; {numbers[0]}" if numbers else nearest(given, names)
-    if "float" in names and (found := DECIMAL.fullmatch(given.strip())):
-        near = f"; numbers are written with a point: {found[1] or 0}.{found[2]}"
+    if "float" in names and (decimal := DECIMAL.fullmatch(given.strip())):
+        near = f"; numbers are written with a point: {decimal[1] or 0}.{decimal[2]}"
     return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{near}"
 
 
 def unknown_option(option: str | None, argument: str, options: list[str], kinds: dict[str, type]) -> str:
-    """Say that a class or the command line has no such option."""
+    """Refuse an option that a class or the command line does not have."""
     name = option or argument.lstrip("-").partition("=")[0]
     parts = name.split(".")
     for k, part in enumerate(parts):  # of a nested value each key is an option: `data.sets.proxy`
         if remedy := instead_of(kinds.get(".".join(parts[:k]), object), part, ".".join([*parts[:k], ""])):
             return f"the option {'.'.join(parts[: k + 1])!r} is gone; {remedy}"
     kind = kinds.get(name.rpartition(".")[0], object)
-    if kind in EMPTY:
+    if kind in classes.EMPTY:
         return class_not_named(name, kind)
     if not option and argument[0] != "-":
         return f"unexpected argument {name!r}; options begin with --"
@@ -139,49 +129,50 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
 
 
 def class_not_named(option: str, base: type) -> str:
-    """Say that an option of a class was given without the class."""
-    return f"its class must be named before the option {option!r}{choice(base)}"
+    """Refuse an option of a class that was given without the class."""
+    return f"its class must be named before the option {option!r}{classes.choice(base)}"
 
 
 def no_class(given: str, base: type) -> str:
-    """Say that `given` names no class, or one of another kind; nothing where it is of the kind."""
+    """Explain why `given` names no class, or one of another kind, by nothing where it is of the kind."""
     try:
-        found = find_class(given)
+        kind = classes.find_class(given)
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
-    if found is None and given in class_names(base):
-        paths = same_name(given, base)
+    if kind is None and given in classes.class_names(base):
+        paths = classes.same_name(given, base)
         several = f"{given!r} names several classes: {', '.join(paths)}; write the import path of the one that is meant"
         return several if len(paths) > 1 else ""
-    if found is None:
-        if missing := missing_module(given):
+    if kind is None:
+        if missing := classes.missing_module(given):
             beside = [path.stem for path in Path().glob("*.py")]
             near = nearest(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
             return f"there is no class {given!r}: no module {missing!r} can be imported from {Path.cwd()}{near}"
-        near = nearest(given, classes_beside(given)) or nearest(given.rpartition(".")[2], class_names(base))
-        return import_path(given) or f"there is no class {given!r}{near or choice(base)}"
-    if issubclass(found, base) or (base is pl.LightningModule and issubclass(found, TrainableModule)):
+        word = given.rpartition(".")[2]
+        near = nearest(given, classes.classes_beside(given)) or nearest(word, classes.class_names(base))
+        return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
+    if issubclass(kind, base) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
         return ""
-    twin = any(parent.__module__.startswith("lightning.") for parent in found.__mro__)
+    twin = any(parent.__module__.startswith("lightning.") for parent in kind.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
-    return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else choice(base)}"
+    return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else classes.choice(base)}"
 
 
 def import_path(given: str) -> str:
-    """Say how a class is named that was given by its file or with a colon; empty where it was not."""
-    found = FILE.fullmatch(given)
-    path = Path(f"{found[1]}.py") if found else Path()
-    if not found or not (found[2] or found[3] or ("." not in given and path.is_file())):
+    """Give the import path of a class that was named by its file or with a colon, nothing where it was not."""
+    parts = FILE.fullmatch(given)
+    path = Path(f"{parts[1]}.py") if parts else Path()
+    if not parts or not (parts[2] or parts[3] or ("." not in given and path.is_file())):
         return ""
-    classes = classes_in(path) if path.is_file() else []
+    names = classes.classes_in(path) if path.is_file() else []
     module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
-    name = found[3] or (classes[0] if len(classes) == 1 else "CLASS")
-    there = f"; there are {', '.join(classes)}" * (name == "CLASS" and bool(classes))
+    name = parts[3] or (names[0] if len(names) == 1 else "CLASS")
+    there = f"; there are {', '.join(names)}" * (name == "CLASS" and bool(names))
     return f"a class is named by its import path: write {module}.{name}, got {given}{there}"
 
 
 def import_error(given: str, error: Exception) -> str:
-    """Say why the module of a class cannot be imported, and where."""
+    """Explain why the module of a class cannot be imported, and where."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         reason = f"it needs {error.name}, which is not there; install that module"
     else:

@@ -57,7 +57,7 @@ yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represe
 
 
 class SaveConfig(Callback):
-    """Writes `config.yaml` into the run folder, when training starts; run again, it starts a new run.
+    """Writes `config.yaml` into the run folder, when training starts, and a run of that file is a new run.
 
     It keeps the text only: jsonargparse's parsers cannot be pickled for a process that is started by spawn.
     """
@@ -127,8 +127,8 @@ class FederatedCLI(LightningCLI):
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
                 rounds = self.trainer.global_step or (runs.rounds_kept(self.folder) if self.folder else 0)
                 raise KeyboardInterrupt(interrupted(rounds, self._argv, self.folder)) from None
-            if isinstance(stop, OSError) and (said := runs.disk_error(stop, self.folder or self.parent)):
-                raise OSError(said) from stop
+            if isinstance(stop, OSError) and (problem := runs.disk_error(stop, self.folder or self.parent)):
+                raise OSError(problem) from stop
             raise
         finally:
             if self._lock is not None:
@@ -181,11 +181,11 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            found, self.folder = self.folder, None
+            continued, self.folder = self.folder, None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
             ours: list[Callback] = [ClasswiseReport()]
             if self.subcommand == "predict":
-                ours = [SavePredictions(found or self.parent)]
+                ours = [SavePredictions(continued or self.parent)]
         else:
             self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
             self._lock = runs.take(self.folder)
@@ -208,7 +208,7 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        """Say where the run lies, and when the run that is continued has its rounds already."""
+        """Tell where the run lies, and that a run which is continued has its rounds already."""
         rounds, max_epochs = self.first_round or 0, self.trainer.max_epochs
         if self.folder is not None:
             rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
@@ -218,7 +218,7 @@ class FederatedCLI(LightningCLI):
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
-    """Choose the user's loggers, else TensorBoard, and always metrics.csv; none where `trainer.logger` is false."""
+    """Choose the user's loggers, else TensorBoard, and always metrics.csv, but none if `trainer.logger` is false."""
     if given is False:
         return []
     chosen: list[Logger] = [] if given is True else as_list(given)
@@ -232,9 +232,9 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
 
 def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
     """Keep the best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
-    own = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
-    ours: list[Callback] = [] if any(callback.monitor for callback in own) else [best]
-    if not any(callback.save_last for callback in own):
+    users = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
+    ours: list[Callback] = [] if any(callback.monitor for callback in users) else [best]
+    if not any(callback.save_last for callback in users):
         ours.append(runs.LastCheckpoint(str(best.dirpath)))  # after the best one, whose path it stores
     return ours
 
@@ -258,8 +258,8 @@ def check_limits(trainer: Any) -> None:
     Raises:
         ValueError: naming the settings.
     """
-    said = trainer.max_epochs is not None or trainer.max_steps != -1 or trainer.max_time is not None
-    if not (said or trainer.fast_dev_run):
+    limited = trainer.max_epochs is not None or trainer.max_steps != -1 or trainer.max_time is not None
+    if not (limited or trainer.fast_dev_run):
         raise ValueError(
             "fit needs trainer.max_epochs, the number of rounds, trainer.max_steps or trainer.max_time, and got none "
             "(Lightning would run 1,000 rounds); add --trainer.max_epochs 30, or trainer: {max_epochs: 30} in a file"
@@ -267,7 +267,7 @@ def check_limits(trainer: Any) -> None:
 
 
 def not_utf8(error: UnicodeDecodeError, argv: Sequence[str]) -> str:
-    """Sentence for a configuration file that is no text in UTF-8; the error itself does not say which one."""
+    """Name the configuration file that is no text in UTF-8, which the error itself does not."""
     given = [Path(path) for word in argv for path in (word, word.partition("=")[2])]
     name = next((path for path in given if path.is_file() and error.object in path.read_bytes()), "the file")
     return f"config: {name} must be text in UTF-8, got byte 0x{error.object[error.start]:02x}; save it as UTF-8"

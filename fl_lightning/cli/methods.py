@@ -42,8 +42,7 @@ def run(argv: list[str]) -> None:
 
 def records() -> list[Record]:
     """Read the columns of all methods by name."""
-    methods: list[Record] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return methods
+    return list(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 def as_json(methods: Sequence[Record]) -> str:
@@ -52,7 +51,7 @@ def as_json(methods: Sequence[Record]) -> str:
 
 
 def as_csv(methods: Sequence[Record]) -> str:
-    """Write a line for each method; several values in a field stand with spaces between."""
+    """Write a line for each method, with spaces between several values in a field."""
     out, columns = io.StringIO(), [column for column in methods[0] if column != "refused"]
     rows = [record | {"papers": [url or name for name, url in record["papers"]]} for record in methods]
     cells = ([" ".join(v) if isinstance(v, list | tuple) else v for v in map(row.get, columns)] for row in rows)

@@ -101,13 +101,13 @@ class FederatedParser(CommandParser, LightningArgumentParser):
                 check_option(beside if given and name.startswith("--") else value, name if given else option)
             except ValueError as error:
                 self.error(str(error), error)
-        found = super().parse_args(*args, **kwargs)
-        move_home(found)
-        return found
+        config = super().parse_args(*args, **kwargs)
+        move_home(config)
+        return config
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
         text: str = super().dump(*args, **kwargs)
-        return re.sub(r"(?<=class_path: )[\w.]+$", lambda found: home_path(found[0]), text, flags=re.MULTILINE)
+        return re.sub(r"(?<=class_path: )[\w.]+$", lambda path: home_path(path[0]), text, flags=re.MULTILINE)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:
@@ -116,8 +116,7 @@ class FederatedParser(CommandParser, LightningArgumentParser):
 
     def add_class_arguments(self, kind: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         self.kinds[nested_key or ""] = get_origin(kind) or kind
-        added: list[str] = super().add_class_arguments(kind, nested_key, *args, **kwargs)
-        return added
+        return list(super().add_class_arguments(kind, nested_key, *args, **kwargs))
 
     def add_method_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         added: list[str] = super().add_method_arguments(*args, **kwargs)

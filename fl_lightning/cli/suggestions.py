@@ -59,7 +59,7 @@ def meant(name: str, options: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Name the one of `names` that is it but for case, or is spelt most like it, or alone begins so; else nothing.
+    """Name the one of `names` that is it but for case, or is spelt most like it, or alone begins so, else nothing.
 
     >>> nearest("FedNtd", ["FedBN", "FedNTD"]), nearest("median", ["GeometricMedian", "MedianAggregator"])
     ("; the nearest is 'FedNTD'", "; the nearest is 'MedianAggregator'")
@@ -67,8 +67,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     folded = {plain(known): known for known in names}
     word = plain(name)
     begin = [known for known in folded if len(word) > 2 and known.startswith(word)]
-    found = [word] if word in folded else get_close_matches(word, list(folded), 1) or begin * (len(begin) == 1)
-    return "".join(f"; the nearest is {folded[near]!r}" for near in found)
+    close = [word] if word in folded else get_close_matches(word, list(folded), 1) or begin * (len(begin) == 1)
+    return "".join(f"; the nearest is {folded[near]!r}" for near in close)
 
 
 def plain(name: str) -> str:

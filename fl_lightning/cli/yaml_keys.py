@@ -11,7 +11,7 @@ MERGE = "<<"
 
 
 def check_named(value: str, name: str) -> None:
-    """Check the file that a value names, from its own file's folder or the working folder; it may be another text."""
+    """Check the file that a value names, if it does, from its own file's folder or the working folder."""
     for path in (Path(name).parent / value, Path(value)):
         if path.is_file() and str(path) != name:
             with suppress(UnicodeDecodeError, OSError, RecursionError):  # whose reader says so
@@ -20,7 +20,7 @@ def check_named(value: str, name: str) -> None:
 
 
 def check_keys(text: str, name: str) -> None:
-    r"""Refuse a mapping with a key that stands twice; text that is no YAML is left to its reader.
+    r"""Refuse a mapping with a key that stands twice, but leave text that is no YAML to its reader.
 
     >>> check_keys("a: {b: 1}\nc: {b: 2}", "-c")
     >>> check_keys("a: 1\na: 2", "run.yaml")
@@ -57,10 +57,10 @@ def check_keys(text: str, name: str) -> None:
             left.append(value)
             if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
                 continue
-            found, line = (key.tag, key.value), key.start_mark.line + 1
-            if found in lines:
+            entry, line = (key.tag, key.value), key.start_mark.line + 1
+            if entry in lines:
                 raise ValueError(
-                    f"{name}, line {line}: {key.value!r} stands in line {lines[found]} already, where it would be "
+                    f"{name}, line {line}: {key.value!r} stands in line {lines[entry]} already, where it would be "
                     f"dropped; keep one of the two"
                 )
-            lines[found] = line
+            lines[entry] = line

@@ -113,9 +113,9 @@ class KnowledgeClient(ClientModule):
         self.finetune_epochs, self.finetune_batch = finetune_epochs, finetune_batch
         self.lam, self.temperature, self.ce_on = lam, temperature, ce_on
 
-    @abstractmethod
     def predictions(self, logits: Tensor) -> Tensor:
-        """Make the knowledge that is sent up: logits (K, C) -> (K, C), float32 or better."""
+        """Make the knowledge that is sent up, here soft labels: logits (K, C) -> (K, C), float32 or better."""
+        return soft_labels(logits, self.temperature)
 
     @abstractmethod
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:

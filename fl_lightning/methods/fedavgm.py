@@ -25,12 +25,7 @@ class FedAvgM(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1.0,
-        momentum: float = 0.7,
-        nesterov: bool = False,
-        ema: bool = False,
+        self, params: Iterable[Any], lr: float = 1.0, momentum: float = 0.7, nesterov: bool = False, ema: bool = False
     ) -> None:
         check_above(0, "1 with momentum=0 is FedAvg", lr=lr)
         check_at_least(0, "0 is FedAvg", momentum=momentum)

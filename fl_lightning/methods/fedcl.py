@@ -40,16 +40,11 @@ class FedCLServer(ServerModule):
         self.importance: State = {}
 
     def setup(self) -> None:
-        if not self.client.is_fedavg_equivalent and not len(self.server.data("proxy")):
+        if not self.client_of(FedCL).is_fedavg_equivalent and not len(self.server.data("proxy")):
             raise ValueError("FedCL needs a proxy set with samples, got an empty one; raise data.proxy_size")
 
-    @property
-    def client(self) -> "FedCL":
-        """Fitted client, which holds the method's settings."""
-        return self.client_of(FedCL)
-
     def begin_round(self, cohort: list[int]) -> None:
-        client, proxy = self.client, self.server.data("proxy")
+        client, proxy = self.client_of(FedCL), self.server.data("proxy")
         self.importance = {}
         weights = {name: self.server.weights[name] for name in self.server.trainable}
         if weights and not client.is_fedavg_equivalent and self.server.round_idx % client.interval == 0:
@@ -100,9 +95,7 @@ class FedCL(ClientModule):
 
     def samples_at_once(self, weights: State) -> int:
         """Compute the number of samples whose gradients are taken together."""
-        if self.importance == "tensor":
-            return self.importance_batch
-        return samples_at_once(weights)
+        return self.importance_batch if self.importance == "tensor" else samples_at_once(weights)
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Estimate Ω of the shared trainable `weights`, the net in eval mode."""

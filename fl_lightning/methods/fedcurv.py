@@ -62,26 +62,20 @@ class FedCurvServer(ServerModule):
         made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
     """
 
+    u: StateBuffers
+    v: StateBuffers
     made: Tensor | None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.u, self.v = StateBuffers({}), StateBuffers({})
-        self.register_buffer("made", None)
-
-    @property
-    def client(self) -> "FedCurv":
-        """Fitted client, which holds the method's settings."""
-        return self.client_of(FedCurv)
-
     def setup(self) -> None:
-        names = () if self.client.is_fedavg_equivalent else self.server.trainable
+        client = self.client_of(FedCurv)
+        names = () if client.is_fedavg_equivalent else self.server.trainable
         self.u, self.v = self.server_state(names), self.server_state(names)
-        if names and self.client.scope == "last_round":
-            self.made = torch.tensor(-1, device=self.server.weights[names[0]].device)
+        of_round = bool(names) and client.scope == "last_round"
+        made = torch.tensor(-1, device=self.server.weights[names[0]].device) if of_round else None
+        self.register_buffer("made", made)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        if not self.client.is_fedavg_equivalent and not is_plain_sgd(optimizer):
+        if not self.client_of(FedCurv).is_fedavg_equivalent and not is_plain_sgd(optimizer):
             raise ValueError(
                 f"FedCurv's Fisher information is of the weights that the clients sent, and the global weights must "
                 f"stay among these: model.server_optimizer must be torch.optim.SGD without momentum and weight decay, "
@@ -89,7 +83,7 @@ class FedCurvServer(ServerModule):
             )
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        if self.client.is_fedavg_equivalent:
+        if self.client_of(FedCurv).is_fedavg_equivalent:
             return self.sends(exchange)
         made = {} if self.made is None else {"made": int(self.made)}
         return self.sends(exchange, u=self.u, v=self.v, **made)
@@ -100,9 +94,10 @@ class FedCurvServer(ServerModule):
             self.sum("v", update.extras["v"])
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
+        keeps = self.client_of(FedCurv).scope == "seen"
         for name, kept in (("u", self.u), ("v", self.v)):
             for entry, change in self.summed(name).items():
-                kept[entry].mul_(self.client.scope == "seen").add_(change)
+                kept[entry].mul_(keeps).add_(change)
         if self.made is not None:
             self.made.fill_(self.server.round_idx)
         return aggregate

@@ -72,8 +72,7 @@ class FedDFServer(ServerModule):
     @property
     def client(self) -> ClientModule:
         """Client whose net is used, without a change to its own weights."""
-        client: Any = self.server.module
-        return client  # type: ignore[no-any-return]
+        return self.client_of(ClientModule)
 
     def setup(self) -> None:
         if not len(self.server.data("proxy")):

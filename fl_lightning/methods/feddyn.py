@@ -27,9 +27,7 @@ def dynamic_regularizer(params: State, received: State, gradient: State, alpha: 
 class FedDynServer(ServerModule):
     """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α, with the mean's buffers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.correction = StateBuffers({})
+    correction: StateBuffers
 
     def setup(self) -> None:
         self.client_of(FedDyn)

@@ -32,11 +32,7 @@ class FedEXPAggregator(Aggregator):
     needs = frozenset({"start"})
 
     def __init__(
-        self,
-        eps: float = 1e-3,
-        eps_scale: Literal["paper", "code"] = "paper",
-        average_last: bool = True,
-        **base: Any,
+        self, eps: float = 1e-3, eps_scale: Literal["paper", "code"] = "paper", average_last: bool = True, **base: Any
     ) -> None:
         super().__init__(**base)
         check_above(0, "the paper takes 0.001 for images", eps=eps)

@@ -51,11 +51,9 @@ class FedFOMOServer(ServerModule):
         trained: whether a client has a model, (N,) bool; until then it has the initial one.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.affinity = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))
-        self.trained = nn.Buffer(torch.empty(0, dtype=torch.bool))
-        self.models = nn.ModuleList()
+    affinity: Tensor
+    trained: Tensor
+    models: nn.ModuleList
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
         raise ValueError(

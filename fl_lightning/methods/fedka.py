@@ -138,8 +138,7 @@ class FedKA(ClientModule):
             hardness = self.losses(*samples["local"]).cpu()
         anchors = []
         for k in classes.tolist():
-            is_local = plan[k] == "local"
-            strategy = self.strategy if is_local else "random"
+            strategy = self.strategy if plan[k] == "local" else "random"
             anchors.append(Anchor(k, plan[k], pick(labels[plan[k]], k, strategy, hardness, generator)))
         return anchors
 

@@ -68,11 +68,9 @@ class FedLC(ClientModule):
 
     def nonfinite_hint(self) -> str:
         hint = super().nonfinite_hint()
-        return (
-            f"FedLC's loss as printed has no lower bound: set form to softmax; else {hint}"
-            if self.form == "paper"
-            else hint
-        )
+        if self.form != "paper":
+            return hint
+        return f"FedLC's loss as printed has no lower bound: set form to softmax; else {hint}"
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch

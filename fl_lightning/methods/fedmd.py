@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence
 from fl_lightning.functional.state import to_float32
 from fl_lightning.utils.settings import check_choice
 
@@ -49,7 +49,7 @@ class FedMD(KnowledgeClient):
         self.targets = targets
 
     def predictions(self, logits: Tensor) -> Tensor:
-        return soft_labels(logits, self.temperature) if self.targets == "soft" else to_float32(logits)
+        return super().predictions(logits) if self.targets == "soft" else to_float32(logits)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         if self.targets == "logits":

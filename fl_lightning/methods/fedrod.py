@@ -78,8 +78,7 @@ class FedRoD(ClientModule):
         generic, personal = self.both_heads(x)
         balanced = calibrated_cross_entropy(generic, y, self.round["log_counts"])
         ce = personal_loss(generic, personal, y)
-        self.log("train/balanced", balanced)
-        self.log("train/personal", ce)
+        self.log_dict({"train/balanced": balanced, "train/personal": ce})
         return balanced + ce
 
     def deployed(self) -> Callable[[Tensor], Tensor]:

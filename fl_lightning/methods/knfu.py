@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_label_divergence
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.utils.settings import check_at_least, check_choice
 
@@ -57,19 +57,12 @@ class KnFuServer(KnowledgeServer):
         fusion: of the last round, or None.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fusion: Fusion | None = None
+    fusion: Fusion | None = None
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
-        client = self.server.module
-        if not isinstance(client, KnFu):
-            raise ValueError(
-                f"a KnFuServer needs a KnFu client, got {type(client).__name__}; leave model.server_module unset"
-            )
-        epd = estimated_distribution(knowledge)
+        beta, epd = self.client_of(KnFu).beta, estimated_distribution(knowledge)
         distance = distances(epd)
-        weights = fusion_weights(distance, client.beta)
+        weights = fusion_weights(distance, beta)
         self.fusion = Fusion(client_ids, epd, distance, weights)
         return fused_knowledge(weights, knowledge)
 
@@ -93,9 +86,6 @@ class KnFu(KnowledgeClient):
         check_at_least(0, "0 leaves the client's own knowledge out", beta=beta)
         check_choice(("forward", "reverse"), kd_direction=kd_direction)
         self.beta, self.kd_direction = beta, kd_direction
-
-    def predictions(self, logits: Tensor) -> Tensor:
-        return soft_labels(logits, self.temperature)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         return soft_label_divergence(logits, knowledge, self.temperature, self.kd_direction)

@@ -49,9 +49,7 @@ def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: 
 class SCAFFOLDServer(ServerModule):
     """SCAFFOLD's server: c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), N counting all clients."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.control = StateBuffers({})
+    control: StateBuffers
 
     def setup(self) -> None:
         self.client_of(SCAFFOLD)
@@ -139,8 +137,7 @@ class SCAFFOLD(ClientModule):
     @property
     def travelled(self) -> float:
         """E_i of option II so far."""
-        after: float = self.round["travelled"]
-        return self.accumulated_lr if self.where == "grad" else after
+        return self.accumulated_lr if self.where == "grad" else float(self.round["travelled"])
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         control, client_control = self.round["c"], self.round["c_i"]

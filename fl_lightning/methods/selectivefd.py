@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.federation.checkpoint import client_state
-from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer, soft_labels
+from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer
 from fl_lightning.functional.density import DensityRatio
 from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase, State
@@ -128,9 +128,6 @@ class SelectiveFD(KnowledgeClient):
             )
         self.quantile, self.tau_server, self.ambiguity, self.selector = quantile, tau_server, ambiguity, selector
         self.selector_weights, self.width, self.num_reference = selector_weights, width, num_reference
-
-    def predictions(self, logits: Tensor) -> Tensor:
-        return soft_labels(logits, self.temperature)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         log_q = (to_float32(logits) / self.temperature).log_softmax(-1)

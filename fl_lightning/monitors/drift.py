@@ -41,8 +41,7 @@ class DriftMonitor(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.open_table(trainer, "drift.csv", ("client", "drift", "weight_divergence", "distribution_distance"))
-        trainable = loop.weights.live(loop.weights.trainable)
-        size = sum(value.numel() for value in trainable.values())
+        size = sum(value.numel() for value in loop.weights.live(loop.weights.trainable).values())
         kinds = {"train/drift_diversity": DriftDiversity, "train/gradient_diversity": GradientDiversity}
         self._moves = MetricCollection({n: kind(size) for n, kind in kinds.items()}).to(loop.device) if size else None
 

@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.monitor import Measurements, Monitor, check_classes, ended, write_arrays
+from fl_lightning.monitors.monitor import Measurements, Monitor, ended, write_arrays
 from fl_lightning.monitors.probe_figures import joint_embedding, plot_circles, plot_embedding
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
@@ -52,7 +52,7 @@ class FeatureProbe(Monitor):
         self.layer, self.split, self.samples, self.plot = layer, split, samples, plot
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        check_classes(loop, self).check_layer(self.layer, type(self).__name__)
+        self.check_classes(loop).check_layer(self.layer, type(self).__name__)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         if self.under_way:

@@ -12,7 +12,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, check_classes, ended, log_means
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, ended, log_means
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -61,7 +61,7 @@ class ForgettingMonitor(Monitor):
         self._pooled: Tensor | None = None
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        names = check_classes(loop, self).class_names
+        names = self.check_classes(loop).class_names
         self.open_table(trainer, "client_classwise.csv", ("client", "moment", *names))
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
@@ -136,7 +136,7 @@ class PersonalisedAccuracy(Monitor):
         self.train = train
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        check_classes(loop, self)
+        self.check_classes(loop)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection

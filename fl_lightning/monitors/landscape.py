@@ -15,7 +15,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.hessian import hessian_product, leading_eigenvectors
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.state import State, StateLike, add, to_float32
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, check_classes, write_arrays
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, write_arrays
 from fl_lightning.monitors.probe_figures import plot_landscape
 from fl_lightning.reports.figures import save
 from fl_lightning.types import ClientUpdate
@@ -67,7 +67,7 @@ class LossLandscape(Monitor):
         self.reach, self.grid, self.iterations = reach, grid, iterations
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        check_classes(loop, self)
+        self.check_classes(loop)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         measured["landscape"] = self._measure(loop, update.client_id)

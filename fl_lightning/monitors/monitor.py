@@ -125,6 +125,19 @@ class Monitor(Callback):
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
+    def check_classes(self, loop: FederatedLoop) -> Inspection:
+        """Give the loop's inspection, where the clients are classifiers.
+
+        Raises:
+            ValueError: the data have no classes.
+        """
+        if loop.data.num_classes is None:
+            raise ValueError(
+                f"{type(self).__name__} needs data with classes, and these have none; set data.num_classes, or leave "
+                f"the monitor out"
+            )
+        return loop.evaluation.inspection
+
     def measures(self, trainer: Trainer) -> bool:
         """True in a round that is measured."""
         return (trainer.current_epoch + 1) % self.every == 0
@@ -163,20 +176,6 @@ def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
     """Add values to the round's row after its training, but for those that are NaN."""
     loop.add_to_row({name: value for name, value in values.items() if not isnan(value)})
-
-
-def check_classes(loop: FederatedLoop, monitor: Monitor) -> Inspection:
-    """Give the loop's inspection, where the clients are classifiers.
-
-    Raises:
-        ValueError: the data have no classes.
-    """
-    if loop.data.num_classes is None:
-        raise ValueError(
-            f"{type(monitor).__name__} needs data with classes, and these have none; set data.num_classes, or leave "
-            f"the monitor out"
-        )
-    return loop.evaluation.inspection
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -10,15 +10,7 @@ from torch import Tensor
 from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.drift import activation_sums, dead_neurons, preferred_by_sums, weight_alignment
-from fl_lightning.monitors.monitor import (
-    Measurements,
-    Monitor,
-    add_to_row,
-    check_classes,
-    ended,
-    log_means,
-    write_arrays,
-)
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, ended, log_means, write_arrays
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -63,7 +55,7 @@ class NeuronActivations(Monitor):
         self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        check_classes(loop, self).check_layer(self.layer, type(self).__name__)
+        self.check_classes(loop).check_layer(self.layer, type(self).__name__)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection

@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.state import to_float32
-from fl_lightning.monitors.monitor import Measurements, Monitor, check_classes
+from fl_lightning.monitors.monitor import Measurements, Monitor
 from fl_lightning.types import ClientUpdate
 
 
@@ -27,7 +27,7 @@ class PredictedDistribution(Monitor):
     """
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        names = check_classes(loop, self).class_names
+        names = self.check_classes(loop).class_names
         self.open_table(trainer, "predicted_distribution.csv", ("client", *names))
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:

@@ -11,7 +11,7 @@ from fl_lightning.functional.accuracy import class_weighted_accuracy
 from fl_lightning.functional.classes import in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, last_file, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, last_file, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
 from fl_lightning.reports.saved import Counts, SavedRun, read_columns
@@ -55,13 +55,13 @@ def counts_of(run: SavedRun) -> Counts:
     return run.partition
 
 
-def degrees(found: ClientAccuracies, client: int) -> tuple[Numbers, Numbers]:
+def degrees(accuracies: ClientAccuracies, client: int) -> tuple[Numbers, Numbers]:
     """Forgetting degree τ of a client in each round it took part in: rounds, (T,), and values, (T, C).
 
     A class that the received model does not recognise at all is NaN.
     """
-    rounds, received = found.at("received", client)
-    before, after = torch.from_numpy(received), torch.from_numpy(found.at("trained", client)[1])
+    rounds, received = accuracies.at("received", client)
+    before, after = torch.from_numpy(received), torch.from_numpy(accuracies.at("trained", client)[1])
     return rounds, forgetting_degree(before, after).masked_fill(before == 0, torch.nan).numpy()
 
 
@@ -77,20 +77,20 @@ class LocalProgress(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         figure, axes = panels(["accuracy (%)"], ["in-local", "out-local"], width=3.0, sharey="all")
         change: dict[str, float] = {}
-        for i, one in enumerate(series):
-            found, counts = ClientAccuracies(one.run), torch.from_numpy(counts_of(one.run).table)
-            last = int(found.rounds.max())
-            steps = ["received", *sorted({m for m in found.moments if m.isdigit()}, key=int)]
-            members = torch.from_numpy(found.clients[(found.rounds == last) & (found.moments == "received")])
-            own = counts[members.long()]
-            sides = {"in-local": in_local(own), "out-local": out_local(own)}
+        for i, runs in enumerate(series):
+            accuracies, counts = ClientAccuracies(runs.run), torch.from_numpy(counts_of(runs.run).table)
+            last = int(accuracies.rounds.max())
+            steps = ["received", *sorted({m for m in accuracies.moments if m.isdigit()}, key=int)]
+            members = accuracies.clients[(accuracies.rounds == last) & (accuracies.moments == "received")]
+            held = counts[torch.from_numpy(members).long()]
+            sides = {"in-local": in_local(held), "out-local": out_local(held)}
+            tables = [torch.from_numpy(accuracies.at(moment, None, last)[1]) for moment in steps]
             for place, (side, shares) in zip(axes[0], sides.items(), strict=True):
-                values = [class_weighted_accuracy(torch.from_numpy(found.at(m, None, last)[1]), shares) for m in steps]
-                curve = 100 * torch.stack(values).numpy()
-                draw_line(place, i, range(len(steps)), curve.mean(1), curve.std(1, ddof=1), one.name)
-                change[f"{one.name} {side}"] = float(curve[-1].mean() - curve[0].mean())
+                curve = 100 * torch.stack([class_weighted_accuracy(table, shares) for table in tables]).numpy()
+                draw_line(place, i, range(len(steps)), curve.mean(1), curve.std(1, ddof=1), runs.name)
+                change[f"{runs.name} {side}"] = float(curve[-1].mean() - curve[0].mean())
         finish(figure, axes, "local epochs done")
-        text = said(change, "{:+.1f}")
+        text = by_name(change, "{:+.1f}")
         return Drawn(figure, f"Change within one local training, in points, mean over the clients: {text}.")
 
 
@@ -109,16 +109,16 @@ class DegreeMap(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         maps, names, signs = {}, list[str](), list[str]()
-        for one in series:
-            found, counts = ClientAccuracies(one.run), counts_of(one.run)
-            _, degree = degrees(found, self.client)
-            own = counts.table[self.client]
-            names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, own, strict=True)]
-            maps[one.name] = degree.T
-            dominant = own >= own.sum() / (2 * len(own))
+        for runs in series:
+            accuracies, counts = ClientAccuracies(runs.run), counts_of(runs.run)
+            _, degree = degrees(accuracies, self.client)
+            held = counts.table[self.client]
+            names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, held, strict=True)]
+            maps[runs.name] = degree.T
+            dominant = held >= held.sum() / (2 * len(held))
             with np.errstate(invalid="ignore"):
                 high, low = (np.nanmean(degree[:, rows]) for rows in (~dominant, dominant))
-            signs.append(f"{one.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
+            signs.append(f"{runs.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
         value, limits = f"forgetting degree τ (≤ {self.least:g} … 1)", (self.least, 1.0)
         figure = draw_maps(maps, "round", "class", value, names, limits=limits, cmap="PuOr_r", width=4.6)
         means = "Mean τ: " + "; ".join(signs)
@@ -146,28 +146,28 @@ class OneClass(Drawing):
     least: float = -1.5
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        cases, methods = unique(one.case for one in series), unique(one.method for one in series)
+        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
         rows = ["forgetting degree τ"]
         rows += ["accuracy after training (%)"] * self.accuracy + ["samples of the class"] * self.count
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
-        for one in series:
-            column, i = cases.index(one.case), methods.index(one.method)
-            found, klass = ClientAccuracies(one.run), self.classes.get(one.case, self.classes.get("", 0))
-            rounds, degree = degrees(found, self.client)
+        for runs in series:
+            column, i = cases.index(runs.case), methods.index(runs.method)
+            accuracies, klass = ClientAccuracies(runs.run), self.classes.get(runs.case, self.classes.get("", 0))
+            rounds, degree = degrees(accuracies, self.client)
             shown = [degree[:, klass]]
-            shown += [100 * found.at("trained", self.client)[1][:, klass]] * self.accuracy
+            shown += [100 * accuracies.at("trained", self.client)[1][:, klass]] * self.accuracy
             for place, values in zip(axes[:, column], shown, strict=False):
-                draw_line(place, i, rounds, values, label=one.method)
+                draw_line(place, i, rounds, values, label=runs.method)
             if self.count:
-                counted = one.run.history.curve("data/class_count")
-                draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=one.method)
+                counted = runs.run.history.curve("data/class_count")
+                draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=runs.method)
                 axes[-1, column].set_ylim(bottom=0)
             axes[0, column].set_ylim(self.least, 1.1)
-            means[f"{one.name} (class {klass})"] = float(np.nanmean(degree[:, klass]))
+            means[f"{runs.name} (class {klass})"] = float(np.nanmean(degree[:, klass]))
         name_rounds(axes, [int(r) for r in rounds])
         finish(figure, axes)
-        return Drawn(figure, f"Client {self.client}. Mean τ over the rounds: {said(means, '{:.2f}')}.")
+        return Drawn(figure, f"Client {self.client}. Mean τ over the rounds: {by_name(means, '{:.2f}')}.")
 
 
 class DistanceScatter(Drawing):
@@ -179,18 +179,18 @@ class DistanceScatter(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [one.name for one in series], width=3.0)
+        figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [runs.name for runs in series], width=3.0)
         strengths: dict[str, float] = {}
-        for i, (place, one) in enumerate(zip(axes[0], series, strict=True)):
-            table = read_columns(one.run.folder / "drift.csv")
+        for i, (place, runs) in enumerate(zip(axes[0], series, strict=True)):
+            table = read_columns(runs.run.folder / "drift.csv")
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
             marker, colour = MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]
             place.scatter(x[known], y[known], s=11, c=colour, marker=marker, alpha=opacity, linewidths=0)
-            strengths[one.name] = float(np.corrcoef(x[known], y[known])[0, 1])
+            strengths[runs.name] = float(np.corrcoef(x[known], y[known])[0, 1])
         finish(figure, axes, "distribution distance ‖Ã_G − p_k‖₁")
-        return Drawn(figure, f"Pearson's r over all rounds and clients: {said(strengths, '{:.2f}')}.")
+        return Drawn(figure, f"Pearson's r over all rounds and clients: {by_name(strengths, '{:.2f}')}.")
 
 
 class ClassBars(Drawing):
@@ -212,32 +212,32 @@ class ClassBars(Drawing):
         left = ["accuracy (%)"] * -(-len(series) // self.columns)
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
         changes: dict[str, float] = {}
-        for place, one in zip(axes.ravel(), series, strict=False):
-            found = ClientAccuracies(one.run)
-            own = None if self.client is None else counts_of(one.run).table[self.client]
-            first = int(found.rounds.min())
-            before, after = (found.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
-            self.draw_bars(place, found.names, own, (before, after, one.group.columns(BY_CLASS)[2][first]))
-            accuracy = one.run.history.curve("global/acc").get(first, np.nan)
-            place.set_title(f"{one.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
-            rows = np.ones(len(before), dtype=bool) if own is None else own == 0
+        for place, runs in zip(axes.ravel(), series, strict=False):
+            accuracies = ClientAccuracies(runs.run)
+            held = None if self.client is None else counts_of(runs.run).table[self.client]
+            first = int(accuracies.rounds.min())
+            before, after = (accuracies.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
+            self.draw_bars(place, accuracies.names, held, (before, after, runs.group.columns(BY_CLASS)[2][first]))
+            accuracy = runs.run.history.curve("global/acc").get(first, np.nan)
+            place.set_title(f"{runs.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
+            rows = np.ones(len(before), dtype=bool) if held is None else held == 0
             if rows.any():
-                changes[one.name] = 100 * float((after - before)[rows].mean())
+                changes[runs.name] = 100 * float((after - before)[rows].mean())
         for place in axes.ravel()[len(series) :]:
             place.set_axis_off()
         finish(figure, axes, "class" if self.client is None else f"class, and samples of it at client {self.client}")
-        held = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
-        return Drawn(figure, f"Change of the accuracy {held}, in points: {said(changes, '{:+.1f}')}.")
+        scope = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
+        return Drawn(figure, f"Change of the accuracy {scope}, in points: {by_name(changes, '{:+.1f}')}.")
 
-    def draw_bars(self, axes: Any, names: Sequence[str], own: Numbers | None, values: Sequence[Numbers]) -> None:
-        """Draw bars of start, trained and aggregate, (C,) each, by class, and name the samples of the client, `own`."""
+    def draw_bars(self, axes: Any, names: Sequence[str], held: Numbers | None, values: Sequence[Numbers]) -> None:
+        """Draw bars of start, trained and aggregate, (C,) each, by class, and name the samples that the client has."""
         who = "clients, mean" if self.client is None else f"client {self.client}"
         looks = (("start", 5, ""), (f"{who}, trained", 1, "////"), ("aggregate", 0, ""))
         for i, (label, colour, hatch) in enumerate(looks):
             x = np.arange(len(names)) + 0.27 * (i - 1)
             look: dict[str, Any] = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
             axes.bar(x, 100 * values[i], 0.27, label=label, **look)
-        below = list(names) if own is None else [f"{n}\n{count:.0f}" for n, count in zip(names, own, strict=True)]
+        below = list(names) if held is None else [f"{n}\n{count:.0f}" for n, count in zip(names, held, strict=True)]
         axes.set_xticks(range(len(names)), list(map(drawable, below)), fontsize=8)
 
 
@@ -253,13 +253,13 @@ class ClassCounts(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods or [series[0].method])
-        maps = {one.case or one.method: counts_of(one.run).table.T for one in shown}
+        maps = {runs.case or runs.method: counts_of(runs.run).table.T for runs in shown}
         names = counts_of(shown[0].run).names
         limits = (0, max(float(table.max()) for table in maps.values()))
         small = all(max(table.shape) <= 20 for table in maps.values())
         figure = draw_maps(maps, "client", "class", "training samples", names, 2, limits, "YlGnBu", small, width=4.2)
         held = {name: float((table > 0).sum(0).mean()) for name, table in maps.items()}
-        return Drawn(figure, f"Classes that a client has, mean: {said(held)}.")
+        return Drawn(figure, f"Classes that a client has, mean: {by_name(held)}.")
 
 
 class LocalShares(Drawing):
@@ -276,9 +276,34 @@ class LocalShares(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         counts = counts_of(series[0].run)
-        own = torch.from_numpy(counts.table).long()[: self.clients]
-        lacking = out_local(own).numpy().T
-        maps = {"in-local p": in_local(own).numpy().T, "out-local p̃ · (C − 1)": (len(lacking) - 1) * lacking}
+        held = torch.from_numpy(counts.table).long()[: self.clients]
+        lacking = out_local(held).numpy().T
+        maps = {"in-local p": in_local(held).numpy().T, "out-local p̃ · (C − 1)": (len(lacking) - 1) * lacking}
         figure = draw_maps(maps, "client", "class", "share", counts.names, limits=(0, 1), cmap="YlGnBu", width=3.6)
-        said_of = f"p is at most {maps['in-local p'].max():.2f}, p̃ at most {lacking.max():.2f}"
-        return Drawn(figure, f"{said_of}: out-local shares spread over all classes that a client has few of.")
+        bounds = f"p is at most {maps['in-local p'].max():.2f}, p̃ at most {lacking.max():.2f}"
+        return Drawn(figure, f"{bounds}: out-local shares spread over all classes that a client has few of.")
+
+
+class PredictedDistributions(Drawing):
+    """Client × class: the true class distributions, and the mean predictions (EPD) from which the server infers them.
+
+    Needs `PredictedDistribution`.
+
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892, Eq. 5 and Fig. 1.
+    """
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        run = series[0].run
+        table = read_columns(run.folder / "predicted_distribution.csv")
+        names = list(table)[2:]
+        rows = table["round"] == table["round"].max()
+        clients = table["client"][rows].astype(int)
+        predicted = np.stack([table[name][rows] for name in names], 1)
+        counts = counts_of(run).table[clients]
+        true = counts / counts.sum(1, keepdims=True)
+        maps = {"(a) true class distribution": true.T, "(b) mean prediction (EPD)": predicted.T}
+        figure = draw_maps(maps, "client", "class", "share", names, limits=(0, 1), cmap="YlGnBu", width=4.0)
+        distance = np.abs(true - predicted).sum(1).mean()
+        r = np.corrcoef(true.ravel(), predicted.ravel())[0, 1]
+        when = int(table["round"].max()) + 1
+        return Drawn(figure, f"After round {when}: mean 1-norm distance {distance:.2f}, Pearson's r {r:.2f}.")

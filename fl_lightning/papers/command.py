@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.cli.compare.cells import CellFiles
-from fl_lightning.cli.compare.command import FailedError, locked
+from fl_lightning.cli.compare.command import locked
 from fl_lightning.cli.compare.grid import Case, Cell, combinations, parse_settings
 from fl_lightning.cli.compare.running import run_cells
 from fl_lightning.cli.configs import title
@@ -40,8 +40,7 @@ def run(argv: list[str]) -> None:
 
     Raises:
         SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: there is no such figure, or a setting is wrong.
-        FailedError: naming the runs that failed.
+        ValueError: there is no such figure, a setting is wrong, or naming the runs that failed.
         KeyboardInterrupt: naming how to go on.
     """
     given = command_parser().parse_args(argv)
@@ -118,12 +117,11 @@ def run_places(places: Sequence[FigureCell], output: Path, processes: int) -> No
     """Run the cells that are not done.
 
     Raises:
-        FailedError: naming those that failed.
+        ValueError: naming those that failed.
     """
-    cells = {place.cell.name: place.cell for place in places}
-    if failed := run_cells(list(cells.values()), processes, output):
+    if failed := run_cells((place.cell for place in places), processes, output):
         named = "; ".join(f"{name}: {error}" for name, error in failed.items())
-        raise FailedError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
+        raise ValueError(f"a figure needs all its runs, and {len(failed)} failed. {named}. {output}/logs has more")
 
 
 def started(cell: Cell, start: CellFiles) -> Cell:
@@ -135,11 +133,11 @@ def started(cell: Cell, start: CellFiles) -> Cell:
 
 def series_of(places: Sequence[FigureCell], output: Path) -> list[Series]:
     """Read the runs, those of the seeds of one method and case together."""
-    found: dict[tuple[str, str], list[SavedRun]] = {}
+    alike: dict[tuple[str, str], list[SavedRun]] = {}
     for place in places:
         folder = CellFiles(output, place.cell.name).begun_run
-        found.setdefault((place.method, place.case), []).append(read_run(folder))
-    return [Series(method, case, Group("", runs)) for (method, case), runs in found.items()]
+        alike.setdefault((place.method, place.case), []).append(read_run(folder))
+    return [Series(method, case, Group("", runs)) for (method, case), runs in alike.items()]
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Logged values over the rounds."""
+"""Logged values, and the accuracy of each class, over the rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, chosen, said, unique
-from fl_lightning.papers.panels import finish, name_rounds, panels
+from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, unique
+from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST
 
@@ -55,41 +55,41 @@ class Curves(Drawing):
             raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        found: dict[tuple[str, str, str], Line] = {}
-        for one in chosen(series, self.methods, self.cases):
+        lines: dict[tuple[str, str, str], Line] = {}
+        for runs in chosen(series, self.methods, self.cases):
             for name, key in self.keys.items():
-                place = {"method": one.method, "case": one.case, "key": name}
-                if line := self.line_of(one, key):
-                    found[place[self.row], place[self.column], place[self.line]] = line
-        rows, columns, lines = (unique(key[i] for key in found) for i in range(3))
+                place = {"method": runs.method, "case": runs.case, "key": name}
+                if line := self.line_of(runs, key):
+                    lines[place[self.row], place[self.column], place[self.line]] = line
+        rows, columns, names = (unique(key[i] for key in lines) for i in range(3))
         left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
         figure, axes = panels(left, columns, self.width, self.height)
-        for (row, column, name), (rounds, mean, std) in found.items():
+        for (row, column, name), (rounds, mean, std) in lines.items():
             place = axes[rows.index(row), columns.index(column)]
-            draw_line(place, lines.index(name), rounds, mean, std, name)
-        name_rounds(axes, max((rounds for rounds, _, _ in found.values()), key=len))
+            draw_line(place, names.index(name), rounds, mean, std, name)
+        name_rounds(axes, max((rounds for rounds, _, _ in lines.values()), key=len))
         finish(figure, axes)
-        return Drawn(figure, self.caption(found))
+        return Drawn(figure, self.caption(lines))
 
-    def line_of(self, one: Series, key: str) -> Line | None:
+    def line_of(self, runs: Series, key: str) -> Line | None:
         """Compute the line of a value, None where it is not known."""
-        rounds, values = one.group.curves(key)
+        rounds, values = runs.group.curves(key)
         if not rounds:
             return None
         std = values.std(0, ddof=1) if len(values) > 1 else None
         if self.clients:
-            others, deviations = one.group.curves(f"{key}/std")
+            others, deviations = runs.group.curves(f"{key}/std")
             std = deviations.mean(0) if others == rounds else None
         return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
 
-    def caption(self, found: Mapping[tuple[str, str, str], Line]) -> str:
+    def caption(self, lines: Mapping[tuple[str, str, str], Line]) -> str:
         """Describe the ends of the lines."""
         parts: dict[str, dict[str, float]] = {}
-        for (row, column, name), (_, mean, _) in found.items():
+        for (row, column, name), (_, mean, _) in lines.items():
             parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())
-        values = "; ".join(": ".join(filter(None, (panel, said(lines, "{:.3g}")))) for panel, lines in parts.items())
+        values = "; ".join(": ".join(filter(None, (panel, by_name(ends, "{:.3g}")))) for panel, ends in parts.items())
         band = "clients" if self.clients else "seeds"
-        shaded = any(std is not None for _, _, std in found.values())
+        shaded = any(std is not None for _, _, std in lines.values())
         return f"Mean of the last five values. {values}." + f" Band: one standard deviation over the {band}." * shaded
 
 
@@ -107,8 +107,41 @@ class Consistency(Curves):
     def __init__(self, line: Dimension = "case", column: Dimension = "method", cases: Sequence[str] = ()) -> None:
         super().__init__({"": ""}, line, column, "key", "prediction consistency (cosine)", 1.0, cases=cases)
 
-    def line_of(self, one: Series, key: str) -> Line | None:
-        rounds, _, table = one.group.columns(BY_CLASS)
+    def line_of(self, runs: Series, key: str) -> Line | None:
+        rounds, _, table = runs.group.columns(BY_CLASS)
         if len(rounds) < 2:
             return None
         return rounds[1:], prediction_consistency(torch.from_numpy(np.nan_to_num(table))).numpy(), None
+
+
+class ClassMaps(Drawing):
+    """Draws class × round maps of the global model's accuracy, in a row for each method and a column for each case.
+
+    Source: Lee et al. 2022, arXiv:2106.03097, Figs. 2a and 10; FedKA, Fig. 1a.
+
+    Args:
+        normalised: each class's share A_c / ΣA in place of its accuracy.
+        methods: that are drawn; none named: all.
+        cases: likewise.
+    """
+
+    def __init__(self, normalised: bool = False, methods: Sequence[str] = (), cases: Sequence[str] = ()) -> None:
+        self.normalised, self.methods, self.cases = normalised, methods, cases
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        shown = chosen(series, self.methods, self.cases)
+        maps, names, changes, spread = {}, list[str](), dict[str, float](), dict[str, float]()
+        for runs in shown:
+            _, names, table = runs.group.columns(BY_CLASS)
+            changes[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
+            with np.errstate(invalid="ignore"):
+                shares = table / table.sum(1, keepdims=True)
+            spread[runs.name] = 100 * float(np.nanstd(shares, axis=1).mean())
+            maps[runs.name] = (shares if self.normalised else 100 * table).T
+        value, limits = ("share of ΣA", (0.0, 0.3)) if self.normalised else ("accuracy (%)", (0.0, 100.0))
+        columns = len(unique(runs.case for runs in shown))
+        figure = draw_maps(maps, "round", "class", value, names, columns, limits, width=3.4)
+        text = f"Mean change of a class's accuracy from one round to the next, in points: {by_name(changes)}."
+        if self.normalised:
+            text = f"Deviation of the shares over the classes, mean over the rounds, in points: {by_name(spread)}."
+        return Drawn(figure, text)

@@ -58,11 +58,11 @@ def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequenc
     Raises:
         ValueError: nothing is left.
     """
-    found = [one for one in series if (not methods or one.method in methods) and (not cases or one.case in cases)]
-    if not found:
-        there = "; ".join(one.name for one in series)
+    asked = [runs for runs in series if (not methods or runs.method in methods) and (not cases or runs.case in cases)]
+    if not asked:
+        there = "; ".join(runs.name for runs in series)
         raise ValueError(f"a drawing needs runs of {[*methods, *cases]}, and those of the figure are {there}")
-    return found
+    return asked
 
 
 def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path:
@@ -77,10 +77,10 @@ def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path
     return files[-1]
 
 
-def said(values: Mapping[str, float], form: str = "{:.1f}") -> str:
+def by_name(values: Mapping[str, float], form: str = "{:.1f}") -> str:
     """Write values by name.
 
-    >>> said({"FedAvg": 81.25, "FedNTD": 90})
+    >>> by_name({"FedAvg": 81.25, "FedNTD": 90})
     'FedAvg 81.2, FedNTD 90.0'
     """
     return ", ".join(f"{name} {form.format(value)}".strip() for name, value in values.items())

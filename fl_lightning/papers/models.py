@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.monitors.probe_figures import colour_of, joint_embedding, plot_circles, plot_embedding
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, chosen, last_file, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, last_file, unique
 from fl_lightning.papers.panels import panels
 from fl_lightning.reports.figures import draw_line, label_places, new_figure
 from fl_lightning.reports.saved import SavedRun
@@ -33,10 +33,10 @@ class Landscapes(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         from matplotlib.ticker import LogFormatter, MaxNLocator  # noqa: PLC0415 - slow to import
 
-        found = [(one.name, last_arrays(one.run, "landscape-*-global.npz")) for one in series]
-        figure = new_figure(3.0 * (len(found) + 1), 3.0)
-        noise, *planes = figure.subplots(1, len(found) + 1)
-        for i, (name, arrays) in enumerate(found):
+        landscapes = [(runs.name, last_arrays(runs.run, "landscape-*-global.npz")) for runs in series]
+        figure = new_figure(3.0 * (len(landscapes) + 1), 3.0)
+        noise, *planes = figure.subplots(1, len(landscapes) + 1)
+        for i, (name, arrays) in enumerate(landscapes):
             losses = arrays["noise_loss"]
             draw_line(noise, i, arrays["sigmas"], losses.mean(1), losses.std(1), name)
         noise.set(xlabel="σ of the parameters' noise", ylabel="loss (nats)", yscale="log")
@@ -44,16 +44,16 @@ class Landscapes(Drawing):
         noise.yaxis.set_minor_formatter(LogFormatter())
         noise.grid(True, alpha=0.4)
         noise.legend(fontsize="small", frameon=False)
-        logs = [np.log10(arrays["plane"]) for _, arrays in found]
+        logs = [np.log10(arrays["plane"]) for _, arrays in landscapes]
         levels = np.linspace(min(map(np.min, logs)), max(map(np.max, logs)), 15)
-        for place, plane, (name, arrays) in zip(planes, logs, found, strict=True):
+        for place, plane, (name, arrays) in zip(planes, logs, landscapes, strict=True):
             line, (first, second) = arrays["line"], arrays["eigenvalues"]
             image = place.contourf(line, line, plane.T, levels=levels, cmap="viridis")
             place.set(xlabel=f"first eigenvector, λ = {first:.3g}", ylabel=f"second, λ = {second:.3g}")
             place.set_title(name, fontsize="medium")
         figure.colorbar(image, ax=planes, label="log₁₀ loss (nats)", ticks=MaxNLocator(6))
-        largest = {name: float(arrays["eigenvalues"][0]) for name, arrays in found}
-        return Drawn(figure, f"Largest eigenvalue of the Hessian at the last global model: {said(largest, '{:.3g}')}.")
+        largest = by_name({name: float(arrays["eigenvalues"][0]) for name, arrays in landscapes}, "{:.3g}")
+        return Drawn(figure, f"Largest eigenvalue of the Hessian at the last global model: {largest}.")
 
 
 class NeuronClasses(Drawing):
@@ -68,25 +68,24 @@ class NeuronClasses(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: PLC0415 - slow to import
 
-        cases, methods = unique(one.case for one in series), unique(one.method for one in series)
+        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
         figure, axes = panels([f"{name}: neuron" for name in methods], cases, width=3.4, height=2.4, sharey="all")
         agreed: dict[str, float] = {}
-        for one in series:
-            arrays = last_arrays(one.run, "neurons-*.npz")
+        for runs in series:
+            arrays = last_arrays(runs.run, "neurons-*.npz")
             table = np.stack([arrays["received"], *arrays["trained"], arrays["aggregate"]], 1)
-            count = len(one.group.columns(BY_CLASS)[1])
+            count = len(runs.group.columns(BY_CLASS)[1])
             order = np.argsort(table[:, 0], kind="stable")
             colours = ListedColormap([colour_of(c, count) for c in range(count)])
-            place = axes[methods.index(one.method), cases.index(one.case)]
+            place = axes[methods.index(runs.method), cases.index(runs.case)]
             norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
             image = place.imshow(table[order], aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
-            clients = [str(client) for client in arrays["clients"]]
-            label_places(place.xaxis, ["G", *clients, "A"], 25)
-            agreed[one.name] = 100 * float((arrays["trained"] == arrays["received"]).mean())
+            label_places(place.xaxis, ["G", *map(str, arrays["clients"]), "A"], 25)
+            agreed[runs.name] = 100 * float((arrays["trained"] == arrays["received"]).mean())
         for place in axes[-1]:
             place.set_xlabel("global (G), clients, aggregate (A)")
         figure.colorbar(image, ax=axes, label="preferred class", ticks=range(count))
-        text = f"Neurons that prefer the same class in the received and a client's model, in %: {said(agreed)}."
+        text = f"Neurons that prefer the same class in the received and a client's model, in %: {by_name(agreed)}."
         return Drawn(figure, text)
 
 
@@ -105,13 +104,13 @@ class Circles(Drawing):
         self.clients = clients
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        (one,) = chosen(series)
-        arrays = last_arrays(one.run, "features-*.npz")
+        (runs,) = chosen(series)
+        arrays = last_arrays(runs.run, "features-*.npz")
         names, features = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])
         rows = [0, *range(1, 1 + self.clients), len(names) - 1]
-        target, classes = torch.from_numpy(arrays["targets"]), one.group.columns(BY_CLASS)[1]
+        target, classes = torch.from_numpy(arrays["targets"]), runs.group.columns(BY_CLASS)[1]
         figure = plot_circles(features[rows], target, [names[k] for k in rows], classes)
-        text = said({names[k]: spread_of(features[k], target) for k in rows}, "{:.2f}")
+        text = by_name({names[k]: spread_of(features[k], target) for k in rows}, "{:.2f}")
         return Drawn(figure, f"Resultant length of each class's angles, mean over the classes (1: a point): {text}.")
 
 
@@ -146,11 +145,11 @@ class Embedding(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
         features, names = list[torch.Tensor](), list[str]()
-        for one in shown:
-            arrays = last_arrays(one.run, "features-*.npz")
+        for runs in shown:
+            arrays = last_arrays(runs.run, "features-*.npz")
             models, table = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])[:, : self.samples]
             target = torch.from_numpy(arrays["targets"])[: self.samples]
-            before = f"{one.method} " if len(shown) > 1 else ""
+            before = f"{runs.method} " if len(shown) > 1 else ""
             first = 0 if not names else 1  # what they received is the same
             features.append(table[first:-1])
             names += [name if name == "received" else f"{before}{name}" for name in models[first:-1]]
@@ -161,4 +160,4 @@ class Embedding(Drawing):
         by_class, by_model = target.tile(len(names)), torch.arange(len(names)).repeat_interleave(len(target))
         groups = {"the same class": by_class, "the same model": by_model}
         same = {name: 100 * float((group[near] == group).double().mean()) for name, group in groups.items()}
-        return Drawn(figure, f"Points whose nearest neighbour is of …, in %: {said(same)}.")
+        return Drawn(figure, f"Points whose nearest neighbour is of …, in %: {by_name(same)}.")

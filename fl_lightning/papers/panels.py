@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.reports.figures import (
-    GREY,
-    Numbers,
-    label_places,
-    label_rounds,
-    new_figure,
-    separate,
-    tidy,
-    write_cells,
-)
+from fl_lightning.reports import figures
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
@@ -47,7 +38,7 @@ def panels(
         sharey: which panels have one y axis: `row`, `all` or `none`.
         sharex: whether all panels have one x axis, named below the lowest.
     """
-    figure = new_figure(max(width * len(columns) + 0.9, 4.2), height * len(rows) + 0.9)
+    figure = figures.new_figure(max(width * len(columns) + 0.9, 4.2), height * len(rows) + 0.9)
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=sharex, sharey=sharey)
     for place, name in zip(axes[0], columns, strict=True):
         place.set_title(name, fontsize="medium")
@@ -59,21 +50,21 @@ def panels(
 def name_rounds(axes: NDArray[Any], rounds: Sequence[int]) -> None:
     """Name the x axis of the lowest panels, with whole numbers."""
     for place in axes[-1]:
-        label_rounds(place, rounds)
+        figures.label_rounds(place, rounds)
 
 
 def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> None:
     """Tidy all panels, name the x axis of the lowest, and put one legend with each name once above them."""
     for place in axes[-1] if xlabel is not None else ():
         place.set_xlabel(xlabel)
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for place in axes.ravel():
-        tidy(place)
+        figures.tidy(place)
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
-    if len(found) > 1:
-        columns, size = legend_columns(list(found), figure.get_figwidth()), LEGEND_SIZE
-        figure.legend(found.values(), found, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
+            handles.setdefault(name, handle)
+    if len(handles) > 1:
+        columns, size = legend_columns(list(handles), figure.get_figwidth()), LEGEND_SIZE
+        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
@@ -87,7 +78,7 @@ def legend_columns(names: Sequence[str], width: float) -> int:
 
 
 def draw_maps(
-    maps: Mapping[str, Numbers],
+    maps: Mapping[str, figures.Numbers],
     xlabel: str,
     ylabel: str,
     value: str,
@@ -120,17 +111,17 @@ def draw_maps(
     known = np.concatenate([table[~np.isnan(table)] for table in maps.values()])
     low, high = limits or (float(known.min()), float(known.max()))
     for place, (title, table) in zip(axes.ravel(), maps.items(), strict=False):
-        place.set_facecolor(GREY)
+        place.set_facecolor(figures.GREY)
         image = place.imshow(table, aspect="auto", cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
         place.set_title(title, fontsize="medium")
-        label_places(place.yaxis, row_names, 20)
+        figures.label_places(place.yaxis, row_names, 20)
         if numbers:
-            separate(place, table.shape[1], table.shape[0])
-            write_cells(place, table, (low + high) / 2, 6)
+            figures.separate(place, table.shape[1], table.shape[0])
+            figures.write_cells(place, table, (low + high) / 2, 6)
     for place in axes.ravel()[len(maps) :]:
         place.set_axis_off()
     for place in axes[-1]:
-        label_rounds(place, range(shape[1]))
+        figures.label_rounds(place, range(shape[1]))
         place.set_xlabel(xlabel)
     figure.colorbar(image, ax=axes, label=value, aspect=30, pad=0.02)
     return figure

@@ -75,8 +75,8 @@ class FigureCell(NamedTuple):
 
 def names() -> list[str]:
     """Names of all figures, such as `fedntd/2`, in the order of their papers and numbers."""
-    found = [path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in (HOME / FOLDER).glob("*/*.yaml")]
-    return sorted(found, key=order)
+    paths = (HOME / FOLDER).glob("*/*.yaml")
+    return sorted((path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in paths), key=order)
 
 
 def order(name: str) -> tuple[str, bool, int]:
@@ -100,16 +100,16 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: there is none, with the nearest name.
     """
-    found, known = list[Path](), names()
+    paths, known = list[Path](), names()
     for name in asked:
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-            found.append(Path(name).resolve())
+            paths.append(Path(name).resolve())
         elif figures := [figure for figure in known if name in (figure, figure.partition("/")[0])]:
-            found += map(shipped_path, figures)
+            paths += map(shipped_path, figures)
         else:
             near = nearest(name, known)
             raise ValueError(f"a figure is one that fl-lightning figure lists, or a file, got {name!r}{near}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths))
 
 
 def read(path: Path) -> FigureFile:
@@ -125,12 +125,12 @@ def read(path: Path) -> FigureFile:
     try:
         check_keys(path.read_text(encoding="utf-8"), str(path))
         checks.parse_path(path)
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
-        draw = instantiate(drawings.parse_object({"draw": said["draw"]})).draw
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
+        draw = instantiate(drawings.parse_object({"draw": content["draw"]})).draw
     except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} must say what a figure needs and how it is drawn, but {error}") from error
-    runs, start = [Runs(**one) for one in said["runs"]], said.get("start")
-    return FigureFile(**{**said, "draw": draw, "runs": runs, "start": start and Runs(**start)})
+    runs, start = [Runs(**given) for given in content["runs"]], content.get("start")
+    return FigureFile(**{**content, "draw": draw, "runs": runs, "start": start and Runs(**start)})
 
 
 def minutes_of(name: str) -> float:
@@ -160,15 +160,15 @@ def places_of(
     """
     if runs.label is not None and len(runs.methods) > 1:
         raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
-    found = []
+    places = []
     for method in runs.methods:
         for case, settings in runs.cases.items():
             given = (*as_settings(runs.settings), *as_settings(settings), *more)
             config, label = composer.compose(method, given), runs.label or method
             for seed in seeds or runs.seeds or figure.seeds:
                 whole = seeded(config, seed, figure.hold)
-                found.append(FigureCell(label, case, Cell(method, given, seed, name_of(method, seed, whole), whole)))
-    return found
+                places.append(FigureCell(label, case, Cell(method, given, seed, name_of(method, seed, whole), whole)))
+    return places
 
 
 def as_settings(given: Mapping[str, Any]) -> Case:

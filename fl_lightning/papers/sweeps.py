@@ -1,21 +1,21 @@
-"""A value of the run's end against what is swept."""
+"""Values at the end of the runs against what is swept, and rounds until a value reaches a target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, said, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
-from fl_lightning.reports.figures import Numbers, draw_line
+from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
 from fl_lightning.reports.result_tables import Cell, Table
-from fl_lightning.reports.results import LAST
+from fl_lightning.reports.results import LAST, rounds_until
 from fl_lightning.utils.text import drawable
 
 
-def ends(one: Series, key: str, last: int = LAST) -> Numbers:
+def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
     """Compute the mean of the last values of each run, (S,), NaN where there are none."""
-    _, values = one.group.curves(key)
+    _, values = runs.group.curves(key)
     return values[:, -last:].mean(1) if values.size else np.array([np.nan])
 
 
@@ -43,30 +43,31 @@ class Sweep(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         levels = self.levels or {}
-        swept = unique(one.case for one in series if one.method not in levels)
+        swept = unique(runs.case for runs in series if runs.method not in levels)
         groups = self.groups or {"": {case: case for case in swept}}
-        methods = unique(one.method for one in series)
+        methods = unique(runs.method for runs in series)
         left = ["\n".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
         figure, axes = panels(left, list(groups), width=3.2, sharex=False)  # each group has its own names
-        found: dict[str, dict[str, float]] = {}
+        ends_by_title: dict[str, dict[str, float]] = {}
         for row, (key_name, key) in zip(axes, self.keys.items(), strict=True):
             for place, (group, cases) in zip(row, groups.items(), strict=True):
                 for i, method in enumerate(methods):
-                    known = {one.case: self.scale * ends(one, key, self.last) for one in series if one.method == method}
-                    own = [levels.get(method, {}).get(group, case) for case in cases]
-                    points = {k: known[case] for k, case in enumerate(own) if case in known}
+                    of_method = [runs for runs in series if runs.method == method]
+                    known = {runs.case: self.scale * ends(runs, key, self.last) for runs in of_method}
+                    shown = [levels.get(method, {}).get(group, case) for case in cases]
+                    points = {k: known[case] for k, case in enumerate(shown) if case in known}
                     mean = np.array([value.mean() for value in points.values()])
                     several = all(len(value) > 1 for value in points.values())
                     std = np.array([value.std(ddof=1) for value in points.values()]) if several else None
                     draw_line(place, i, list(points), mean, std, method, every=1)
                     title = ": ".join(filter(None, (group, key_name, method)))
                     names = list(cases.values())
-                    found[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
+                    ends_by_title[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
                     if method in levels and len(mean):
-                        found[title] = {"": float(mean[0])}
+                        ends_by_title[title] = {"": float(mean[0])}
                 place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
         finish(figure, axes, self.xlabel)
-        text = "; ".join(f"{title}: {said(values, '{:.3g}')}" for title, values in found.items())
+        text = "; ".join(f"{title}: {by_name(values, '{:.3g}')}" for title, values in ends_by_title.items())
         return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]} at the end. {text}.")
 
 
@@ -90,10 +91,10 @@ class EndTable(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         table: dict[str, dict[tuple[str, str], Numbers]] = {}
-        for one in series:
-            row, case = (one.method, one.case) if self.cases_as_columns else (one.name, "")
+        for runs in series:
+            row, case = (runs.method, runs.case) if self.cases_as_columns else (runs.name, "")
             for name, key in self.keys.items():
-                table.setdefault(row, {})[case, name] = self.scale * ends(one, key, self.last)
+                table.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
         columns = list(dict.fromkeys(column for row in table.values() for column in row))
         cells = {row: [Cell(row)] for row in table}
         for column in columns:
@@ -105,7 +106,7 @@ class EndTable(Drawing):
                 cells[row].append(Cell(text_of(values), bool(values.mean() == best)))
         header = ["", *(", ".join(filter(None, column)) for column in columns)]
         rounds = "the last round" if self.last == 1 else f"the mean of the last {self.last} evaluated rounds"
-        seeds = max(len(one.group.runs) for one in series)
+        seeds = max(len(runs.group.runs) for runs in series)
         over = f", mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else ""
         return Drawn(Table("", header, list(cells.values())), f"In %: {rounds}{over}.")
 
@@ -114,3 +115,50 @@ def text_of(values: Numbers) -> str:
     """Write the mean with the sample standard deviation, where it is not 0."""
     mean, std = values.mean(), values.std(ddof=1) if len(values) > 1 else 0
     return "–" if np.isnan(mean) else f"{mean:.1f} ± {std:.1f}" if std else f"{mean:.1f}"
+
+
+class RoundsToTarget(Drawing):
+    """Draws bars of the rounds until a value reaches a target, mean over the seeds, none where a method never does.
+
+    Source: Yao and Sun 2020, arXiv:2005.12657, Fig. 2.
+
+    Args:
+        targets: in percent, by case; under an empty name that of all other cases.
+        key: log key of the value.
+        baseline: method whose rounds are 100 %.
+    """
+
+    def __init__(self, targets: Mapping[str, float], key: str = "global/acc", baseline: str = "FedAvg") -> None:
+        self.targets, self.key, self.baseline = targets, key, baseline
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
+        titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
+        figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
+        sentences = []
+        for place, case in zip(axes[0], cases, strict=True):
+            reached = {runs.method: self.rounds(runs) for runs in series if runs.case == case}
+            for i, method in enumerate(methods):
+                if (rounds := reached.get(method)) is not None:
+                    place.bar(i, rounds, color=COLOURS[i % len(COLOURS)])
+                    place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
+                else:
+                    place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
+            place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
+            base = reached.get(self.baseline)
+            shares = {m: 100 * r / base for m, r in reached.items() if r is not None and base and m != self.baseline}
+            never = ", ".join(m for m, r in reached.items() if r is None)
+            text = by_name(shares, "{:.0f} %") or "none"
+            sentences.append(f"{case or 'All'}: {text}" + f"; never: {never}" * bool(never))
+        finish(figure, axes, "method")
+        return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
+
+    def target(self, case: str) -> float:
+        """Target of a case, in percent."""
+        return self.targets.get(case, self.targets.get("", 100.0))
+
+    def rounds(self, runs: Series) -> float | None:
+        """Count the rounds of a series, from 1, mean over its runs, None where one of them never gets there."""
+        rounds = [rounds_until(run, self.key, self.target(runs.case) / 100) for run in runs.group.runs]
+        known = [value for value in rounds if value is not None]
+        return float(np.mean(known)) if len(known) == len(rounds) else None

@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fl_lightning.reports.figures import (
-    COLOURS,
-    GREY,
-    MARKERS,
-    Numbers,
-    draw_line,
-    finite,
-    in_legend,
-    label_places,
-    label_rounds,
-    new_figure,
-    tidy,
-)
+from fl_lightning.reports import figures
+from fl_lightning.reports.figures import Numbers
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
@@ -45,17 +34,17 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") ->
         ylabel: name and unit of the values.
         xlabel: name and unit of x; `round` has whole numbers.
     """
-    figure = new_figure(WIDTH, 3.2 + 0.17 * len(bands))
+    figure = figures.new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
     for i, (label, band) in enumerate(bands.items()):
         if band.x:
-            values = finite(band.values)
+            x, values = figures.finite(band.x), figures.finite(band.values)
             std = values.std(0, ddof=1) if len(values) > 1 else None
-            draw_line(axes, i, finite(band.x), values.mean(0), std, label, max(1, len(band.x) // 8), 1.5)
+            figures.draw_line(axes, i, x, values.mean(0), std, label, max(1, len(x) // 8), 1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
-        label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])
-    tidy(axes)
+        figures.label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])
+    figures.tidy(axes)
     legend_above(figure, axes, len(bands))
     return figure
 
@@ -68,22 +57,22 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
         class_names: C names.
     """
     height = float(np.clip((0.14 + 0.1 * len(table)) * len(class_names), 2.0, 14))
-    figure = new_figure(WIDTH, height + 0.9 + 0.17 * len(table))
+    figure = figures.new_figure(WIDTH, height + 0.9 + 0.17 * len(table))
     axes = figure.subplots()
     for i, (label, values) in enumerate(table.items()):
         offset = 0.7 * ((i + 0.5) / len(table) - 0.5)
-        shown = finite(values)
+        shown = figures.finite(values)
         mean, std = 100 * shown.mean(0), 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
-        place, colour = np.arange(len(class_names)) + offset, COLOURS[i % len(COLOURS)]
-        named, look = in_legend(label), MARKERS[i % len(MARKERS)]
+        place, colour = np.arange(len(class_names)) + offset, figures.COLOURS[i % len(figures.COLOURS)]
+        named, look = figures.in_legend(label), figures.MARKERS[i % len(figures.MARKERS)]
         axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
-    label_places(axes.yaxis, class_names, 40)
+    figures.label_places(axes.yaxis, class_names, 40)
     axes.set_ylim(len(class_names) - 0.4, -0.6)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    tidy(axes)
+    figures.tidy(axes)
     for edge in np.arange(len(class_names) - 1) + 0.5 if len(class_names) <= 40 else ():
-        axes.axhline(edge, color=GREY, linewidth=0.5)
+        axes.axhline(edge, color=figures.GREY, linewidth=0.5)
     legend_above(figure, axes, len(table))
     return figure
 
@@ -96,13 +85,13 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
         ylabel: name and unit of the values.
         names: of the two bars.
     """
-    figure = new_figure(WIDTH, 0.9 + 0.62 * len(pairs))
+    figure = figures.new_figure(WIDTH, 0.9 + 0.62 * len(pairs))
     axes = figure.subplots()
     for side, hatch in enumerate(("", "////")):
-        values = [finite(pair[side]) for pair in pairs.values()]
+        values = [figures.finite(pair[side]) for pair in pairs.values()]
         places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
         std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
-        colour, name = COLOURS[(5, 0)[side]], names[side]
+        colour, name = figures.COLOURS[(5, 0)[side]], names[side]
         axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         shown = [k for k, s in enumerate(std) if s]
         axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")
@@ -111,7 +100,7 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
     axes.set(xlabel=ylabel)
     axes.set_yticks(range(len(pairs)), list(map(drawable, pairs)))
     axes.invert_yaxis()
-    tidy(axes)
+    figures.tidy(axes)
     legend_above(figure, axes, 2)
     return figure
 

@@ -43,7 +43,8 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     num_clients, num_classes = table.shape
     check_names(class_names, num_classes)
     width, height = np.clip(0.42 * num_clients, 3.2, 11), np.clip(0.3 * num_classes, 2.4, 9)
-    figure = new_figure(width + 3.0, height + 1.9)
+    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
+    figure = new_figure(width + 3.0, height + 1.9, title or f"{int(table.sum()):,} training samples, {sizes}")
     ratios = {"width_ratios": (width, 0.8, 0.16), "height_ratios": (0.8, height)}
     grid = figure.add_gridspec(2, 3, **ratios, wspace=0.03, hspace=0.02)
     axes = figure.add_subplot(grid[1, 0])
@@ -60,8 +61,6 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
     draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
-    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
-    figure.suptitle(title or f"{int(table.sum()):,} training samples, {sizes}", fontsize="large")
     return figure
 
 
@@ -81,14 +80,12 @@ def plot_accuracy(
     """
     panels = [part for part in (curves, losses) if part]
     count = max(1, len(panels))
-    figure = new_figure(5.6 * count, 3.8)
+    figure = new_figure(5.6 * count, 3.8, title)
     for axes, part in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=False):
         draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
         if axes.get_legend_handles_labels()[0]:  # none where no value is finite
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
-    if title:
-        figure.suptitle(title, fontsize="large")
     return figure
 
 
@@ -100,14 +97,14 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
         title: None: one that says N and the number of samples.
     """
     counts = np.asarray(sizes, dtype=np.float64)
-    figure = new_figure(float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0, 3.4)
+    clients = f"{len(counts)} client{'s' * (len(counts) != 1)}"
+    width = float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0
+    figure = new_figure(width, 3.4, title or f"{int(counts.sum()):,} training samples, {clients}")
     axes = figure.add_subplot()
     draw_totals(axes, counts, "x")
     axes.set_xlabel("client")
     label_places(axes.xaxis, [str(i) for i in range(len(counts))], 25)
     axes.tick_params("x", labelbottom=True)
-    clients = f"{len(counts)} client{'s' * (len(counts) != 1)}"
-    figure.suptitle(title or f"{int(counts.sum()):,} training samples, {clients}", fontsize="large")
     return figure
 
 
@@ -121,15 +118,13 @@ def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], ti
     """
     columns = min(3, len(curves))
     rows = -(-len(curves) // columns)
-    figure = new_figure(3.8 * columns, 2.6 * rows)
+    figure = new_figure(3.8 * columns, 2.6 * rows, title)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, values) in zip(places, curves.items(), strict=False):
         draw_curves(axes, rounds, {name: values}, 1.0)
         axes.set_title(name, fontsize="medium")
     for axes in places[len(curves) :]:
         axes.set_axis_off()
-    if title:
-        figure.suptitle(title, fontsize="large")
     return figure
 
 
@@ -153,7 +148,7 @@ def plot_classwise(
     if not num_rounds:
         raise ValueError("plot_classwise needs at least one round, got none; run a round with validation first")
     x = np.arange(num_rounds) if rounds is None else np.asarray(rounds)
-    figure = new_figure(9.0, np.clip(0.3 * num_classes, 2.4, 9) + 1.3)
+    figure = new_figure(9.0, np.clip(0.3 * num_classes, 2.4, 9) + 1.3, title)
     grid = figure.add_gridspec(1, 3, width_ratios=(6, 0.16, 1.8), wspace=0.06)
     axes = figure.add_subplot(grid[0, 0])
     edges = np.concatenate([[x[0] - 0.5], (x[1:] + x[:-1]) / 2, [x[-1] + 0.5]])
@@ -166,21 +161,22 @@ def plot_classwise(
     label_places(axes.yaxis, class_names, MOST_LABELS)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
     draw_best_and_last(figure.add_subplot(grid[0, 2], sharey=axes), np.fmax.reduce(table), table[-1])
-    figure.suptitle(title, fontsize="large")
     return figure
 
 
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Create a figure of so many inches that is drawn by Agg and unknown to pyplot."""
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
+    """Create a figure of so many inches, with a title or none, that is drawn by Agg and unknown to pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
 
     from fl_lightning.reports.plain_figure import PlainFigure  # noqa: PLC0415
 
     figure = PlainFigure(figsize=(float(width), float(height)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize="large")
     return figure
 
 

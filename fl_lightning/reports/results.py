@@ -157,8 +157,7 @@ def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
     """Count the rounds of a run until its metric reaches the target, None where it does not."""
-    curve = run.history.curve(key)
-    return next((round_idx + 1 for round_idx, value in curve.items() if value >= target), None)
+    return next((round_idx + 1 for round_idx, value in run.history.curve(key).items() if value >= target), None)
 
 
 # --- tables ---------------------------------------------------------------------------------------

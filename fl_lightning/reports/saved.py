@@ -1,12 +1,10 @@
 """Runs on disk are read for reports, and those that differ only in the seed form a group."""
 
-import csv
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -22,7 +20,7 @@ from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import PARTITION
-from fl_lightning.utils.text import of_cell
+from fl_lightning.runs.round_table import read_cells, reading
 
 METRICS = "metrics.csv"
 CLIENTS = "clients.csv"
@@ -106,7 +104,7 @@ class Group:
 
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
         """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
-        tables = [(rounds, names, table) for run in self.runs for rounds, names, table in [run.history.columns(part)]]
+        tables = [run.history.columns(part) for run in self.runs]
         tables = [table for table in tables if table[0] and table[1] == tables[0][1]]
         if not tables:
             return [], [], np.zeros((0, 0))
@@ -137,8 +135,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 def natural(path: Path) -> list[tuple[int, str]]:
     """Key that orders folders by the numbers in their names: 2 before 10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def read_run(folder: Path) -> SavedRun:
@@ -162,21 +159,6 @@ def read_run(folder: Path) -> SavedRun:
     data = {name: value for name, value in objects.items() if is_data(name)}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
     return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
-
-
-@contextmanager
-def reading(path: Path, content: str) -> Iterator[None]:
-    """Name the file, and what must be in it, where it cannot be read within the block.
-
-    Raises:
-        ValueError: in place of any error but the operating system's.
-    """
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # YAML's own, and those of the values that its tags make
-        raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
 
 
 def read_config(path: Path) -> Settings:
@@ -222,8 +204,7 @@ def read_test(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
     with reading(path, "the numbers that test gave by name, and cannot be read as them"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(number) for name, number in content.items()}
+        return {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def read_partition(path: Path) -> Counts | None:
@@ -246,11 +227,9 @@ def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any
     """Read a table by column, with NaN for a cell without a number but in `texts`, and without lines that were cut."""
     if not path.is_file():
         return {}
-    with reading(path, "a table, and cannot be read as one"), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row and None not in row.values()]
-        columns = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
-        return {of_cell(n): np.array(c if n in texts else [*map(as_number, c)]) for n, c in columns.items()}
+    with reading(path, "a table, and cannot be read as one"):
+        columns = read_cells(path)
+        return {name: np.array(c if name in texts else [*map(as_number, c)]) for name, c in columns.items()}
 
 
 def as_number(text: str) -> float:

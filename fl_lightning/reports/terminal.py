@@ -18,12 +18,7 @@ MOST_COLUMNS = 8
 
 
 def print_classes(
-    title: str,
-    names: Sequence[str],
-    samples: Tensor,
-    accuracy: Tensor,
-    peak: Tensor | None,
-    max_rows: int,
+    title: str, names: Sequence[str], samples: Tensor, accuracy: Tensor, peak: Tensor | None, max_rows: int
 ) -> None:
     """Print the accuracy of every class, and below it accuracy, forgetting F and worst class.
 

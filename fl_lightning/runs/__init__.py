@@ -1,1 +1,1 @@
-"""What a run writes: its folder, checkpoints, tables of values, TensorBoard events."""
+"""A run writes its folder, checkpoints, tables of values and TensorBoard events."""

@@ -35,7 +35,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._watch(monitor)
 
     def _watch(self, key: str | None) -> None:
-        """Begin to compare the values of a key; None: it is not known yet."""
+        """Begin to compare the values of a key, which is None as long as it is not known."""
         mode = self._mode or ("min" if key and is_lower_better(key) else "max")
         super().__init__(*self._place, key, mode=mode, save_on_train_epoch_end=True, enable_version_counter=False)
 

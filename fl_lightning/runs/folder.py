@@ -50,7 +50,7 @@ def stem_of(configs: Sequence[str | Path]) -> str:
 
 
 def overrides_of(argv: Sequence[str]) -> str:
-    """Part of a folder's name for what the command line sets besides the files; settings that are free are left out.
+    """Name what the command line sets besides the files, without settings that are free, as a part of a folder's name.
 
     >>> overrides_of("fit -c a.yaml --seed_everything 3 --model.client.mu=0.1 --trainer.max_epochs 9".split())
     '-seed3-mu=0.1'
@@ -211,12 +211,12 @@ def newest_first(run: Path, pattern: str) -> list[Path]:
 
 
 def settings_in(path: Path) -> Settings | None:
-    """Fixed settings that a checkpoint's run was begun with; None where it cannot be read."""
+    """Read the fixed settings that a checkpoint's run was begun with, None where it cannot be read."""
     return (identity_in(path) or {}).get("config")
 
 
 def identity_in(path: Path) -> dict[str, Settings] | None:
-    """Settings of a checkpoint's run, as `RunIdentity.state_dict` gave them; None where it cannot be read."""
+    """Read the settings of a checkpoint's run, as `RunIdentity.state_dict` gave them, None where it cannot be read."""
     if not path.is_file():  # a pipe would be waited for
         return None
     try:
@@ -227,7 +227,7 @@ def identity_in(path: Path) -> dict[str, Settings] | None:
 
 
 def readable(path: Path) -> Path:
-    """A checkpoint, or where it cannot be read the newest of its run that can; says so.
+    """Give the checkpoint, or where it cannot be read the newest of its run that can, and tell so.
 
     Raises:
         ValueError: none of them can be read.
@@ -279,7 +279,7 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
-    """The folder that a callback writes to: `dirpath`, else that of the Trainer's first logger; None: nowhere.
+    """Find the folder that a callback writes to: `dirpath`, else that of the Trainer's first logger, else none.
 
     To be called on all ranks.
     """
@@ -296,7 +296,7 @@ def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
 
 
 def disk_error(error: OSError, folder: Path) -> str:
-    """Say what is wrong with a file of a run's folder; nothing where the error is about another file.
+    """Describe what is wrong with a file of a run's folder, by nothing where the error is about another file.
 
     >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
     'runs/fit/0/metrics.csv cannot be written (No space left on device);'

@@ -17,7 +17,7 @@ FigureWriter = Callable[[str, "Figure", int], object]
 
 
 def figure_writer(logger: Logger) -> FigureWriter | None:
-    """Find how a logger takes a figure; None: it takes none.
+    """Find how a logger takes a figure, None where it takes none.
 
     By its own `log_image(key, images, step)`, as that of Weights & Biases; by its experiment's
     `add_figure(tag, figure, global_step)`, as TensorBoard's; or by its `run_id` and its experiment's
@@ -35,7 +35,7 @@ def figure_writer(logger: Logger) -> FigureWriter | None:
 
 
 def offers(taker: object, method: str) -> bool:
-    """True if the class has the method; an object that takes any call, to do nothing with it, does not offer it."""
+    """Tell whether the class has the method: an object that takes any call, to do nothing, does not offer it."""
     return callable(getattr(type(taker), method, None))
 
 
@@ -49,7 +49,7 @@ def pixels(figure: Figure) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def log_figures(loggers: Iterable[Logger], figures: Mapping[str, Figure], step: int) -> None:
-    """Give the figures to every logger that takes one; what goes wrong there is a warning, since the fit is done.
+    """Give the figures to every logger that takes one, and warn of what goes wrong there, since the fit is done.
 
     Args:
         loggers: of the Trainer, on its first process.

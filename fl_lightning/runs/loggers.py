@@ -11,8 +11,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.runs.round_table import read_cells, reading
 from fl_lightning.utils.files import at_path, write_table
-from fl_lightning.utils.text import of_cell
 
 MOST_ROUNDS = 2**53
 
@@ -59,7 +59,7 @@ class RoundCSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add values to the row of round `step`; None: to the last one."""
+        """Add values to the row of round `step`, or for None to the last one."""
         round_idx = self._row["round"] if step is None else int(step)
         values = {key: float(value) for key, value in metrics.items() if key != "epoch"}
         if self._file is None and (step is None or "epoch" in metrics):
@@ -106,28 +106,22 @@ class RoundCSVLogger(Logger):
             raise at_path(error, self.path) from error
 
     def _rows(self) -> dict[int, dict[str, Any]]:
-        """Read the rows on disk, by round; one that was cut in the middle is left out.
+        """Read the rows on disk, by round, but for one that was cut in the middle.
 
         Raises:
             ValueError: if the file is no table of rounds.
         """
         if not self.path.is_file():
             return {}
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
-            whole = [{of_cell(key): value for key, value in row.items()} for row in rows]
-            for row in whole:
+        with reading(self.path, "a table of numbers with a row for each round, and cannot be read as one"):
+            columns = read_cells(self.path)
+            rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+            for row in rows:
                 list(map(float, filter(None, row.values())))
-            rounds = [int(row["round"]) for row in whole]
+            rounds = [int(row["round"]) for row in rows]
             if any(r < 0 or r > MOST_ROUNDS for r in rounds):
                 raise ValueError("no round has such a number")
-            return {r: {**row, "round": r} for r, row in zip(rounds, whole, strict=True)}
-        except (ValueError, KeyError, csv.Error) as error:
-            raise ValueError(
-                f"{self.path} must be a table of numbers with a row for each round, and cannot be read as one "
-                f"({type(error).__name__}); move it away"
-            ) from None
+            return {r: {**row, "round": r} for r, row in zip(rounds, rows, strict=True)}
 
     def _rewrite(self, rows: dict[int, dict[str, Any]], round_idx: int, values: dict[str, float]) -> None:
         """Replace the table by `rows` with further values, in one move: a reader finds the old one or the new one."""

@@ -1,8 +1,8 @@
-"""Tables of a run with several rows a round."""
+"""Tables of a run are written with several rows a round, and read, though a killed process may have cut them."""
 
 import csv
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,31 @@ from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell, write_cells
 
 
+@contextmanager
+def reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and what must be in it, where it cannot be read within the block.
+
+    Raises:
+        ValueError: in place of any error but the operating system's.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # YAML's own, and those of the values that its tags make
+        raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
+
+
+def read_cells(path: Path) -> dict[str, list[str]]:
+    """Read a csv file by column, without lines that were cut."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        return {of_cell(name): [row[name] for row in rows] for name in reader.fieldnames or ()}
+
+
 class RoundTable:
-    """A csv file whose first column is the round; rows are appended, each round's at once.
+    """Adds the rows of each round at once to a csv file whose first column is the round.
 
     Args:
         path: of the file; it is made with the first row.
@@ -22,7 +45,7 @@ class RoundTable:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self, first_round: int) -> None:
-        """Drop the rows of rounds that are run again, and one that was cut; a table of other columns begins anew.
+        """Drop the rows of rounds that are run again, one that was cut, and all of a table with other columns.
 
         Raises:
             ValueError: the file is no text in UTF-8, or no csv file.
@@ -30,23 +53,19 @@ class RoundTable:
         if not self.path.is_file():
             return
         kept = []
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(
-                f"{self.path} must be a table with a row for each round, and cannot be read as one "
-                f"({type(error).__name__}); move it away"
-            ) from None
+        with (
+            reading(self.path, "a table with a row for each round, and cannot be read as one"),
+            self.path.open(newline="", encoding="utf-8") as file,
+        ):
+            header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
         for row in rows if header == list(self.columns) else ():
             with suppress(ValueError):
                 if len(row) == len(self.columns) and int(row[0]) < first_round:
                     kept.append(row)
-
         write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows; None and NaN leave a cell empty."""
+        """Add rows, in which None and NaN leave a cell empty."""
         cells = [["" if value is None or str(value) == "nan" else value for value in row] for row in rows]
         if cells:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the names of logged values tell of them."""
+"""The names of logged values tell of what kind they are."""
 
 from fl_lightning.metrics.history import BY_CLASS
 

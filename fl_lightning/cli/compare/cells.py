@@ -21,7 +21,7 @@ from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.federation.identity import differences, flat
-from fl_lightning.reports.saved import TEST
+from fl_lightning.reports.saved import TEST, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint, runs
 from fl_lightning.utils.files import write_file
 
@@ -33,7 +33,7 @@ BEST = "best.ckpt"
 
 @dataclass(frozen=True)
 class CellFiles:
-    """Files of a cell; picklable.
+    """Names the files of a cell, and can be pickled.
 
     Attributes:
         folder: of the grid.
@@ -60,7 +60,7 @@ class CellFiles:
 
     @property
     def run(self) -> Path | None:
-        """Its run folder; None where it has not begun."""
+        """Its run folder, None where it has not begun."""
         return next(reversed(runs(self.parent).values()), None)
 
     @property
@@ -76,12 +76,15 @@ class CellFiles:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """The limits of a complete run, by the names in `LIMITS`, and its `rounds`; None: it is not complete."""
+        """The limits of a complete run, by the names in `LIMITS`, and its `rounds`, None where it is not complete."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None
-        content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
-        return content
+        return dict(json.loads(marker.read_text(encoding="utf-8")))
+
+    def read(self) -> SavedRun | None:
+        """Read its run, None where it is not complete."""
+        return None if self.done is None else read_run(self.begun_run)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Rounds(Callback):
 
 
 def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
-    """Run a cell, or what is left of it; what it prints goes to its log.
+    """Run a cell, or what is left of it, and write what it prints to its log.
 
     Args:
         files: of the cell.
@@ -194,7 +197,7 @@ def printing_to(log: TextIO) -> Iterator[None]:
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
-    """Fit from the beginning or from the last checkpoint; test where the rounds are not evaluated on the test split."""
+    """Fit from the beginning or the last checkpoint, and test where the rounds are not evaluated on the test split."""
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
     words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
@@ -217,18 +220,17 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
     """Test the last model, and the one that is best on the validation split."""
     with suppress(ValueError):  # there is no test split
         data.split("test")
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, suffix in ((LAST, ""), (BEST, "_best")):
             path = run / CHECKPOINTS / name
             if path.is_file():
-                cli = command(["test", *words, "--ckpt_path", str(path)], [])
-                values = {key: float(value) for key, value in cli.trainer.callback_metrics.items()}
-                found |= {f"{key}{suffix}": value for key, value in values.items() if key.startswith("test/")}
-        write_json(run / TEST, found)
+                metrics = command(["test", *words, "--ckpt_path", str(path)], []).trainer.callback_metrics
+                values |= {f"{key}{suffix}": float(v) for key, v in metrics.items() if key.startswith("test/")}
+        write_json(run / TEST, values)
 
 
 def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
-    """Run a command of the command line; processes that it starts by script see it as theirs."""
+    """Run a command of the command line, which the processes that it starts by script see as theirs."""
     before, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
         return FederatedCLI(callbacks=callbacks)

@@ -3,18 +3,10 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from fl_lightning.cli.compare.grid import (
-    Case,
-    Cell,
-    Composer,
-    Held,
-    check_names,
-    combinations,
-    option_names,
-    parse_settings,
-)
+from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, combinations, option_names, parse_settings
 from fl_lightning.cli.compare.results import write_results
 from fl_lightning.cli.compare.running import Grid, run_cells
 from fl_lightning.cli.compare.tuning import tune
@@ -33,10 +25,6 @@ PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "m
 """Settings that make a method, and that the base gives to all of them."""
 
 
-class FailedError(ValueError):
-    """Some cells of a grid have failed; the others are done."""
-
-
 def run(argv: list[str]) -> None:
     """Run the grid and write its tables.
 
@@ -45,8 +33,8 @@ def run(argv: list[str]) -> None:
 
     Raises:
         SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: what was asked for cannot be one table, or not be continued.
-        FailedError: naming the cells that failed, after the tables of the others were written.
+        ValueError: what was asked for cannot be one table, or not be continued; or naming the cells that failed,
+            after the tables of the others were written.
         KeyboardInterrupt: naming how to go on.
     """
     given = command_parser().parse_args(argv)
@@ -70,13 +58,12 @@ def run(argv: list[str]) -> None:
         for note in notes:
             print(note)
         cells = {case: grid.cells(case) for case in cases}
-        every = check_names(cell for group in cells.values() for cell in group)
-        failed = run_cells(list(every.values()), grid.processes, grid.output)
+        failed = run_cells(chain.from_iterable(cells.values()), grid.processes, grid.output)
         notes += [f"{name} failed: {error}" for name, error in failed.items()]
         write_results(grid.output, cells, baseline, given.metrics, given.target, notes)
     if failed:
         named = "; ".join(f"{name}: {error}" for name, error in failed.items())
-        raise FailedError(
+        raise ValueError(
             f"{len(failed)} cell{'s' * (len(failed) != 1)} failed, and the tables are those of the others. {named}. "
             f"{given.output}/logs has what each printed; the same command tries them again"
         )
@@ -115,9 +102,7 @@ def check_settings(grid: Grid, case: Case, candidate: Case) -> None:
     Raises:
         ValueError: naming the setting.
     """
-    known = set[str]()
-    for method in grid.methods:
-        known |= option_names(grid.composer.compose(method))
+    known = set[str]().union(*(option_names(grid.composer.compose(method)) for method in grid.methods))
     for name, _ in (*case, *candidate):
         if name in (*SEEDS, "trainer.default_root_dir", "trainer.logger"):
             raise ValueError(
@@ -156,7 +141,7 @@ def check_data(cells: Sequence[Cell]) -> None:
 
 
 def note_shared_parts(grid: Grid) -> list[str]:
-    """Say which parts of a method the base gives to all of them."""
+    """Name the parts of a method that the base gives to all of them."""
     config = flat(grid.composer.compose(""))
     return [
         f"The base sets {name}={config[name]}, which every method has that does not set another."

@@ -47,12 +47,12 @@ class Cell:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What ends it, by the names in `LIMITS`."""
+        """The settings that end it, by the names in `LIMITS`."""
         return limits_of(self.config["trainer"])
 
     @property
     def max_rounds(self) -> int:
-        """Rounds that it has at most; -1: no limit."""
+        """Rounds that it has at most, -1 without a limit."""
         return min((int(value) for name, value in self.limits.items() if name != "max_time"), default=-1)
 
 
@@ -147,18 +147,18 @@ def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:
     >>> sorted(option_names({"model": {"client": {"class_path": "FedAvg", "init_args": {"net": None}}}}))
     ['model', 'model.client', 'model.client.net']
     """
-    found = set()
+    names = set()
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
-        found |= {name} | (option_names(value, name) if isinstance(value, Mapping) else set())
-    return found
+        names |= {name} | (option_names(value, name) if isinstance(value, Mapping) else set())
+    return names
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
 def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
-    """Read `name=v1,v2`; commas within brackets do not separate.
+    """Read `name=v1,v2`, where commas within brackets do not separate.
 
     Raises:
         ValueError: naming what was given.
@@ -166,13 +166,13 @@ def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
     >>> parse_settings(["model.client.mu=0.1,1", "data.schedule=[[0,1]],null"], "--set")
     {'model.client.mu': ['0.1', '1'], 'data.schedule': ['[[0,1]]', 'null']}
     """
-    found = {}
-    for one in given:
-        name, _, values = one.partition("=")
+    settings = {}
+    for setting in given:
+        name, _, values = setting.partition("=")
         if not name or not values:
-            raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {one!r}")
-        found[name.removeprefix("--")] = split_outside_brackets(values)
-    return found
+            raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {setting!r}")
+        settings[name.removeprefix("--")] = split_outside_brackets(values)
+    return settings
 
 
 def split_outside_brackets(text: str) -> list[str]:
@@ -192,7 +192,7 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def combinations(given: Mapping[str, Sequence[str]]) -> list[Case]:
-    """Combine the values of all settings; one empty combination where there are none."""
+    """Combine the values of all settings, which is one empty combination where there are none."""
     return [tuple(zip(given, values, strict=True)) for values in product(*given.values())]
 
 
@@ -251,28 +251,28 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
         hold: `partition`: the seed of the partition and the splits stays; `cohorts`: that of the cohorts and of who is
             available; `training`: that of initial weights, batches and all other draws of clients and server.
     """
-    data, model, own = dict(config["data"]), dict(config["model"]), config["seed_everything"]
+    data, model, training_seed = dict(config["data"]), dict(config["model"]), config["seed_everything"]
     cohorts = data["sampling_seed"] if data["sampling_seed"] is not None else data["seed"]
     data["sampling_seed"] = cohorts if "cohorts" in hold else seed
     data["seed"] = data["seed"] if "partition" in hold else seed
     if "training" not in hold:
-        own, model["seed"] = seed, None
-    return {**config, "seed_everything": own, "data": data, "model": model}
+        training_seed, model["seed"] = seed, None
+    return {**config, "seed_everything": training_seed, "data": data, "model": model}
 
 
 def check_names(cells: Iterable[Cell]) -> dict[str, Cell]:
-    """Put the cells under their names; equal ones once.
+    """Put the cells under their names, equal ones once.
 
     Raises:
         ValueError: two cells that differ have one name.
     """
-    found: dict[str, Cell] = {}
+    by_name: dict[str, Cell] = {}
     for cell in cells:
-        other = found.setdefault(cell.name, cell)
+        other = by_name.setdefault(cell.name, cell)
         if other.config != cell.config:
             raise ValueError(
                 f"every cell needs a name of its own, but {cell.name} is that of {other.method} with "
                 f"{described(other.settings) or 'its own settings'} and of {cell.method} with "
                 f"{described(cell.settings) or 'its own settings'}; rename a file or choose other settings"
             )
-    return found
+    return by_name

@@ -8,7 +8,7 @@ from fl_lightning.cli.compare.grid import Case, Cell, described
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import as_latex, as_markdown
 from fl_lightning.reports.results import STATISTICS, as_csv, compare, known_metrics, statistics_of, table_of
-from fl_lightning.reports.saved import Group, SavedRun, read_run
+from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.utils.files import write_file, write_table
 from fl_lightning.utils.text import printable
 
@@ -31,24 +31,16 @@ def write_results(
         target: of the rounds to it.
         notes: sentences that the tables need.
     """
-    runs = {}
-    for cell in (cell for group in cells.values() for cell in group):
-        files = CellFiles(folder, cell.name)
-        if cell.name not in runs and files.run is not None and files.done is not None:
-            runs[cell.name] = read_run(files.run)
+    every = {cell.name: cell for group in cells.values() for cell in group}
+    runs = {name: run for name in every if (run := CellFiles(folder, name).read()) is not None}
     by_case = {case: grouped(group, runs) for case, group in cells.items()}
     keys = list(metrics) or known_metrics([group for groups in by_case.values() for group in groups])
-    found = [
-        compare(groups, key, baseline, target, described(case))
-        for case, groups in by_case.items()
-        for key in keys
-        if groups
-    ]
-    tables = [table_of(one) for one in found]
-    write_file(folder / "results.csv", as_csv(found))
+    compared = [(case, key) for case, groups in by_case.items() if groups for key in keys]
+    comparisons = [compare(by_case[case], key, baseline, target, described(case)) for case, key in compared]
+    tables = list(map(table_of, comparisons))
+    write_file(folder / "results.csv", as_csv(comparisons))
     write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, tables)]))
     write_file(folder / "results.tex", "\n".join(map(as_latex, tables)))
-    every = {cell.name: cell for group in cells.values() for cell in group}
     rows = []
     for name, run in runs.items():
         start = [name, every[name].method, described(every[name].settings), every[name].seed]
@@ -65,9 +57,9 @@ def write_results(
 
 def grouped(cells: Iterable[Cell], runs: Mapping[str, SavedRun], with_settings: bool = False) -> list[Group]:
     """Put the runs of each method, and with `with_settings` of each of its settings, together."""
-    found: dict[str, list[SavedRun]] = {}
+    members: dict[str, list[SavedRun]] = {}
     for cell in cells:
         if cell.name in runs:
             label = ", ".join(filter(None, [cell.method, described(cell.settings) if with_settings else ""]))
-            found.setdefault(label, []).append(runs[cell.name])
-    return [Group(label, members) for label, members in found.items()]
+            members.setdefault(label, []).append(runs[cell.name])
+    return [Group(label, group) for label, group in members.items()]

@@ -1,6 +1,6 @@
 """A grid as it was asked for, and the run of its cells, with their progress on the console."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fl_lightning.cli.compare.cells import CellFiles, Outcome, prepare
-from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, cells_of
+from fl_lightning.cli.compare.grid import Case, Cell, Composer, Held, cells_of, check_names
 from fl_lightning.cli.compare.workers import run_all
 from fl_lightning.utils.text import printable
 
@@ -37,31 +37,33 @@ class Grid:
 
     def cells(self, case: Case) -> list[Cell]:
         """Compose the cells of all methods in a case."""
-        found = []
+        cells = []
         for method in self.methods:
             tuned = self.chosen.get((method, case), ())
-            found += cells_of(self.composer, method, [*case, *tuned], self.seeds, self.hold)
-        return found
+            cells += cells_of(self.composer, method, [*case, *tuned], self.seeds, self.hold)
+        return cells
 
 
-def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = True) -> dict[str, str]:
+def run_cells(cells: Iterable[Cell], processes: int, folder: Path, test: bool = True) -> dict[str, str]:
     """Run the cells that are not done.
 
     Args:
-        cells: with different names.
+        cells: equal ones are run once.
         processes: cells at once.
         folder: of their files.
         test: whether the test split may be evaluated.
 
     Returns:
         The sentences of those that failed, by name.
+
+    Raises:
+        ValueError: two cells that differ have one name, or one of them cannot be continued.
+        KeyboardInterrupt: naming how to go on.
     """
+    cells = check_names(cells).values()
     left = [cell for cell in cells if prepare(cell, folder)]
-    console, failed, ended = (
-        Console(highlight=False, markup=False, emoji=False),
-        dict[str, str](),
-        len(cells) - len(left),
-    )
+    console = Console(highlight=False, markup=False, emoji=False)
+    failed, ended = dict[str, str](), len(cells) - len(left)
     if ended:
         console.print(printable(f"{ended} of {len(cells)} cells in {folder} are done already"))
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
@@ -80,8 +82,8 @@ def run_cells(cells: Sequence[Cell], processes: int, folder: Path, test: bool = 
             progress.update(tasks[files.name], visible=False)
             if outcome.error:
                 failed[files.name] = outcome.error
-            said = printable(f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}")
-            console.print(said, soft_wrap=True)
+            line = f"[{ended}/{len(cells)}] {files.name}: {outcome.error or 'done'}"
+            console.print(printable(line), soft_wrap=True)
 
         try:
             run_all([CellFiles(folder, cell.name, test) for cell in left], processes, on_round, on_end)

@@ -44,7 +44,7 @@ class Worker:
             self.pipe.send(cell)
 
     def finish(self) -> None:
-        """Note that the cell has ended, whatever its outcome."""
+        """Leave the cell, which has ended, whatever its outcome."""
         self.cell = None
 
     def stop(self) -> None:
@@ -86,9 +86,7 @@ def end_with_parent() -> None:
 
 
 def run_here(
-    cells: Iterable[CellFiles],
-    on_round: Callable[[CellFiles, int], None],
-    on_end: Callable[[CellFiles, Outcome], None],
+    cells: Iterable[CellFiles], on_round: Callable[[CellFiles, int], None], on_end: Callable[[CellFiles, Outcome], None]
 ) -> None:
     """Run cells in this process, one after the other, as `run_all` does in others."""
     gc.freeze()  # what is imported is not searched for garbage after each cell
@@ -105,7 +103,7 @@ def run_all(
     on_round: Callable[[CellFiles, int], None],
     on_end: Callable[[CellFiles, Outcome], None],
 ) -> None:
-    """Run cells, several at once; one that fails does not stop the others.
+    """Run cells, several at once, of which one that fails does not stop the others.
 
     A cell that runs out of memory beside others is run again when all others are done, alone.
 
@@ -145,7 +143,7 @@ def run_all(
 
 
 def hand_out(waiting: deque[CellFiles], workers: list[Worker], processes: int) -> dict[Worker, CellFiles]:
-    """Give waiting cells to idle processes, and to new ones up to their number; returns what each is at."""
+    """Give waiting cells to idle processes, and to new ones up to their number, and return what each is at."""
     for worker in workers:
         if waiting and worker.cell is None:
             worker.start(waiting.popleft())
@@ -156,7 +154,7 @@ def hand_out(waiting: deque[CellFiles], workers: list[Worker], processes: int) -
 
 
 def received(worker: Worker) -> int | Outcome:
-    """Take the next message of a process; an outcome where it has ended."""
+    """Take the next message of a process, an outcome where it has ended."""
     try:
         message: int | Outcome = worker.pipe.recv()
         return message
