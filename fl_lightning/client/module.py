@@ -160,15 +160,22 @@ class ClientModule(CheckedLoading):
 
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch, or the wrapped module's own `training_step`."""
-        if self.module is None:
-            x, y = batch
-            loss = cross_entropy(self(x), y)
-            self.log("train/ce", loss)
-            return loss
+        if self.module is not None:
+            return self._loss_of(self.module, batch, batch_idx)
+        x, y = batch
+        loss = cross_entropy(self(x), y)
+        self.log("train/ce", loss)
+        return loss
+
+    def _loss_of(self, module: LightningModule, batch: Batch, batch_idx: int) -> Tensor:
+        """Call the wrapped module's `training_step`, and keep what it returns besides the loss.
+
+        None skips the step, as in Lightning.
+        """
         with self.forward_context():
-            output: Any = self.module.training_step(*(batch, batch_idx)[: self._num_arguments])
+            output: Any = module.training_step(*(batch, batch_idx)[: self._num_arguments])
         loss, self.outputs = check_returned(self, output)
-        return loss  # None skips the step, as in Lightning
+        return loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch: `local_loss` and the method's own terms."""

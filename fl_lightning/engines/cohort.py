@@ -157,7 +157,7 @@ class CohortEngine(SequentialEngine):
         try:
             trained = self._train_stack(exchange, jobs)
         except Exception as error:
-            self._stacks.forget_optimizers()
+            self.local.builder.forget()
             self._give_up(exchange, jobs, error)
             # an attribute that is set where a client starts is set anew
             yield from super()._results(exchange, again, announces=isinstance(error, OwnAttributeError))

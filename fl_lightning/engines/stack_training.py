@@ -18,7 +18,7 @@ from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
 from fl_lightning.engines.stack_logits import StackLogits
-from fl_lightning.engines.stacking import has_backward_hooks, listens_to_all, why_not_optimizers
+from fl_lightning.engines.stacking import has_backward_hooks, why_not_optimizers
 from fl_lightning.engines.training import LocalTrainer, matching
 from fl_lightning.types import ClientJob, Phase, State
 
@@ -66,9 +66,6 @@ class StackTrainer:
 
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
         self.client, self.local, self._cautious = client, local, cautious
-        self._factory: Any = None
-        self._spare: LocalOptimizers | None = None
-        """Optimizers to be used again."""
 
     def is_alone(self, job: ClientJob) -> bool:
         """Return True for a client that must be alone in the module: of one sample, with its BatchNorm in eval mode."""
@@ -112,7 +109,7 @@ class StackTrainer:
             blocks = self._blocks(stack, rows, passes, phase)
             segment = _Segment(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
             self._epochs(segment)
-            for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+            for optimizers in dict.fromkeys(block.optimizers for block in blocks):
                 optimizers.begin(LocalProgress())  # lets go of the rows
             for block in blocks:
                 for stacked in rows[block.rows]:
@@ -171,19 +168,15 @@ class StackTrainer:
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
-        if phase.trains is None and self._spare is not None:
-            if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
-                return self._spare
-            self.forget_optimizers()
-        optimizers = self.local.builder.new()
+        builder = self.local.builder
+        optimizers = builder.at_hand(phase) or builder.new()
         reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
             optimizers.release()
             raise StackingError(reason)
-        if phase.trains is None and optimizers.reusable and self.local.builder.settles():
-            self._spare, self._factory = optimizers, self.client.optimizer_factory
+        builder.keep(phase, optimizers)
         return optimizers
 
     def settings(self) -> dict[str, Any]:
@@ -197,12 +190,6 @@ class StackTrainer:
             for name, value in group.items()
             if name != "params"
         }
-
-    def forget_optimizers(self) -> None:
-        """Build the optimizers anew for the next stack: those of one that failed may be in the middle of a step."""
-        if self._spare is not None:
-            self._spare.release()
-        self._spare = None
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -285,7 +272,7 @@ class StackTrainer:
         blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
         for block in blocks:
             block.take_gradients(gradients, part, num_samples)
-        for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
             optimizers.wrapped[0].step()
         for block in blocks:
             block.stepped()

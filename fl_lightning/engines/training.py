@@ -261,7 +261,7 @@ class LocalTrainer:
         every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
         boundary = last or (index + 1) % every == 0
         if boundary and every > 1:
-            optimizers.accumulated_lr.accumulates((index % every + 1) / every)
+            optimizers.accumulated_lr.progress.accumulated((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
