@@ -13,8 +13,8 @@ FIRST_LINES = (
 """Rooms whose docstrings begin with one plain sentence."""
 
 NAMES = (
-    *("aggregation", "attacks", "callbacks", "data", "distributed", "federation", "functional", "members"),
-    *("methods", "metrics", "monitors", "nets", "reports", "runs", "utils"),
+    *("aggregation", "attacks", "callbacks", "client", "data", "distributed", "engines", "federation", "functional"),
+    *("members", "methods", "metrics", "monitors", "nets", "reports", "runs", "utils"),
 )
 """Rooms whose locals are named for the thing they hold."""
 

@@ -299,9 +299,9 @@ class ClientModule(CheckedLoading):
         """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
         if name not in self._teachers:
             raise ValueError(f"{type(self).__name__}.teacher({name!r}) needs load_teacher({name!r}) in receive")
-        found = self._teachers[name]
-        found.use(self.forward_context, self.context.logit_cache)
-        return found
+        teacher = self._teachers[name]
+        teacher.use(self.forward_context, self.context.logit_cache)
+        return teacher
 
     @property
     def built_net(self) -> Backbone:

@@ -32,6 +32,10 @@ class LocalProgress:
         self.num_steps += steps
         self.accumulated_lr, self.lr = accumulated_lr, lr or self.lr
 
+    def add_to(self, whole: "LocalProgress") -> None:
+        """Add the steps of a phase, whose progress this is, to those of its exchange."""
+        whole.move(self.num_steps, whole.accumulated_lr + self.accumulated_lr, self.lr)
+
     def was_idle(self, since: "LocalProgress") -> None:
         """Record that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps

@@ -29,12 +29,7 @@ class OptimizerBuilder:
     """
 
     def __init__(
-        self,
-        client: ClientModule,
-        accumulated: int,
-        device: torch.device,
-        precision: Precision,
-        hands_out: bool = False,
+        self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision, hands_out: bool
     ) -> None:
         self.client, self.owner, self.accumulated = client, client.lightning_modules()[-1], accumulated
         self.device, self.precision, self._hands_out = device, precision, hands_out

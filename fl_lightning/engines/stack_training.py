@@ -67,12 +67,9 @@ class StackTrainer:
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
         self.client, self.local, self._cautious = client, local, cautious
 
-    def is_alone(self, job: ClientJob) -> bool:
-        """Return True for a client that must be alone in the module: of one sample, with its BatchNorm in eval mode."""
-        return self._needs_modes(job.data.size(), job.data.samples_per_batch("train"))
-
-    def _needs_modes(self, size: int, batch_size: int) -> bool:
-        """Return True where BatchNorm sees batches of one sample."""
+    def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
+        """Return True for a client that must be alone in the module: BatchNorm sees batches of one sample."""
+        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
         return bool(self.local.batch_norms) and size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
@@ -81,8 +78,7 @@ class StackTrainer:
         Raises:
             StackingError: if BatchNorm sees batches of one sample.
         """
-        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
-        if self._needs_modes(size, batch_size):
+        if self.is_alone(job, phase):
             raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
         return self.local.passes(job.data, phase)
 
@@ -121,8 +117,7 @@ class StackTrainer:
             stacked.saw(block.last_size)
         if phase.counts:
             progress, before = stacked.context.progress, replace(stacked.context.progress)
-            taken = block.progress
-            progress.move(taken.num_steps, progress.accumulated_lr + taken.accumulated_lr, taken.lr)
+            block.progress.add_to(progress)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             stacked.passed[phase.split] += block.passes.epochs
@@ -234,11 +229,11 @@ class StackTrainer:
             if not now[block.rows.start].steps:
                 continue
             for row in range(block.rows.start, block.rows.stop):
-                stacked, done = segment.rows[row], block.progress
+                stacked = segment.rows[row]
                 stacked.saw(block.last_size)
                 progress = replace(stacked.context.progress)
                 if segment.phase.counts:
-                    progress.move(done.num_steps, progress.accumulated_lr + done.accumulated_lr, done.lr)
+                    block.progress.add_to(progress)
                 on_epoch_end(stacked, states[row], progress, epoch)
 
     def _cache(self, segment: "_Segment") -> StackLogits | None:
@@ -263,9 +258,10 @@ class StackTrainer:
 
         Returns teachers' logits that were computed (`ClientStack`).
         """
-        rows, clients = segment.stack.rows(part), segment.rows[part]
-        gradients, logged, logits = segment.stack.differentiate(
-            rows, segment.trained, segment.step, batches, index, self.local.services, known
+        rows = segment.stack.rows(part)
+        logged = [stacked.logged for stacked in segment.rows[part]]
+        gradients, logits = segment.stack.differentiate(
+            rows, segment.trained, segment.step, batches, index, self.local.services, logged, known
         )
         if self.local.settings.clip_norm is not None:
             gradients = clipped(gradients, self.local.settings.clip_norm)
@@ -278,12 +274,6 @@ class StackTrainer:
             block.stepped()
             if block.optimizers.schedulers:
                 self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
-        for entry in logged:
-            values: Sequence[Any] = (
-                entry.values.unbind() if isinstance(entry.values, Tensor) else [entry.values] * len(clients)
-            )
-            for stacked, value in zip(clients, values, strict=True):
-                stacked.logged.log(entry.name, value, entry.weight, entry.reduction)
         return logits
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import inf
 from time import monotonic
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,7 +68,7 @@ class LocalTrainer:
         transfer: BatchTransfer,
         device: torch.device,
         precision: Precision,
-        batch_hooks: Mapping[str, Sequence[Callable[..., None]]] = MappingProxyType({}),
+        batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
     ) -> None:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
