@@ -247,9 +247,7 @@ class ClientModule(CheckedLoading):
 
         Never for a subclass that overrides what the method itself does to the loss.
         """
-        return self.may_be_fedavg_equivalent and all(
-            getattr(self, name) == value for name, value in self.fedavg_equivalent.items()
-        )
+        return self.may_be_fedavg_equivalent and all(getattr(self, n) == v for n, v in self.fedavg_equivalent.items())
 
     def params(self) -> State:
         """The shared trainable parameters as they are now, by the names fixed at setup."""

@@ -117,12 +117,7 @@ class Inspection:
 
         NaN where it has none.
         """
-        size = self.data.eval_batch_size
-
-        def compute() -> Tensor:
-            return self._scores(self.data.view(client_id, 0).batches(split, batch_size=size))
-
-        return self.once(moment, (split, "of", client_id), compute)
+        return self.once(moment, (split, "of", client_id), lambda: self._scores(self._batches_of(client_id, split)))
 
     def own_loss(self, moment: Moment, client_id: int) -> float:
         """Mean local loss over a client's own training samples.
@@ -137,7 +132,7 @@ class Inspection:
         def compute() -> float:
             total, count = 0.0, 0
             with self.look():
-                for i, batch in enumerate(self.data.view(client_id, 0).batches(batch_size=self.data.eval_batch_size)):
+                for i, batch in enumerate(self._batches_of(client_id, "train")):
                     loss, n = self._loss(self._transfer(batch), i), batch_length(batch)
                     total, count = total + float(loss) * n, count + n
             return total / count if count else float("nan")
@@ -204,6 +199,10 @@ class Inspection:
     def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
         """Batches of a split, or of `samples` drawn from it once for the run, in order and without augmentation."""
         return self.data.split(split).batches(torch.split(self.subset(split, samples), self.data.eval_batch_size), None)
+
+    def _batches_of(self, client_id: int, split: str) -> Iterator[Batch]:
+        """Batches of a client's own samples of a split."""
+        return self.data.view(client_id, 0).batches(split, batch_size=self.data.eval_batch_size)
 
     def subset(self, split: str, samples: int | None = None) -> Tensor:
         """Positions in a split of the samples that are looked at, (n,) int64, ascending."""

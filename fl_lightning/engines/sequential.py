@@ -100,13 +100,17 @@ class SequentialEngine:
             with services, self._without_others(self.client), self._undo_exchange():
                 yield from self._results(exchange, jobs)
         except BaseException as error:
-            self.services.logged.clear()  # of the client under way
-            if not isinstance(error, GeneratorExit):  # else the caller takes no more results
-                self.services.untoggle_optimizer(None)
-                self.local.builder.forget()
+            self._abandon(error)
             raise
         finally:
             self.release_client()
+
+    def _abandon(self, error: BaseException) -> None:
+        """Drop what the client under way has logged, and after an error what it may have left in the middle."""
+        self.services.logged.clear()
+        if not isinstance(error, GeneratorExit):  # else the caller takes no more results
+            self.services.untoggle_optimizer(None)
+            self.local.builder.forget()
 
     def release_client(self) -> None:
         """Let go of the last client."""
@@ -161,14 +165,11 @@ class SequentialEngine:
         extras = self._extras(exchange, job) if self._replies else {}
         for member in self.members.of("trained") if checks else ():
             member.trained(job)
-        if not job.broadcast.uploads or not weights.shared:
-            trained = None
-        elif trained is None:
-            trained = weights.live(weights.transmitted_entries)
+        sends = job.broadcast.uploads and weights.shared
+        state = (trained or weights.live(weights.transmitted_entries)) if sends else None
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
         counts = job.data.num_samples, progress.num_steps, progress.accumulated_lr
-        rest = progress.idle_steps, progress.lr
-        update = ClientUpdate(job.client_id, *counts, trained, extras, True, *rest)
+        update = ClientUpdate(job.client_id, *counts, state, extras, True, progress.idle_steps, progress.lr)
         result = ClientResult(job, update, personal, self.services.logged)
         for member in self.members.of("on_client"):
             result = member.on_client(result)

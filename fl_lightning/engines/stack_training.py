@@ -155,9 +155,9 @@ class StackTrainer:
             optimizers = groups[-1][0].optimizers if groups[-1] else self._optimizers(phase)
             groups[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
+        factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
         for sharing in groups:
-            round_idx = rows[0].job.data.round_idx
-            self.local.begin_optimizers(sharing[0].optimizers, phase, round_idx, LocalProgress())
+            sharing[0].optimizers.begin(LocalProgress(), phase.lr, factor, self.local.lr_factors)
             begin_blocks(sharing, params)
         return [block for sharing in groups for block in sharing]
 

@@ -126,12 +126,6 @@ class LocalTrainer:
         """
         return self.settings.max_local_steps if phase.counts else None
 
-    def begin_optimizers(
-        self, optimizers: LocalOptimizers, phase: Phase, round_idx: int, progress: LocalProgress
-    ) -> None:
-        """Begin a phase with optimizers, at its learning rate and the factors of the round."""
-        optimizers.begin(progress, phase.lr, self.settings.lr_factor(round_idx), self.lr_factors)
-
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
         """Return True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
         changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
@@ -173,39 +167,34 @@ class LocalTrainer:
             self.restore_modes()
             samples = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if samples.size(phase.split):
-                passes, before = self.passes(samples, phase), passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    self._phase(phase, samples, passes, before, on_epoch_end)
-                if phase.counts:
-                    passed[phase.split] += passes.epochs
+                    self._phase(phase, samples, passed if phase.counts else Counter(), on_epoch_end)
         if monotonic() > self._deadline:
             self._stop()
 
-    def _phase(
-        self, phase: Phase, data: ClientData, passes: Passes, before: int, on_epoch_end: Sequence[EpochHook]
-    ) -> None:
-        """Run the passes over the phase's split, after `before` earlier ones."""
-        client, size = self.client, data.size(phase.split)
+    def _phase(self, phase: Phase, data: ClientData, passed: Counter[str], on_epoch_end: Sequence[EpochHook]) -> None:
+        """Run the passes over the phase's split, after those that have `passed`."""
+        client, size, passes = self.client, data.size(phase.split), self.passes(data, phase)
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self.builder.of(phase)
-        self.begin_optimizers(optimizers, phase, data.round_idx, progress)
+        optimizers.begin(progress, phase.lr, self.settings.lr_factor(data.round_idx), self.lr_factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
-        if client.distils:
-            repeats = passes.epochs > 1 and self.repeats_samples(data, phase, passes)
-            client.context.keep_logits(LogitCache(size) if repeats else None)
+        repeats = passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes)
+        client.context.keep_logits(LogitCache(size) if repeats else None)
         for epoch in range(passes.epochs):
             if progress.num_steps >= (self.step_limit(phase) or inf):
                 break
             self.services.begin_epoch(optimizers, size)
             self._call("on_train_epoch_start")
-            self._epoch(phase, data, passes, before + epoch, optimizers)
+            self._epoch(phase, data, passes, passed[phase.split] + epoch, optimizers)
             self.services.begin_samples(size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
+        passed[phase.split] += passes.epochs
 
     def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
         """Run one pass, to its end or to the most steps of the exchange."""
