@@ -108,10 +108,8 @@ class CohortEngine(SequentialEngine):
             return self._refused
         if self.tolerant:
             return "model.faults.on_error=skip leaves out single clients"
-        if self.local.batch_hooks:
-            return (
-                f"{next(iter(self.local.batch_hooks))} of a callback of the module is called for one client at a time"
-            )
+        for name in self.local.batch_hooks:
+            return f"{name} of a callback of the module is called for one client at a time"
         if self.weights.extra.is_used:
             return "get_extra_state gives the state of one client"
         local = self.local
@@ -268,11 +266,8 @@ class CohortEngine(SequentialEngine):
         """
         token = clients[0].context.weights_token
         alike = all(stacked.context.weights_token is token for stacked in clients)
-        if (
-            self._receives
-            and not self.client.is_fedavg_equivalent
-            and not self.client.teaches_alike(token if alike else None)
-        ):
+        receives = self._receives and not self.client.is_fedavg_equivalent
+        if receives and not self.client.teaches_alike(token if alike else None):
             raise StackingError("its clients have different teachers")
 
     def _finish(self, exchange: str, stacked: StackedClient, state: State, checks: bool) -> ClientResult:

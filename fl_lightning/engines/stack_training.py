@@ -148,18 +148,17 @@ class StackTrainer:
         """
         taken = [cut if cut.steps else None for cut in passes]
         steps = [stacked.context.progress.num_steps if phase.counts else 0 for stacked in rows]
-        groups: list[list[Block]] = []
+        blocks: list[Block] = []
         for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
-            if not groups or groups[-1][0].optimizers.schedulers:  # which change the rates of all that share them
-                groups.append([])
-            optimizers = groups[-1][0].optimizers if groups[-1] else self._optimizers(phase)
-            groups[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+            shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
+            optimizers = blocks[-1].optimizers if shared else self._optimizers(phase)
+            blocks.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
         factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
-        for sharing in groups:
-            sharing[0].optimizers.begin(LocalProgress(), phase.lr, factor, self.local.lr_factors)
-            begin_blocks(sharing, params)
-        return [block for sharing in groups for block in sharing]
+        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
+            optimizers.begin(LocalProgress(), phase.lr, factor, self.local.lr_factors)
+            begin_blocks([block for block in blocks if block.optimizers is optimizers], params)
+        return blocks
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
