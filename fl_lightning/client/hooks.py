@@ -10,25 +10,27 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.signatures import check_call, positional
 
-FORWARDED = frozenset({
-    "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
+STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
-    "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval",
-    "on_test_start", "on_test_end",
-    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_test_model_eval",
-    "on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end",
-    "on_predict_batch_start", "on_predict_batch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
+    "on_before_optimizer_step",
+)  # fmt: skip
+"""Hooks that are about a batch of training, or a step on one."""
+
+BATCH_HOOKS = (
+    *STEP_HOOKS, "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start", "on_test_batch_end",
+    "on_predict_batch_start", "on_predict_batch_end",
+)  # fmt: skip
+"""Hooks of callbacks that are about a batch, or a step on one."""
+
+FORWARDED = frozenset({
+    *BATCH_HOOKS, "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start",
+    "on_train_epoch_end", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
+    "on_validation_epoch_end", "on_validation_model_eval", "on_test_start", "on_test_end", "on_test_epoch_start",
+    "on_test_epoch_end", "on_test_model_eval", "on_predict_start", "on_predict_end", "on_predict_epoch_start",
+    "on_predict_epoch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_save_checkpoint",
     "on_load_checkpoint",
 })  # fmt: skip
-
-BATCH_HOOKS = (
-    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start",
-    "on_test_batch_end", "on_predict_batch_start", "on_predict_batch_end",
-)  # fmt: skip
-"""Hooks of callbacks that are about a batch, or a step on one."""
 
 SHIPPED = ("pytorch_lightning.", "lightning.pytorch.", "fl_lightning.")
 

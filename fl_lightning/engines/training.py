@@ -17,7 +17,7 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.client.hooks import hooks, own_hook
+from fl_lightning.client.hooks import STEP_HOOKS, hooks, own_hook
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, frozen
@@ -34,16 +34,7 @@ from fl_lightning.utils.keyed import keyed_seed
 EpochHook = Callable[[int, int], None]
 """`(client_id, epoch)`, at the end of each of a client's epochs."""
 
-LOCAL_HOOKS = (
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
+LOCAL_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", *STEP_HOOKS)
 """Hooks of the client's modules that are called in local training."""
 
 
