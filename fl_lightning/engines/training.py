@@ -189,14 +189,14 @@ class LocalTrainer:
 
     def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
         """Run one pass, to its end or to the most steps of the exchange."""
-        client, cache = self.client, self.client.context.logit_cache
+        client, cache, progress = self.client, self.client.context.logit_cache, self.client.context.progress
         limit, num_batches = self.step_limit(phase) or inf, passes.steps
         if data.size(phase.split) == 1:  # which has no statistics of a batch
             for module in self._batch_norms_of(data.client_id):
                 module.eval()
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)):
-            if index == num_batches or client.num_steps >= limit:
+            if index == num_batches or progress.num_steps >= limit:
                 return
             if monotonic() > self._deadline:
                 self._stop()
