@@ -172,7 +172,8 @@ class LocalTrainer:
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
         repeats = passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes)
-        client.context.keep_logits(LogitCache(size) if repeats else None)
+        if repeats or client.context.logit_cache is not None:  # of the phase before
+            client.context.keep_logits(LogitCache(size) if repeats else None)
         for epoch in range(passes.epochs):
             if progress.num_steps >= (self.step_limit(phase) or inf):
                 break
