@@ -201,7 +201,7 @@ class LocalTrainer:
                 return
             if monotonic() > self._deadline:
                 self._stop()
-            batch = self._indexed(*item) if with_index else self.transfer(item)
+            batch = self._indexed(cache, *item) if with_index else self.transfer(item)
             self.services.begin_batch(batch)
             if -1 in [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]:
                 return  # the client ends this epoch
@@ -214,10 +214,10 @@ class LocalTrainer:
         if cache is not None:
             cache.finish_epoch()
 
-    def _indexed(self, item: Batch, positions: Tensor) -> Batch:
+    def _indexed(self, cache: LogitCache | None, item: Batch, positions: Tensor) -> Batch:
         """Make the batch of a phase `with_index`, or tell the cache of teachers' logits of one that is not."""
         batch = self.transfer(item)  # the user's hooks see it as it is, without the positions
-        if (cache := self.client.context.logit_cache) is None:
+        if cache is None:
             return batch, to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)
         return batch
