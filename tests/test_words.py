@@ -6,19 +6,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "fl_lightning"
-FIRST_LINES = (
-    *("aggregation", "attacks", "callbacks", "cli", "client", "data", "distributed", "engines", "federation"),
-    *("functional", "members", "methods", "metrics", "monitors", "nets", "papers", "reports", "runs", "utils"),
-    *("__init__.py", "__main__.py", "types.py"),
-)
-"""Rooms and files whose docstrings begin with one plain sentence."""
-
-NAMES = (
-    *("aggregation", "attacks", "callbacks", "cli", "data", "distributed", "federation", "functional", "members"),
-    *("methods", "metrics", "monitors", "nets", "papers", "reports", "runs", "utils"),
-    *("__init__.py", "__main__.py", "types.py"),
-)
-"""Rooms and files whose locals are named for the thing they hold."""
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+"""All rooms of the package, and the files beside them."""
 
 HEADLESS = ("Say", "Note", "What", "Where", "How", "Why")
 EMPTY = {"found", "own", "one", "said", "told"}
@@ -35,7 +24,7 @@ def documented(room):
                 yield f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}", text.splitlines()[0]
 
 
-@pytest.mark.parametrize("room", FIRST_LINES)
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_docstring_begins_with_one_plain_sentence(room):
     lines = dict(documented(room))
     assert lines
@@ -43,7 +32,7 @@ def test_a_docstring_begins_with_one_plain_sentence(room):
     assert {place: line for place, line in lines.items() if line.split()[0].rstrip(",") in HEADLESS} == {}
 
 
-@pytest.mark.parametrize("room", NAMES)
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_local_is_named_for_what_it_holds(room):
     nameless = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"

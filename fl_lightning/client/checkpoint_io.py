@@ -56,8 +56,8 @@ class FederatedCheckpointIO(CheckpointIO):
             anywhere: whether the folder is found from every checkpoint; else those outside the run hold the records.
         """
         self._folder, self._anywhere, self._latest = folder, anywhere, frozenset(in_use)
-        found = read_registry(folder / REGISTRY)
-        self._registered, self._kept = found or [], file_names(folder) if found is None else frozenset()
+        names = read_registry(folder / REGISTRY)
+        self._registered, self._kept = names or [], file_names(folder) if names is None else frozenset()
         self._needed = self._recall(ckpt_path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -86,9 +86,9 @@ class FederatedCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         if not self._is_ours(path) or weights_only is False:
             return self.inner.load_checkpoint(path, map_location, weights_only)
-        found = read_saved(path)
-        say_if_unchecked(path, found)
-        return found
+        checkpoint = read_saved(path)
+        say_if_unchecked(path, checkpoint)
+        return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint, but nothing else: its name may come from a forged checkpoint that the run continues."""
@@ -151,9 +151,9 @@ def collect_orphans(folder: Path, checkpoints: Iterable[Path]) -> None:
 
     To be called while no other process writes to the folder.
     """
-    found = read_registry(folder / REGISTRY)
-    registered = [Path(full_path(folder / name)) for name in found or () if not is_url(name)]
-    if found is not None and all(is_below(path, folder.parent) for path in registered):
+    names = read_registry(folder / REGISTRY)
+    registered = [Path(full_path(folder / name)) for name in names or () if not is_url(name)]
+    if names is not None and all(is_below(path, folder.parent) for path in registered):
         paths = [*checkpoints, *registered]
         delete(folder, file_names(folder).difference(*(read_names(path, folder) for path in paths)))
 
@@ -180,9 +180,9 @@ class CheckedLoading(LightningModule):
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
 
-def say_if_unchecked(path: Any, found: Mapping[str, Any]) -> None:
+def say_if_unchecked(path: Any, checkpoint: Mapping[str, Any]) -> None:
     """Report that a file of another program cannot be checked."""
-    if DIGEST not in found:
+    if DIGEST not in checkpoint:
         rank_zero_info(f"{path} has no digest: it is read, but whether it is as it was written cannot be told")
 
 
@@ -201,10 +201,9 @@ def read_registry(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        names: list[str] = found["checkpoints"]
-        strings = all(isinstance(name, str) for name in names)
-        return names if strings and path.read_text(encoding="utf-8") == registry_of(names) else None
+        text = path.read_text(encoding="utf-8")
+        names: list[str] = json.loads(text)["checkpoints"]
+        return names if all(isinstance(name, str) for name in names) and text == registry_of(names) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -217,8 +216,8 @@ def names_needed(checkpoint: Mapping[str, Any]) -> Names:
 
 def file_names(folder: Path) -> Names:
     """Names in a folder that the client store could have written."""
-    found = os.listdir(folder) if folder.is_dir() else []
-    return frozenset(name for name in found if FileRecord.is_name(name))
+    names = os.listdir(folder) if folder.is_dir() else []
+    return frozenset(name for name in names if FileRecord.is_name(name))
 
 
 def inlined(store: Mapping[str, Any], folder: Path) -> dict[str, Any]:

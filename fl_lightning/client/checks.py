@@ -164,23 +164,23 @@ def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) ->
     return net
 
 
-def same_or_unset(client: Any, name: str, own: Any, found: Any) -> Any:
+def same_or_unset(client: Any, name: str, given: Any, known: Any) -> Any:
     """Choose the client's own value, else that of the data.
 
     Raises:
         ValueError: if they differ, or neither is known.
     """
-    if own is not None and found is not None and own != found:
+    if given is not None and known is not None and given != known:
         raise ValueError(
-            f"{name} of the client must be that of the data ({found}), got {own}; leave it unset to take it from the "
+            f"{name} of the client must be that of the data ({known}), got {given}; leave it unset to take it from the "
             f"data"
         )
-    if own is None and found is None:
+    if given is None and known is None:
         raise ValueError(
             f"{type(client).__name__} with net= needs {name}, which the data do not know; give {name} to the client or "
             f"to the data module, or use module="
         )
-    return found if own is None else own
+    return known if given is None else given
 
 
 def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:

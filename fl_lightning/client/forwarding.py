@@ -42,14 +42,12 @@ class Forwarding(CheckedLoading):
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call the hook `name` of the modules that override it."""
-        found = self._forwarded.get(name)
-        if found is None:
-            found = [*self.batch_hooks.get(name, ()), *hooks(self.client_modules(), name)]
-            self._forwarded[name] = found
-        if not found:
+        if name not in self._forwarded:
+            self._forwarded[name] = [*self.batch_hooks.get(name, ()), *hooks(self.client_modules(), name)]
+        if not self._forwarded[name]:
             return []
         with attach_services(self.client_modules(), self.services_of(name).methods):
-            return [hook(*args, **kwargs) for hook in found]
+            return [hook(*args, **kwargs) for hook in self._forwarded[name]]
 
     def module_callbacks(self) -> list[Callback]:
         """Ask the modules for their callbacks.
@@ -62,7 +60,7 @@ class Forwarding(CheckedLoading):
         self.batch_hooks.clear()
         asked = [module for module in self.client_modules() if overridden(module, "configure_callbacks")]
         made = [*zip(asked, self.forward_hook("configure_callbacks"), strict=True)]
-        pairs = [(module, callback) for module, found in made for callback in as_list(found)]
+        pairs = [(module, callback) for module, callbacks in made for callback in as_list(callbacks)]
         for module, callback in pairs:
             for name in hooks_on_batches(callback):
                 hook = getattr(callback, name)
@@ -121,10 +119,10 @@ class NotOfTheLoop:
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
         if isinstance(module, Forwarding):
             return
-        own = vars(self._callback)
-        before: dict[str, Any] = {n: own[n] for n in ("log", "log_dict") if n in own}  # the Trainer gives them
-        own.update({name: getattr(module, name) for name in before})
+        attributes = vars(self._callback)
+        before: dict[str, Any] = {n: attributes[n] for n in ("log", "log_dict") if n in attributes}  # the Trainer's
+        attributes.update({name: getattr(module, name) for name in before})
         try:
             self._hook(trainer, module, *args)
         finally:
-            own.update(before)
+            attributes.update(before)

@@ -10,25 +10,27 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.signatures import check_call, positional
 
-FORWARDED = frozenset({
-    "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end",
+STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
-    "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval",
-    "on_test_start", "on_test_end",
-    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_test_model_eval",
-    "on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end",
-    "on_predict_batch_start", "on_predict_batch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
+    "on_before_optimizer_step",
+)  # fmt: skip
+"""Hooks that are about a batch of training, or a step on one."""
+
+BATCH_HOOKS = (
+    *STEP_HOOKS, "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start", "on_test_batch_end",
+    "on_predict_batch_start", "on_predict_batch_end",
+)  # fmt: skip
+"""Hooks of callbacks that are about a batch, or a step on one."""
+
+FORWARDED = frozenset({
+    *BATCH_HOOKS, "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start",
+    "on_train_epoch_end", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
+    "on_validation_epoch_end", "on_validation_model_eval", "on_test_start", "on_test_end", "on_test_epoch_start",
+    "on_test_epoch_end", "on_test_model_eval", "on_predict_start", "on_predict_end", "on_predict_epoch_start",
+    "on_predict_epoch_end", "on_predict_model_eval", "setup", "teardown", "configure_model",
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_save_checkpoint",
     "on_load_checkpoint",
 })  # fmt: skip
-
-BATCH_HOOKS = (
-    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start",
-    "on_test_batch_end", "on_predict_batch_start", "on_predict_batch_end",
-)  # fmt: skip
-"""Hooks of callbacks that are about a batch, or a step on one."""
 
 SHIPPED = ("pytorch_lightning.", "lightning.pytorch.", "fl_lightning.")
 
@@ -45,10 +47,9 @@ INSTEAD = {
 
 def overridden(module: object, name: str, base: type | None = None) -> bool:
     """Return True where the object, or its class, has a `name` other than that of `base`, else of Lightning's class."""
-    own = getattr(module, name, None)
-    return own is not None and getattr(own, "__func__", own) is not getattr(
-        base or lightning_base(type(module)), name, None
-    )
+    method = getattr(module, name, None)
+    plain = getattr(base or lightning_base(type(module)), name, None)
+    return method is not None and getattr(method, "__func__", method) is not plain
 
 
 def hooks(modules: Sequence[LightningModule], name: str) -> list[Callable[..., Any]]:
@@ -68,14 +69,14 @@ def hooks_on_batches(callback: Callback) -> list[str]:
     >>> hooks_on_batches(LambdaCallback(on_train_batch_end=print)), hooks_on_batches(ModelCheckpoint())
     (['on_train_batch_end'], [])
     """
-    found = []
+    names = []
     for name in BATCH_HOOKS:
         owners = [base for base in type(callback).__mro__ if name in vars(base)]
         shipped = [base for base in owners if base.__module__.startswith(SHIPPED)]
-        own = owners[:1] != shipped[:1] and all(base.__name__ == "Callback" for base in shipped)
-        if name in vars(callback) or own:
-            found.append(name)
-    return found
+        written = owners[:1] != shipped[:1] and all(base.__name__ == "Callback" for base in shipped)
+        if name in vars(callback) or written:
+            names.append(name)
+    return names
 
 
 def check_hook(module: LightningModule, name: str, hook: Callable[..., Any]) -> None:
@@ -100,10 +101,10 @@ def refuse_unforwarded(module: LightningModule) -> None:
         TypeError: naming the hook and what to do instead.
     """
     known = {name for kind in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(kind) if name[0] != "_"}
-    if own := [name for name in IGNORED if overridden(module, name)]:
+    if names := [name for name in IGNORED if overridden(module, name)]:
         rank_zero_info(
-            f"{', '.join(own)} of {type(module).__name__} {'is' if len(own) == 1 else 'are'} not called: the data come "
-            f"from the FederatedDataModule"
+            f"{', '.join(names)} of {type(module).__name__} {'is' if len(names) == 1 else 'are'} not called: the data "
+            f"come from the FederatedDataModule"
         )
     for name in sorted(FORWARDED):
         if (hook := own_hook(module, name)) is not None:

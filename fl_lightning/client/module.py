@@ -160,15 +160,22 @@ class ClientModule(CheckedLoading):
 
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch, or the wrapped module's own `training_step`."""
-        if self.module is None:
-            x, y = batch
-            loss = cross_entropy(self(x), y)
-            self.log("train/ce", loss)
-            return loss
+        if self.module is not None:
+            return self._loss_of(self.module, batch, batch_idx)
+        x, y = batch
+        loss = cross_entropy(self(x), y)
+        self.log("train/ce", loss)
+        return loss
+
+    def _loss_of(self, module: LightningModule, batch: Batch, batch_idx: int) -> Tensor:
+        """Call the wrapped module's `training_step`, and keep what it returns besides the loss.
+
+        None skips the step, as in Lightning.
+        """
         with self.forward_context():
-            output: Any = self.module.training_step(*(batch, batch_idx)[: self._num_arguments])
+            output: Any = module.training_step(*(batch, batch_idx)[: self._num_arguments])
         loss, self.outputs = check_returned(self, output)
-        return loss  # None skips the step, as in Lightning
+        return loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch: `local_loss` and the method's own terms."""
@@ -240,9 +247,7 @@ class ClientModule(CheckedLoading):
 
         Never for a subclass that overrides what the method itself does to the loss.
         """
-        return self.may_be_fedavg_equivalent and all(
-            getattr(self, name) == value for name, value in self.fedavg_equivalent.items()
-        )
+        return self.may_be_fedavg_equivalent and all(getattr(self, n) == v for n, v in self.fedavg_equivalent.items())
 
     def params(self) -> State:
         """The shared trainable parameters as they are now, by the names fixed at setup."""
@@ -292,9 +297,9 @@ class ClientModule(CheckedLoading):
         """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
         if name not in self._teachers:
             raise ValueError(f"{type(self).__name__}.teacher({name!r}) needs load_teacher({name!r}) in receive")
-        found = self._teachers[name]
-        found.use(self.forward_context, self.context.logit_cache)
-        return found
+        teacher = self._teachers[name]
+        teacher.use(self.forward_context, self.context.logit_cache)
+        return teacher
 
     @property
     def built_net(self) -> Backbone:

@@ -20,6 +20,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
 
+Factor = Callable[[float], float]
+"""`lr -> factor` of a learning rate."""
+
+Factors = Sequence[Sequence[float]]
+"""Factors of learning rates, by optimizer and parameter group."""
+
 
 class LocalOptimizers:
     """The optimizers and schedulers of one client in one phase.
@@ -49,10 +55,8 @@ class LocalOptimizers:
         self.backward = backward
         self.wrapped = [LocalOptimizer(optimizer, scaler, self.accumulated_lr.step, self.raw) for optimizer in self.raw]
         self._scheduled = any(not entry.reduce_on_plateau for entry in self.schedulers)  # while a client trains
-        self._groups = [
-            [(group, dict(group), list(group["params"])) for group in optimizer.param_groups] for optimizer in self.raw
-        ]
-        self._states = [(list(optimizer.state), deepcopy(list(optimizer.state.values()))) for optimizer in self.raw]
+        self._groups = [[(group, dict(group), list(group["params"])) for group in o.param_groups] for o in self.raw]
+        self._states = [(list(o.state), deepcopy(list(o.state.values()))) for o in self.raw]
         # torch's own keep their state in `state` and `param_groups` only: a reset one equals a new one
         self.reusable = not self.schedulers and scaler is None and self.foreign is None
 
@@ -65,11 +69,7 @@ class LocalOptimizers:
         return self
 
     def begin(
-        self,
-        progress: LocalProgress,
-        lr: float | None = None,
-        factor: Callable[[float], float] | None = None,
-        factors: Sequence[Sequence[float]] = (),
+        self, progress: LocalProgress, lr: float | None = None, factor: Factor | None = None, factors: Factors = ()
     ) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
 
@@ -101,7 +101,7 @@ class LocalOptimizers:
             if hasattr(entry.scheduler, "base_lrs"):
                 entry.scheduler.base_lrs = [lr for _ in entry.scheduler.base_lrs]
 
-    def _decay(self, factor: Callable[[float], float] | None, factors: Sequence[Sequence[float]]) -> None:
+    def _decay(self, factor: Factor | None, factors: Factors) -> None:
         """Multiply the learning rates, as `begin`."""
         for i, wrapped in enumerate(self.wrapped):
             row = list(factors[i]) if factors else [1.0] * len(wrapped.param_groups)
@@ -146,12 +146,8 @@ def foreign_part(optimizer: Optimizer) -> str | None:
 
 def is_own_step(optimizer: Optimizer, value: Any) -> bool:
     """Return True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
-    own = unwrapped_step(value)
-    return (
-        own is not None
-        and own is unwrapped_step(type(optimizer).step)
-        and getattr(value, "__self__", optimizer) is optimizer
-    )
+    function, bound = unwrapped_step(value), getattr(value, "__self__", optimizer) is optimizer
+    return function is not None and function is unwrapped_step(type(optimizer).step) and bound
 
 
 def is_usual(optimizer: Optimizer) -> bool:
@@ -165,7 +161,8 @@ def is_usual(optimizer: Optimizer) -> bool:
         (state[p], group["initial_accumulator_value"]) for group in optimizer.param_groups for p in group["params"]
     ]
     return all(
-        own.keys() == {"step", "sum"} and not own["step"] and bool((own["sum"] == value).all()) for own, value in pairs
+        held.keys() == {"step", "sum"} and not held["step"] and bool((held["sum"] == first).all())
+        for held, first in pairs
     )
 
 
@@ -203,10 +200,9 @@ def takes_closure(optimizer: Optimizer) -> bool:
 
     Those of others may need one although they declare `closure=None`, as torch's do; torch's own call it first.
     """
-    if needs_closure(optimizer):
-        return True
-    found = type(optimizer).step
-    return "closure" in signature(found).parameters and not found.__module__.startswith("torch.optim.")
+    step = type(optimizer).step
+    foreign = not step.__module__.startswith("torch.optim.")
+    return needs_closure(optimizer) or (foreign and "closure" in signature(step).parameters)
 
 
 @contextmanager
@@ -294,15 +290,19 @@ class LocalOptimizer:
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         if closure is None and not kwargs and self._bare is not None and self._bare():
             return self._on_step()
-        if self.scaler is None:
-            return self.optimizer.step(closure, **kwargs) if closure is not None else self.optimizer.step(**kwargs)
+        if self.scaler is not None:
+            return self._scaled_step(self.scaler, closure, kwargs)
+        return self.optimizer.step(**kwargs) if closure is None else self.optimizer.step(closure, **kwargs)
+
+    def _scaled_step(self, scaler: Any, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        """Step with gradients that the scaler has scaled."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.unscale()
-        self.scaler.step(self.optimizer, **kwargs)
-        self.scaler.update()
+        scaler.step(self.optimizer, **kwargs)
+        scaler.update()
         self._unscaled = False
         return loss
 
@@ -325,7 +325,9 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
         items = list(configured)
         if all(isinstance(item, Optimizer | Mapping) for item in items):
             pairs = [parse_optimizers(item, owner) for item in items]
-            return [o for optimizers, _ in pairs for o in optimizers], [s for _, found in pairs for s in found]
+            return [o for optimizers, _ in pairs for o in optimizers], [
+                s for _, schedulers in pairs for s in schedulers
+            ]
         if len(items) == 2 and isinstance(items[0], Sequence):
             schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
             return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]

@@ -31,8 +31,8 @@ class OwnModelClient(ClientModule):
 
     def entries(self) -> State:
         """All entries of the client as they are now: they change in training, so clone what is kept."""
-        own = self.context.client_id
-        return {n: value for n, value in self.state_dict().items() if is_entry(n, value) and self.has(own, n)}
+        client_id = self.context.client_id
+        return {n: value for n, value in self.state_dict().items() if is_entry(n, value) and self.has(client_id, n)}
 
     def own_models(self) -> list[State]:
         """Return the models that this client kept, the last one at the end."""
@@ -65,17 +65,15 @@ class OwnModelClient(ClientModule):
 
     def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
         """Compute the mean over the client's samples of `loss`, the mean of a batch, in eval mode: () float64."""
-        found = self.over(local, lambda batch: (loss(batch).detach().double(), batch_length(batch)))
-        return torch.stack([value * (size / local.size()) for value, size in found]).sum()
+        losses = self.over(local, lambda batch: (loss(batch).detach().double(), batch_length(batch)))
+        return torch.stack([value * (size / local.size()) for value, size in losses]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Predict with the own model.
 
         With the module as it is before the client has one.
         """
-        own = self.own_model()
-        if own is not None:
-            self.load_model(own)
+        self.load_model(self.own_model() or {})
         return self
 
 

@@ -32,6 +32,10 @@ class LocalProgress:
         self.num_steps += steps
         self.accumulated_lr, self.lr = accumulated_lr, lr or self.lr
 
+    def add_to(self, whole: "LocalProgress") -> None:
+        """Add the steps of a phase, whose progress this is, to those of its exchange."""
+        whole.move(self.num_steps, whole.accumulated_lr + self.accumulated_lr, self.lr)
+
     def was_idle(self, since: "LocalProgress") -> None:
         """Record that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps
@@ -52,6 +56,7 @@ class AccumulatedLR:
 
     Attributes:
         steps: taken in the phase.
+        progress: in which they are counted.
     """
 
     def __init__(self, optimizers: list[Optimizer], slope: Callable[[float], float] | None) -> None:
@@ -61,27 +66,23 @@ class AccumulatedLR:
         alike = len({(group["lr"], group["momentum"], group["nesterov"]) for group in groups}) == 1
         self.group = groups[0] if plain and alike else None
         self.defined = self.group is not None or not optimizers
-        self._progress, self._before = LocalProgress(), 0.0
+        self.progress, self._before = LocalProgress(), 0.0
         self.steps, self._value, self._momentum = 0, 0.0, 0.0
 
     def begin(self, progress: LocalProgress) -> None:
         """Begin a phase, whose steps are counted in `progress`."""
-        self._progress, self._before = progress, progress.accumulated_lr
+        self.progress, self._before = progress, progress.accumulated_lr
         self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
         progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
-
-    def accumulates(self, share: float) -> None:
-        """Record for the step to come which share of the batches of a whole step its gradient is summed over."""
-        self._progress.accumulated(share)
 
     def step(self, *_: Any) -> None:
         """Count one step (a hook of the optimizers)."""
         self.steps, lr = self.steps + 1, 0.0
         if (group := self.group) is not None:
-            slope = self._progress.share * (1.0 if self.slope is None else self.slope(self._value))
+            slope = self.progress.share * (1.0 if self.slope is None else self.slope(self._value))
             rho = group["momentum"]
             self._momentum = rho * self._momentum + slope
             travelled = slope + rho * self._momentum if group["nesterov"] else self._momentum
             lr = float(group["lr"])
             self._value += lr * travelled
-        self._progress.move(1, self._before + self._value, lr)
+        self.progress.move(1, self._before + self._value, lr)

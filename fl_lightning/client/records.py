@@ -66,10 +66,8 @@ def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
         raise ValueError("the checkpoint's table of client files is none; take another checkpoint")
     if bool((table[:, :3] < 0).any()):
         raise ValueError("the checkpoint's table of client files has numbers below 0; take another checkpoint")
-    found = {}
-    for client_id, round_idx, size, *halves in table.tolist():
-        found[client_id] = FileRecord(client_id, round_idx, struct.pack("<2q", *halves).hex(), size)
-    return found
+    rows = table.tolist()
+    return {c: FileRecord(c, t, struct.pack("<2q", *halves).hex(), size) for c, t, size, *halves in rows}
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:

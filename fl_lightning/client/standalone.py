@@ -124,8 +124,8 @@ def refuse_alone(client: Any) -> None:
     if client.module is None:
         return
     inner = type(client.module)
-    own = [hook for hook in dir(inner) if hook.startswith(HOOKS) and hook not in NOT_HOOKS]
-    lost = [hook for hook in own if getattr(inner, hook) is not getattr(lightning_base(inner), hook, None)]
+    hooks = [hook for hook in dir(inner) if hook.startswith(HOOKS) and hook not in NOT_HOOKS]
+    lost = [hook for hook in hooks if getattr(inner, hook) is not getattr(lightning_base(inner), hook, None)]
     if lost:
         raise ValueError(
             f"{inner.__name__} overrides {lost[0]}, which is not called inside {name} under a plain Trainer; fit "

@@ -262,8 +262,8 @@ class ClientStore:
         self.owners = {client_id: client_id % world for client_id in clients} if world > 1 else {}
         self.clients = {client_id for client_id in clients if client_id % world == rank}
         self._files = {c: file for c, file in self._loaded.items() if c in self.clients}
-        own = {c: content for c, content in state["records"].items() if c in self.clients}
-        self._records = {c: HeldRecord(content, num_bytes(content), 0) for c, content in own.items()}
+        records = state["records"].items()
+        self._records = {c: HeldRecord(content, num_bytes(content), 0) for c, content in records if c in self.clients}
         self._bytes = sum(record.size for record in self._records.values())
 
 

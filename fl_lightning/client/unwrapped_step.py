@@ -67,7 +67,7 @@ def unwrapped_step(step: Any) -> Callable[[Optimizer], Any] | None:
     """
     while getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):
         if not hasattr(step, "__wrapped__"):
-            found: Callable[[Optimizer], Any] = step
-            return found
+            function: Callable[[Optimizer], Any] = step
+            return function
         step = step.__wrapped__
     return None

@@ -29,12 +29,7 @@ class OptimizerBuilder:
     """
 
     def __init__(
-        self,
-        client: ClientModule,
-        accumulated: int,
-        device: torch.device,
-        precision: Precision,
-        hands_out: bool = False,
+        self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision, hands_out: bool
     ) -> None:
         self.client, self.owner, self.accumulated = client, client.lightning_modules()[-1], accumulated
         self.device, self.precision, self._hands_out = device, precision, hands_out
@@ -45,16 +40,28 @@ class OptimizerBuilder:
 
     def of(self, phase: Phase) -> LocalOptimizers:
         """Build the phase's optimizers, or take those at hand."""
-        if phase.trains is None and self.reusable is not None:
-            if self.reusable.reusable and self.client.optimizer_factory is self._factory:
-                return self.reusable
-            self.forget()  # somebody has made more of them than they were
-        if self._passing is not None:
+        return self.at_hand(phase) or self._built(phase)
+
+    def at_hand(self, phase: Phase) -> LocalOptimizers | None:
+        """Give the optimizers that are used again, unless somebody has made more of them than they were."""
+        kept, settled = self.reusable, self.client.optimizer_factory is self._factory
+        return kept if phase.trains is None and settled and kept is not None and kept.reusable else None
+
+    def keep(self, phase: Phase, optimizers: LocalOptimizers) -> bool:
+        """Use the phase's optimizers again where a reset one equals a new one, and return whether that is so."""
+        keeps = phase.trains is None and optimizers.reusable and self.settles()
+        if keeps:
+            self.reusable, self._factory = optimizers, self.client.optimizer_factory
+        return keeps
+
+    def _built(self, phase: Phase) -> LocalOptimizers:
+        """Build the phase's optimizers in the place of those before."""
+        if phase.trains is None:
+            self.forget()
+        elif self._passing is not None:
             self._passing.release()
         optimizers = self.new()
-        if phase.trains is None and optimizers.reusable and self.settles():
-            self.reusable, self._factory = optimizers, self.client.optimizer_factory
-        else:
+        if not self.keep(phase, optimizers):
             self._passing = optimizers
         return optimizers
 

@@ -4,7 +4,6 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, TypeVar
 
 from pytorch_lightning.utilities import rank_zero_info
@@ -18,6 +17,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.stack import ClientStack
 from fl_lightning.engines.stack_training import StackedClient, StackTrainer, common_phases
 from fl_lightning.engines.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
+from fl_lightning.engines.training import EpochHook
 from fl_lightning.functional.state import FlatState
 from fl_lightning.members.faults import client_error
 from fl_lightning.types import ClientJob, ClientResult, State
@@ -108,10 +108,8 @@ class CohortEngine(SequentialEngine):
             return self._refused
         if self.tolerant:
             return "model.faults.on_error=skip leaves out single clients"
-        if self.local.batch_hooks:
-            return (
-                f"{next(iter(self.local.batch_hooks))} of a callback of the module is called for one client at a time"
-            )
+        for name in self.local.batch_hooks:
+            return f"{name} of a callback of the module is called for one client at a time"
         if self.weights.extra.is_used:
             return "get_extra_state gives the state of one client"
         local = self.local
@@ -157,7 +155,7 @@ class CohortEngine(SequentialEngine):
         try:
             trained = self._train_stack(exchange, jobs)
         except Exception as error:
-            self._stacks.forget_optimizers()
+            self.local.builder.forget()
             self._give_up(exchange, jobs, error)
             # an attribute that is set where a client starts is set anew
             yield from super()._results(exchange, again, announces=isinstance(error, OwnAttributeError))
@@ -167,10 +165,7 @@ class CohortEngine(SequentialEngine):
         checks = True
         for stacked, state in trained:
             try:
-                if isinstance(state, FlatState):
-                    result = self._result(stacked, state, checks)
-                else:
-                    result = self._finish(exchange, stacked, state, checks)
+                result = self._finish(exchange, stacked, state, checks)
             except Exception as error:
                 raise client_error(stacked.job.client_id, stacked.job.broadcast.round_idx, error) from error
             checks = self._replies  # what else happens between two results of a stack leaves the module alone
@@ -227,15 +222,15 @@ class CohortEngine(SequentialEngine):
         """Make the module the client of a job, and copy what it is before training."""
         start = job.broadcast.weights if job.start is None else job.start
         if start is not None and len(start) == len(self.weights.entries) and not prepares:
-            context, logged = self._context(job), self.services.begin_client()
-            entries = start  # all that it starts from: nobody looks at the module
+            context, entries = self._context(job), start  # all that it starts from: nobody looks at the module
+            self.services.begin_client()
         else:
-            context, logged = self._receive(exchange, job, self.client.is_fedavg_equivalent)
-            entries = self.weights.snapshot(self.weights.entries)
+            self._receive(exchange, job, self.client.is_fedavg_equivalent)
+            context, entries = self.client.context, self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
-        return StackedClient(job, context, logged, entries, phases)
+        return StackedClient(job, context, self.services.logged, entries, phases)
 
     def _needs_module(self) -> bool:
         """Return True where a callback looks at the module when a client ends."""
@@ -247,22 +242,21 @@ class CohortEngine(SequentialEngine):
         self.weights.load(state)
         self.client.begin(replace(stacked.context, progress=progress))
         self.services.resume_client(stacked.logged, stacked.last_size)
-        for hook in super()._epoch_hooks(client_id):
-            hook(epoch)
+        for hook in super()._epoch_hooks():
+            hook(client_id, epoch)
         self._epochs_told[client_id] += 1
 
-    def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
+    def _epoch_hooks(self) -> Sequence[EpochHook]:
         """Leave out the epochs that were told before the stack turned out to be none."""
-        epoch_hooks, notified, passed = super()._epoch_hooks(client_id), self._epochs_told[client_id], count()
-        if not notified:
-            return epoch_hooks
+        return [self._tell_epoch] if self._epochs_told else super()._epoch_hooks()
 
-        def rest(epoch: int) -> None:
-            if next(passed) >= notified:
-                for hook in epoch_hooks:
-                    hook(epoch)
-
-        return [rest]
+    def _tell_epoch(self, client_id: int, epoch: int) -> None:
+        """Call the hooks for an epoch that was not told."""
+        if self._epochs_told[client_id]:
+            self._epochs_told[client_id] -= 1
+            return
+        for hook in super()._epoch_hooks():
+            hook(client_id, epoch)
 
     def _check_teachers(self, clients: Sequence[StackedClient]) -> None:
         """Refuse clients with teachers of their own: there is one teacher for the whole stack.
@@ -272,29 +266,20 @@ class CohortEngine(SequentialEngine):
         """
         token = clients[0].context.weights_token
         alike = all(stacked.context.weights_token is token for stacked in clients)
-        if (
-            self._receives
-            and not self.client.is_fedavg_equivalent
-            and not self.client.teaches_alike(token if alike else None)
-        ):
+        receives = self._receives and not self.client.is_fedavg_equivalent
+        if receives and not self.client.teaches_alike(token if alike else None):
             raise StackingError("its clients have different teachers")
 
-    def _result(self, stacked: StackedClient, state: FlatState, checks: bool) -> ClientResult:
-        """Make the result of a trained client at whom nobody looks in the module."""
-        for member in self.members.of("trained") if checks else ():
-            member.trained(stacked.job)
-        self.client.begin(stacked.context)  # the rule may ask how it has trained
-        weights = state if stacked.job.broadcast.uploads and state else None
-        return self._sent(stacked.job, stacked.context, weights, {}, None, stacked.logged)
-
     def _finish(self, exchange: str, stacked: StackedClient, state: State, checks: bool) -> ClientResult:
-        """Make a trained client's result, which is in the module again."""
-        self.weights.load(state)
-        self.client.begin(stacked.context)
+        """Make a trained client's result, which is in the module again where somebody looks at it there."""
+        self.client.begin(stacked.context)  # the rule may ask how it has trained
         self.services.resume_client(stacked.logged, stacked.last_size)
+        if isinstance(state, FlatState):
+            return self._reply(exchange, stacked.job, checks, state)
+        self.weights.load(state)
         if self._replies or self._needs_module():
             self.local.seed(f"train/{exchange}", stacked.job.data)  # what they draw does not depend on other clients
-        return self._reply(exchange, stacked.job, stacked.context, stacked.logged, checks)
+        return self._reply(exchange, stacked.job, checks)
 
     def _give_up(self, exchange: str, jobs: Sequence[ClientJob], error: Exception) -> None:
         """Refuse a stack, and all later ones if it was the first of the exchange.

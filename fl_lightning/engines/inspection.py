@@ -44,7 +44,7 @@ class Inspection:
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
-        self._found: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
+        self._values: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
         self._weights, self._predict = engine.weights, cast(Callable[[Tensor], Tensor], engine.client)
         self._deploys = overridden(engine.client, "deployed", ClientModule)
@@ -76,19 +76,19 @@ class Inspection:
 
     def forget(self) -> None:
         """Forget what was computed: a round is run again, whose moments have the same names."""
-        self._found = {}
+        self._values = {}
 
     def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Compute a value of the module at a moment, or give the one that was computed before."""
-        last, values = self._found.get(moment[0], (None, {}))
+        last, values = self._values.get(moment[0], (None, {}))
         if last != moment:
             values = {}
-            self._found[moment[0]] = moment, values
+            self._values[moment[0]] = moment, values
         if key not in values:
             with self._deployed() if moment[0] == DEPLOYED and self._deploys else nullcontext():
                 values[key] = compute()
-        found: Value = values[key]
-        return found
+        value: Value = values[key]
+        return value
 
     @contextmanager
     def _deployed(self) -> Iterator[None]:
@@ -117,12 +117,7 @@ class Inspection:
 
         NaN where it has none.
         """
-        size = self.data.eval_batch_size
-
-        def compute() -> Tensor:
-            return self._scores(self.data.view(client_id, 0).batches(split, batch_size=size))
-
-        return self.once(moment, (split, "of", client_id), compute)
+        return self.once(moment, (split, "of", client_id), lambda: self._scores(self._batches_of(client_id, split)))
 
     def own_loss(self, moment: Moment, client_id: int) -> float:
         """Mean local loss over a client's own training samples.
@@ -137,7 +132,7 @@ class Inspection:
         def compute() -> float:
             total, count = 0.0, 0
             with self.look():
-                for i, batch in enumerate(self.data.view(client_id, 0).batches(batch_size=self.data.eval_batch_size)):
+                for i, batch in enumerate(self._batches_of(client_id, "train")):
                     loss, n = self._loss(self._transfer(batch), i), batch_length(batch)
                     total, count = total + float(loss) * n, count + n
             return total / count if count else float("nan")
@@ -176,13 +171,13 @@ class Inspection:
         """
         if layer is None:
             return to_float32(self.client.features(x))
-        found: list[Tensor] = []
-        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: found.append(output))
+        outputs: list[Tensor] = []
+        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: outputs.append(output))
         try:
             self.client(x)
         finally:
             handle.remove()
-        return to_float32(found[-1] if found[-1].ndim <= 2 else found[-1].flatten(2).mean(2))
+        return to_float32(outputs[-1] if outputs[-1].ndim <= 2 else outputs[-1].flatten(2).mean(2))
 
     def check_layer(self, layer: str | None, who: str) -> None:
         """Refuse a layer that the client does not have.
@@ -204,6 +199,10 @@ class Inspection:
     def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
         """Batches of a split, or of `samples` drawn from it once for the run, in order and without augmentation."""
         return self.data.split(split).batches(torch.split(self.subset(split, samples), self.data.eval_batch_size), None)
+
+    def _batches_of(self, client_id: int, split: str) -> Iterator[Batch]:
+        """Batches of a client's own samples of a split."""
+        return self.data.view(client_id, 0).batches(split, batch_size=self.data.eval_batch_size)
 
     def subset(self, split: str, samples: int | None = None) -> Tensor:
         """Positions in a split of the samples that are looked at, (n,) int64, ascending."""
@@ -227,8 +226,8 @@ class Inspection:
             for batch in batches:
                 x, y = self._transfer(batch)
                 self._metric.update(self._predict(x), y)
-            found: Tensor = computed(self._metric).cpu()
-        return found
+            scores: Tensor = computed(self._metric).cpu()
+        return scores
 
 
 def class_names(data: FederatedDataModule) -> list[str]:

@@ -13,17 +13,11 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import (
-    BatchTransfer,
-    ClientServices,
-    MetricAccumulator,
-    attach_services,
-    world_size,
-)
+from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services, world_size
 from fl_lightning.engines.deployed import score
 from fl_lightning.engines.local_metrics import local_metrics
 from fl_lightning.engines.settings import LocalSettings
-from fl_lightning.engines.training import LocalTrainer
+from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import HeldEntries, Structure
 from fl_lightning.members.weights import GlobalWeights
@@ -81,6 +75,10 @@ class SequentialEngine:
         self.local, self.tolerant = LocalTrainer(*parts, batch_hooks or {}), tolerant
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._without_others = local_metrics if world_size() > 1 else nullcontext
+        undoing: Callable[[], AbstractContextManager[Any]] = partial(self.members.undoing, at_client=True)
+        self._undo_client = undoing if tolerant else nullcontext
+        self._undo_exchange = nullcontext if tolerant else undoing
+        """Contexts that undo what fails: where single clients are left out one client, else the exchange."""
         self._last_start: object = None
         self._weights_token = object()
         """One object for all clients that start from the same weights."""
@@ -93,28 +91,24 @@ class SequentialEngine:
         Raises:
             ClientError: of the job drawn last; the jobs that are left can be run.
         """
-        self._prepare()
+        if not self.members.used:  # there is no round, which prepares them
+            self.members.prepare()
         try:
             services = attach_services(self.modules, self.services.methods)
-            with services, self._without_others(self.client), self._undoing(not self.tolerant):
+            with services, self._without_others(self.client), self._undo_exchange():
                 yield from self._results(exchange, jobs)
         except BaseException as error:
-            self.services.logged.clear()  # of the client under way
-            if not isinstance(error, GeneratorExit):  # else the caller takes no more results
-                self.services.untoggle_optimizer(None)
-                self.local.builder.forget()
+            self._abandon(error)
             raise
         finally:
             self.release_client()
 
-    def _undoing(self, now: bool) -> AbstractContextManager[Any]:
-        """Context that undoes what fails: where single clients are left out one client, else the exchange."""
-        return self.members.undoing(at_client=True) if now else nullcontext()
-
-    def _prepare(self) -> None:
-        """Prepare the members where no round was."""
-        if not self.members.used:
-            self.members.prepare()
+    def _abandon(self, error: BaseException) -> None:
+        """Drop what the client under way has logged, and after an error what it may have left in the middle."""
+        self.services.logged.clear()
+        if not isinstance(error, GeneratorExit):  # else the caller takes no more results
+            self.services.untoggle_optimizer(None)
+            self.local.builder.forget()
 
     def release_client(self) -> None:
         """Let go of the last client."""
@@ -133,68 +127,65 @@ class SequentialEngine:
         """
         for job in jobs:
             try:
-                with self._undoing(self.tolerant):
+                with self._undo_client():
                     fedavg_equivalent = self.client.is_fedavg_equivalent
-                    context, logged = self._receive(exchange, job, fedavg_equivalent, announces)
-                    self.local.train(job.data, exchange, fedavg_equivalent, self._epoch_hooks(job.client_id))
-                    yield self._reply(exchange, job, context, logged)
+                    self._receive(exchange, job, fedavg_equivalent, announces)
+                    self.local.train(job.data, exchange, fedavg_equivalent, self._epoch_hooks())
+                    yield self._reply(exchange, job)
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
 
-    def _epoch_hooks(self, client_id: int) -> Sequence[Callable[[int], None]]:
-        """Callables for the end of each of a client's epochs, which take its number."""
-        epoch_hooks = self.hooks.get("on_client_epoch_end", ())
-        return [partial(hook, client_id) for hook in epoch_hooks] if epoch_hooks else ()
+    def _epoch_hooks(self) -> Sequence[EpochHook]:
+        """Callables for the end of each of a client's epochs."""
+        return self.hooks.get("on_client_epoch_end", ())
 
-    def _receive(
-        self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True
-    ) -> tuple[ClientContext, MetricAccumulator]:
+    def _receive(self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True) -> None:
         """Make the module the client of a job, up to where its training begins."""
-        client, local = self.client, self.local
-        context = self.load_client(job)
-        logged = self.services.begin_client()
+        self.load_client(job)
+        self.services.begin_client()
         for hook in self.hooks.get("on_client_start", ()) if announces else ():
             hook(job.client_id)
         if self._receives and not fedavg_equivalent:
-            local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
-            local.seed(f"receive/{exchange}", job.data)
-            client.receive(job.broadcast, job.data)
-        return context, logged
+            self.local.restore_modes()  # a client of one sample leaves BatchNorm in eval mode
+            self.local.seed(f"receive/{exchange}", job.data)
+            self.client.receive(job.broadcast, job.data)
 
-    def _reply(
-        self, exchange: str, job: ClientJob, context: ClientContext, logged: MetricAccumulator, checks: bool = True
-    ) -> ClientResult:
-        """Make the result of the client in the module, which is trained.
+    def _reply(self, exchange: str, job: ClientJob, checks: bool = True, trained: State | None = None) -> ClientResult:
+        """Make the result of the client that the module stands for, as it leaves the client.
 
-        `checks`: its structure may have changed.
+        Args:
+            exchange: under way.
+            job: of the client.
+            checks: whether the module's structure may have changed.
+            trained: what it has trained, where that is not in the module.
         """
-        client, weights = self.client, self.weights
-        extras = client.reply(exchange, job.data) if self._replies else {}
-        if self._replies:
-            check_extras(client, extras)
+        weights, progress = self.weights, self.client.context.progress
+        extras = self._extras(exchange, job) if self._replies else {}
         for member in self.members.of("trained") if checks else ():
             member.trained(job)
-        state = weights.live(weights.transmitted_entries) if job.broadcast.uploads and weights.shared else None
+        sends = job.broadcast.uploads and weights.shared
+        state = (trained or weights.live(weights.transmitted_entries)) if sends else None
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
-        return self._sent(job, context, state, extras, personal, logged)
-
-    def _sent(
-        self,
-        job: ClientJob,
-        context: ClientContext,
-        state: State | None,
-        extras: Mapping[str, Any],
-        personal: State | None,
-        logged: MetricAccumulator,
-    ) -> ClientResult:
-        """Make a client's update of what it has trained, as it leaves the client."""
-        progress = context.progress
         counts = job.data.num_samples, progress.num_steps, progress.accumulated_lr
-        rest = progress.idle_steps, progress.lr
-        result = ClientResult(job, ClientUpdate(job.client_id, *counts, state, extras, True, *rest), personal, logged)
+        update = ClientUpdate(job.client_id, *counts, state, extras, True, progress.idle_steps, progress.lr)
+        result = ClientResult(job, update, personal, self.services.logged)
         for member in self.members.of("on_client"):
             result = member.on_client(result)
         return result
+
+    def _extras(self, exchange: str, job: ClientJob) -> Mapping[str, Any]:
+        """Ask the client for what goes up besides the weights.
+
+        Raises:
+            TypeError: naming what it is, if it is no dict.
+        """
+        extras: object = self.client.reply(exchange, job.data)
+        if not isinstance(extras, Mapping):
+            raise TypeError(
+                f"{type(self.client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
+                f"return {{}} for nothing"
+            )
+        return extras
 
     @torch.no_grad()
     def evaluate(
@@ -209,7 +200,8 @@ class SequentialEngine:
         At the end the module is as it was before.
         """
         before, local = HeldEntries(self.weights), self.local
-        self._prepare()
+        if not self.members.used:
+            self.members.prepare()
         try:
             for job in jobs:
                 before.put_back()
@@ -222,18 +214,15 @@ class SequentialEngine:
             self.release_client()
             before.restore()
 
-    def load_client(self, job: ClientJob) -> ClientContext:
+    def load_client(self, job: ClientJob) -> None:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
-        context = self._context(job)
-        start, idle = context.start, self.weights.frozen.already_sent
-        self.weights.load({n: v for n, v in start.items() if n not in idle} if idle else start)
-        if job.personal is not None:
-            self.weights.load(job.personal)
+        context, idle = self._context(job), self.weights.frozen.already_sent
+        self.weights.load({n: v for n, v in context.start.items() if n not in idle} if idle else context.start)
+        self.weights.load(job.personal or {})
         for member in self.members.of("enter"):
             member.enter(job)
         self.client.begin(context)
-        return context
 
     def _context(self, job: ClientJob) -> ClientContext:
         """Make the state of a job's client."""
@@ -242,19 +231,6 @@ class SequentialEngine:
             self._weights_token = object()
         self._last_start = start
         return ClientContext(job.client_id, start or {}, self.weights.trainable, job.memory, self._weights_token)
-
-
-def check_extras(client: ClientModule, extras: object) -> None:
-    """Refuse a reply that is no dict.
-
-    Raises:
-        TypeError: naming what it is.
-    """
-    if not isinstance(extras, Mapping):
-        raise TypeError(
-            f"{type(client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
-            f"return {{}} for nothing"
-        )
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from fl_lightning.utils.settings import check_above, check_at_least, check_count
 
@@ -139,10 +139,6 @@ class LocalSettings:
         epochs = self.local_epochs
         return epochs[client_id] if isinstance(epochs, list) else epochs
 
-    @cached_property
-    def _decays(self) -> bool:
-        return self.lr_decay not in NO_DECAY
-
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
         """Choose the function of a learning rate that gives its factor in a round.
 
@@ -151,9 +147,7 @@ class LocalSettings:
         Raises:
             ValueError: a cosine whose rounds are not known.
         """
-        if not self._decays:
-            return None
-        return partial(decay_of(self.lr_decay, None).factor, round_idx)
+        return None if self.lr_decay in NO_DECAY else partial(decay_of(self.lr_decay, None).factor, round_idx)
 
     @property
     def max_batches(self) -> int | None:

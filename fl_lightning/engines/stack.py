@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices, batch_length
+from fl_lightning.client.services import ClientServices, MetricAccumulator, batch_length
 from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_pytrees, stacked_leaves, with_leaves
 from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
@@ -30,36 +30,6 @@ Row = tuple[Tensor, list[Tensor], dict[tuple[str, str], Tensor]]
 
 LogEntry = tuple[str, str, float, float | None]
 """Name, reduction, weight and, if it is a plain number, value of what a step has logged."""
-
-
-class Logged(NamedTuple):
-    """A value that a step has logged.
-
-    Args:
-        name: log key.
-        values: one for each row, or a number for all.
-        weight: of each.
-        reduction: of the values of a round.
-    """
-
-    name: str
-    values: Tensor | float
-    weight: float
-    reduction: str
-
-
-class StepResult(NamedTuple):
-    """Result of a step of some rows.
-
-    Args:
-        gradients: of the rows' losses by parameter, each (k, ...); None: they do not depend on it.
-        logged: what they logged.
-        logits: teachers' logits that were computed, by teacher (k, B, ...).
-    """
-
-    gradients: dict[str, Tensor | None]
-    logged: list[Logged]
-    logits: State
 
 
 @dataclass(frozen=True)
@@ -165,11 +135,13 @@ class ClientStack:
         batches: Stacked,
         index: int,
         services: ClientServices,
+        logged: Sequence[MetricAccumulator],
         known: State | None = None,
-    ) -> StepResult:
-        """Compute the gradients of the rows' losses.
+    ) -> tuple[dict[str, Tensor | None], State]:
+        """Compute the gradients of the rows' losses by parameter, each (k, ...), and update their buffers.
 
-        Their buffers are updated.
+        None for a parameter that they do not depend on. Beside them stand the teachers' logits that were computed, by
+        teacher (k, B, ...).
 
         Args:
             rows: of this stack.
@@ -178,6 +150,7 @@ class ClientStack:
             batches: of the rows.
             index: of the batch in its epoch.
             services: attached to the client.
+            logged: takes what each of the rows logs.
             known: teachers' logits of the batches, (k, B, ...) by teacher; None: they are computed and not kept.
 
         Raises:
@@ -208,11 +181,11 @@ class ClientStack:
                 else:
                     logits[name] = value
         tensors = iter(values)
-        logged = [
-            Logged(name, next(tensors).detach() if number is None else number, weight, kind)
-            for name, kind, weight, number in entries
-        ]
-        return StepResult(dict(zip(trained, gradients, strict=True)), logged, logits)
+        for name, kind, weight, number in entries:
+            of_rows = [number] * rows.number if number is not None else next(tensors).detach().unbind()
+            for accumulator, item in zip(logged, of_rows, strict=True):
+                accumulator.log(name, item, weight, kind)
+        return dict(zip(trained, gradients, strict=True)), logits
 
     def _row(
         self,
@@ -319,13 +292,12 @@ class _Step(nn.Module):
         entries = params | buffers
         entries |= {alias: entries[name] for alias, name in self._aliases.items()}
         entries = {f"client.{name}": value for name, value in entries.items()}
-        found: tuple[Any, State] = functional_call(self, entries, arguments, tie_weights=False)
-        return found
+        result: tuple[Any, State] = functional_call(self, entries, arguments, tie_weights=False)
+        return result
 
     def forward(self, step: Step, batch: Batch, index: int) -> tuple[Any, State]:
         loss = step(batch, index)
-        if self.client.outputs:
-            self.client.outputs = {}  # of no client: they must not outlive the step
+        self.client.outputs.clear()  # of no client: they must not outlive the step
         return loss, {name: getattr(owner, attribute) for name, owner, attribute in self._owners}
 
 

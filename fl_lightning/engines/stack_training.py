@@ -18,7 +18,7 @@ from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
 from fl_lightning.engines.stack_logits import StackLogits
-from fl_lightning.engines.stacking import has_backward_hooks, listens_to_all, why_not_optimizers
+from fl_lightning.engines.stacking import has_backward_hooks, why_not_optimizers
 from fl_lightning.engines.training import LocalTrainer, matching
 from fl_lightning.types import ClientJob, Phase, State
 
@@ -66,16 +66,10 @@ class StackTrainer:
 
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
         self.client, self.local, self._cautious = client, local, cautious
-        self._factory: Any = None
-        self._spare: LocalOptimizers | None = None
-        """Optimizers to be used again."""
 
-    def is_alone(self, job: ClientJob) -> bool:
-        """Return True for a client that must be alone in the module: of one sample, with its BatchNorm in eval mode."""
-        return self._needs_modes(job.data.size(), job.data.samples_per_batch("train"))
-
-    def _needs_modes(self, size: int, batch_size: int) -> bool:
-        """Return True where BatchNorm sees batches of one sample."""
+    def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
+        """Return True for a client that must be alone in the module: BatchNorm sees batches of one sample."""
+        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
         return bool(self.local.batch_norms) and size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
@@ -84,8 +78,7 @@ class StackTrainer:
         Raises:
             StackingError: if BatchNorm sees batches of one sample.
         """
-        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
-        if self._needs_modes(size, batch_size):
+        if self.is_alone(job, phase):
             raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
         return self.local.passes(job.data, phase)
 
@@ -112,7 +105,7 @@ class StackTrainer:
             blocks = self._blocks(stack, rows, passes, phase)
             segment = _Segment(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
             self._epochs(segment)
-            for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+            for optimizers in dict.fromkeys(block.optimizers for block in blocks):
                 optimizers.begin(LocalProgress())  # lets go of the rows
             for block in blocks:
                 for stacked in rows[block.rows]:
@@ -124,8 +117,7 @@ class StackTrainer:
             stacked.saw(block.last_size)
         if phase.counts:
             progress, before = stacked.context.progress, replace(stacked.context.progress)
-            taken = block.progress
-            progress.move(taken.num_steps, progress.accumulated_lr + taken.accumulated_lr, taken.lr)
+            block.progress.add_to(progress)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             stacked.passed[phase.split] += block.passes.epochs
@@ -156,34 +148,29 @@ class StackTrainer:
         """
         taken = [cut if cut.steps else None for cut in passes]
         steps = [stacked.context.progress.num_steps if phase.counts else 0 for stacked in rows]
-        groups: list[list[Block]] = []
+        blocks: list[Block] = []
         for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
-            if not groups or groups[-1][0].optimizers.schedulers:  # which change the rates of all that share them
-                groups.append([])
-            optimizers = groups[-1][0].optimizers if groups[-1] else self._optimizers(phase)
-            groups[-1].append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+            shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
+            optimizers = blocks[-1].optimizers if shared else self._optimizers(phase)
+            blocks.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
         params = dict(self.client.named_parameters())
-        for sharing in groups:
-            round_idx = rows[0].job.data.round_idx
-            self.local.begin_optimizers(sharing[0].optimizers, phase, round_idx, LocalProgress())
-            begin_blocks(sharing, params)
-        return [block for sharing in groups for block in sharing]
+        factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
+        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
+            optimizers.begin(LocalProgress(), phase.lr, factor, self.local.lr_factors)
+            begin_blocks([block for block in blocks if block.optimizers is optimizers], params)
+        return blocks
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
-        if phase.trains is None and self._spare is not None:
-            if self._spare.reusable and self._factory is self.client.optimizer_factory and not listens_to_all():
-                return self._spare
-            self.forget_optimizers()
-        optimizers = self.local.builder.new()
+        builder = self.local.builder
+        optimizers = builder.at_hand(phase) or builder.new()
         reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
             optimizers.release()
             raise StackingError(reason)
-        if phase.trains is None and optimizers.reusable and self.local.builder.settles():
-            self._spare, self._factory = optimizers, self.client.optimizer_factory
+        builder.keep(phase, optimizers)
         return optimizers
 
     def settings(self) -> dict[str, Any]:
@@ -197,12 +184,6 @@ class StackTrainer:
             for name, value in group.items()
             if name != "params"
         }
-
-    def forget_optimizers(self) -> None:
-        """Build the optimizers anew for the next stack: those of one that failed may be in the middle of a step."""
-        if self._spare is not None:
-            self._spare.release()
-        self._spare = None
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -247,11 +228,11 @@ class StackTrainer:
             if not now[block.rows.start].steps:
                 continue
             for row in range(block.rows.start, block.rows.stop):
-                stacked, done = segment.rows[row], block.progress
+                stacked = segment.rows[row]
                 stacked.saw(block.last_size)
                 progress = replace(stacked.context.progress)
                 if segment.phase.counts:
-                    progress.move(done.num_steps, progress.accumulated_lr + done.accumulated_lr, done.lr)
+                    block.progress.add_to(progress)
                 on_epoch_end(stacked, states[row], progress, epoch)
 
     def _cache(self, segment: "_Segment") -> StackLogits | None:
@@ -276,27 +257,22 @@ class StackTrainer:
 
         Returns teachers' logits that were computed (`ClientStack`).
         """
-        rows, clients = segment.stack.rows(part), segment.rows[part]
-        gradients, logged, logits = segment.stack.differentiate(
-            rows, segment.trained, segment.step, batches, index, self.local.services, known
+        rows = segment.stack.rows(part)
+        logged = [stacked.logged for stacked in segment.rows[part]]
+        gradients, logits = segment.stack.differentiate(
+            rows, segment.trained, segment.step, batches, index, self.local.services, logged, known
         )
         if self.local.settings.clip_norm is not None:
             gradients = clipped(gradients, self.local.settings.clip_norm)
         blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
         for block in blocks:
             block.take_gradients(gradients, part, num_samples)
-        for optimizers in {id(block.optimizers): block.optimizers for block in blocks}.values():
+        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
             optimizers.wrapped[0].step()
         for block in blocks:
             block.stepped()
             if block.optimizers.schedulers:
                 self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
-        for entry in logged:
-            values: Sequence[Any] = (
-                entry.values.unbind() if isinstance(entry.values, Tensor) else [entry.values] * len(clients)
-            )
-            for stacked, value in zip(clients, values, strict=True):
-                stacked.logged.log(entry.name, value, entry.weight, entry.reduction)
         return logits
 
 

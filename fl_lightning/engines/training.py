@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import inf
 from time import monotonic
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.client.hooks import hooks, own_hook
+from fl_lightning.client.hooks import STEP_HOOKS, hooks, own_hook
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, frozen
@@ -31,16 +31,10 @@ from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed
 
-LOCAL_HOOKS = (
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
+EpochHook = Callable[[int, int], None]
+"""`(client_id, epoch)`, at the end of each of a client's epochs."""
+
+LOCAL_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", *STEP_HOOKS)
 """Hooks of the client's modules that are called in local training."""
 
 
@@ -65,7 +59,7 @@ class LocalTrainer:
         transfer: BatchTransfer,
         device: torch.device,
         precision: Precision,
-        batch_hooks: Mapping[str, Sequence[Callable[..., None]]] = MappingProxyType({}),
+        batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
     ) -> None:
         self.client, self.settings, self.services = client, settings, services
         self.transfer, self.device, self.precision = transfer, device, precision
@@ -86,7 +80,7 @@ class LocalTrainer:
         given = self._hooks["on_before_zero_grad"], self._hooks["on_before_optimizer_step"]
         hands_out = any((*given, self._optimizer_step, own_zero_grad, own_clip))
         self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision, hands_out)
-        self._deadline: float | None = None
+        self._deadline = inf
         self._round_idx = 0
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
@@ -123,12 +117,6 @@ class LocalTrainer:
         """
         return self.settings.max_local_steps if phase.counts else None
 
-    def begin_optimizers(
-        self, optimizers: LocalOptimizers, phase: Phase, round_idx: int, progress: LocalProgress
-    ) -> None:
-        """Begin a phase with optimizers, at its learning rate and the factors of the round."""
-        optimizers.begin(progress, phase.lr, self.settings.lr_factor(round_idx), self.lr_factors)
-
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
         """Return True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
         changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
@@ -152,11 +140,7 @@ class LocalTrainer:
             torch.cuda.manual_seed(seed)
 
     def train(
-        self,
-        data: ClientData,
-        exchange: str,
-        fedavg_equivalent: bool = False,
-        on_epoch_end: Sequence[Callable[[int], None]] = (),
+        self, data: ClientData, exchange: str, fedavg_equivalent: bool = False, on_epoch_end: Sequence[EpochHook] = ()
     ) -> None:
         """Run all phases of one exchange on the client's data.
 
@@ -165,8 +149,7 @@ class LocalTrainer:
         Raises:
             TimeoutError: it took longer than `client_timeout`.
         """
-        timeout = self.settings.client_timeout
-        self._deadline = None if timeout is None else monotonic() + timeout
+        self._deadline = monotonic() + (self.settings.client_timeout or inf)
         self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
@@ -175,97 +158,80 @@ class LocalTrainer:
             self.restore_modes()
             samples = data if phase.indices is None else data.restricted(phase.split, phase.indices)
             if samples.size(phase.split):
-                passes, before = self.passes(samples, phase), passed[phase.split] if phase.counts else 0
                 with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    self._phase(phase, samples, passes, before, on_epoch_end)
-                if phase.counts:
-                    passed[phase.split] += passes.epochs
-        if self._deadline is not None:
-            self._check_time(self._deadline)
+                    self._phase(phase, samples, passed if phase.counts else Counter(), on_epoch_end)
+        if monotonic() > self._deadline:
+            self._stop()
 
-    def _phase(
-        self,
-        phase: Phase,
-        data: ClientData,
-        passes: Passes,
-        before: int,
-        on_epoch_end: Sequence[Callable[[int], None]],
-    ) -> None:
-        """Run the passes over the phase's split, after `before` earlier ones."""
-        client, size = self.client, data.size(phase.split)
+    def _phase(self, phase: Phase, data: ClientData, passed: Counter[str], on_epoch_end: Sequence[EpochHook]) -> None:
+        """Run the passes over the phase's split, after those that have `passed`."""
+        client, size, passes = self.client, data.size(phase.split), self.passes(data, phase)
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self.builder.of(phase)
-        self.begin_optimizers(optimizers, phase, data.round_idx, progress)
+        optimizers.begin(progress, phase.lr, self.settings.lr_factor(data.round_idx), self.lr_factors)
         for optimizer in optimizers.raw if not client.automatic_optimization else ():
             zero_grad(optimizer)  # of a client that accumulated and did not step at its end
-        cache = None
-        if passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes):
-            cache = LogitCache(size)
-        if cache is not client.context.logit_cache:
-            client.context.keep_logits(cache)
-        limit = self.step_limit(phase)
+        repeats = passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes)
+        if repeats or client.context.logit_cache is not None:  # of the phase before
+            client.context.keep_logits(LogitCache(size) if repeats else None)
         for epoch in range(passes.epochs):
-            if limit is not None and progress.num_steps >= limit:
+            if progress.num_steps >= (self.step_limit(phase) or inf):
                 break
             self.services.begin_epoch(optimizers, size)
             self._call("on_train_epoch_start")
-            self._epoch(phase, data, passes, before + epoch, optimizers, limit)
+            self._epoch(phase, data, passes, passed[phase.split] + epoch, optimizers)
             self.services.begin_samples(size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
-            for callback in on_epoch_end:
-                callback(epoch)
+            for hook in on_epoch_end:
+                hook(data.client_id, epoch)
+        passed[phase.split] += passes.epochs
 
-    def _epoch(
-        self,
-        phase: Phase,
-        data: ClientData,
-        passes: Passes,
-        epoch: int,
-        optimizers: LocalOptimizers,
-        limit: int | None,
-    ) -> None:
-        """Run one pass, to its end or to `limit` steps of the exchange."""
-        client, hooks, cache = self.client, self._hooks, self.client.context.logit_cache
-        for module in self._batch_norms_of(data.client_id) if data.size(phase.split) == 1 else ():
-            module.eval()  # one sample in all has no statistics of a batch
-        num_batches = passes.steps
+    def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
+        """Run one pass, to its end or to the most steps of the exchange."""
+        client, cache, progress = self.client, self.client.context.logit_cache, self.client.context.progress
+        limit, num_batches = self.step_limit(phase) or inf, passes.steps
+        if data.size(phase.split) == 1:  # which has no statistics of a batch
+            for module in self._batch_norms_of(data.client_id):
+                module.eval()
         with_index = phase.with_index or cache is not None
         for index, item in enumerate(data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)):
-            if index == num_batches or (limit is not None and client.num_steps >= limit):
+            if index == num_batches or progress.num_steps >= limit:
                 return
-            if self._deadline is not None:
-                self._check_time(self._deadline)
-            positions: Any = item[1] if with_index else None
-            batch = self.transfer(item[0] if with_index else item)  # the user's hooks see it as it is, without these
-            if cache is not None:
-                cache.begin_batch(batch[0], positions)
-            elif with_index:
-                batch = batch, to_device(positions, self.device)
+            if monotonic() > self._deadline:
+                self._stop()
+            batch = self._indexed(cache, *item) if with_index else self.transfer(item)
             self.services.begin_batch(batch)
-            if (starts := hooks["on_train_batch_start"]) and -1 in [hook(batch, index) for hook in starts]:
+            if -1 in [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]:
                 return  # the client ends this epoch
             if client.automatic_optimization and optimizers.wrapped:
                 loss = self._optimize(batch, index, data.ended or index + 1 == num_batches, optimizers)
             else:
                 loss = self._training_step(batch, index)
-            for hook in hooks["on_train_batch_end"]:
+            for hook in self._hooks["on_train_batch_end"]:
                 hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
         if cache is not None:
             cache.finish_epoch()
+
+    def _indexed(self, cache: LogitCache | None, item: Batch, positions: Tensor) -> Batch:
+        """Make the batch of a phase `with_index`, or tell the cache of teachers' logits of one that is not."""
+        batch = self.transfer(item)  # the user's hooks see it as it is, without the positions
+        if cache is None:
+            return batch, to_device(positions, self.device)
+        cache.begin_batch(batch[0], positions)
+        return batch
 
     def _call(self, name: str, *args: Any) -> None:
         """Call the hooks of this name."""
         for hook in self._hooks[name]:
             hook(*args)
 
-    def _check_time(self, deadline: float) -> None:
-        if monotonic() > deadline:
-            raise TimeoutError(
-                f"the training of a client may take model.faults.client_timeout={self.settings.client_timeout} s, and "
-                f"took longer; raise it, or set model.faults.on_error to skip"
-            )
+    def _stop(self) -> NoReturn:
+        raise TimeoutError(
+            f"the training of a client may take model.faults.client_timeout={self.settings.client_timeout} s, and "
+            f"took longer; raise it, or set model.faults.on_error to skip"
+        )
 
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
         """Run forward, backward and, at the end of `accumulate_grad_batches`, a step.
@@ -275,7 +241,7 @@ class LocalTrainer:
         every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
         boundary = last or (index + 1) % every == 0
         if boundary and every > 1:
-            optimizers.accumulated_lr.accumulates((index % every + 1) / every)
+            optimizers.accumulated_lr.progress.accumulated((index % every + 1) / every)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:

@@ -25,10 +25,7 @@ class HeterogeneousNets(Backbone):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        input_shape: tuple[int, ...],
-        nets: list[Callable[[int, tuple[int, ...]], Backbone]],
+        self, num_classes: int, input_shape: tuple[int, ...], nets: list[Callable[[int, tuple[int, ...]], Backbone]]
     ) -> None:
         super().__init__()
         if not nets:
