@@ -49,17 +49,23 @@ class NonFiniteGuard(Member):
             values += self._extremes(result.personal)
         if update.extras:
             values += extremes_in(update.extras)
-        if not values:
-            return result
         self._checks += [Check(update.client_id, "values", value) for value in values]
-        allowed = all_finite(values) if self.skips else None
-        if self.max_norm is not None and update.weights and self.server.trainable:
-            start = {**self.server.weights, **(result.job.broadcast.weights or {})}
-            pairs = [(update.weights[name], start[name]) for name in self.server.trainable]
-            norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
-            self._checks.append(Check(update.client_id, "norm", norm, 0.0, self.max_norm))
-            allowed = None if allowed is None else allowed & (norm <= self.max_norm)
-        return result if allowed is None else result._replace(update=self._skipped(update, allowed))
+        is_short = None if self.max_norm is None else self._is_short(result, self.max_norm)
+        if not values or not self.skips:
+            return result
+        allowed = all_finite(values) if is_short is None else all_finite(values) & is_short
+        return result._replace(update=self._skipped(update, allowed))
+
+    def _is_short(self, result: ClientResult, max_norm: float) -> Tensor | None:
+        """Check the norm of what the trainable entries moved, 0-d on their device; None: an update has none."""
+        update, trainable = result.update, self.server.trainable
+        if not update.weights or not trainable:
+            return None
+        start = {**self.server.weights, **(result.job.broadcast.weights or {})}
+        pairs = [(update.weights[name], start[name]) for name in trainable]
+        norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
+        self._checks.append(Check(update.client_id, "norm", norm, 0.0, max_norm))
+        return norm <= max_norm
 
     def counted(self, update: ClientUpdate, known: int) -> ClientUpdate:
         """Check a number of samples that lies on the device, of a client that has `known` ones."""

@@ -65,14 +65,14 @@ class ClientRecords(Member):
         memory, personal = self._records.get(client_id, ({}, None))
         if client_id in self._store.clients and client_id not in self._records:
             memory, personal = self._store.record(client_id)
-        if personal is None and (names := self._weights.personal_of(client_id)):
-            personal = {name: self._initial[name] for name in names}
+        if personal is None and self._weights.personal:
+            personal = {name: self._initial[name] for name in self._weights.personal_of(client_id)}
         return memory, personal
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        client_id = result.update.client_id
-        if result.memory or result.personal is not None or client_id in self._store.clients:
-            self._records[client_id] = (result.memory, result.personal)
+        client_id, memory, personal = result.update.client_id, result.job.memory, result.personal
+        if memory or personal is not None or client_id in self._store.clients:
+            self._records[client_id] = memory, personal
         return result
 
     def share(self) -> list[int]:

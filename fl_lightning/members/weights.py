@@ -95,20 +95,30 @@ class GlobalWeights(Member):
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
         flags = [value.requires_grad for value in self._parameters.values()]
-        if changed := flags != self._flags:
-            self._flags, self.freezes, owner = flags, not all(flags), self._keeps_state()
-            if not owner:
-                self._find_trainable()
-            elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
-                raise ValueError(
-                    f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
-                    f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
-                )
+        changed = flags != self._flags
+        if changed:
+            self._flags, self.freezes = flags, not all(flags)
+            self._find_trainable_anew()
         if changed or self.freezes:
-            self.frozen.find_idle(self.trainable)
-            idle = self.frozen.already_sent
-            self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
+            self._find_transmitted()
         return changed
+
+    def _find_trainable_anew(self) -> None:
+        """Find the trainable entries anew, unless somebody keeps a state of those that were."""
+        owner = self._keeps_state()
+        if not owner:
+            self._find_trainable()
+        elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
+            raise ValueError(
+                f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, but "
+                f"{min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
+            )
+
+    def _find_transmitted(self) -> None:
+        """Find the entries that travel in the round to come: the idle ones do not."""
+        self.frozen.find_idle(self.trainable)
+        idle = self.frozen.already_sent
+        self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
 
     def mark(self) -> State:
         self.before = self.snapshot(self.entries, self.frozen.already_sent)
