@@ -13,11 +13,6 @@ from fl_lightning.functional.state import FlatState, choose, extremes, flatten
 from fl_lightning.types import Check, ClientResult, ClientUpdate, Member, RoundOutcome, ServerView, State
 
 
-def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Check]:
-    """List the checks whose values, now on the host, are not what they may be."""
-    return [c._replace(value=v) for c, v in zip(checks, values, strict=True) if not c.least <= v <= c.most]
-
-
 class NonFiniteGuard(Member):
     """Finds values that must not become the model.
 
@@ -76,10 +71,7 @@ class NonFiniteGuard(Member):
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
         if outcome is not None and outcome.weights and not outcome.aborted:
-            new, transmitted_entries = outcome.weights, self.server.transmitted_entries
-            if len(transmitted_entries) < len(new):
-                new = {name: value for name, value in new.items() if name in transmitted_entries}
-            checks += [Check(-1, "values", value) for value in self._extremes(new)]
+            checks += [Check(-1, "values", value) for value in self._extremes(self.server.transmitted_entries)]
         return checks
 
     def undo(self, mark: None) -> None:

@@ -54,7 +54,7 @@ class Evaluation:
         self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
 
     def hold(self, evaluates: bool = True) -> None:
-        """Begin a pass: record what `finish` puts back, and load the weights that are evaluated, where any are."""
+        """Begin a pass: record what its end puts back, and load the weights that are evaluated, where any are."""
         self.restore()
         if self.weights.shared or self.client.module is not None:  # else there is nothing
             self.before, self._generators = HeldEntries(self.weights), ExitStack()
@@ -147,14 +147,6 @@ class Evaluation:
             self.before.restore()
         self.before = self._left = None
 
-    def finish(self) -> None:
-        """Put everything back that a pass has changed.
-
-        Its metric objects have been computed.
-        """
-        self.restore()
-        self._generators.close()
-
     @contextmanager
     def around(self, hook: str) -> Iterator[None]:
         """Context of the module's first and last hook of a pass.
@@ -168,7 +160,8 @@ class Evaluation:
         if self._left is not None:
             self._left.restore()
         yield
-        self.finish()
+        self.restore()
+        self._generators.close()
 
     def end(self, prefix: str, last_hook: str) -> dict[str, float]:
         """End a pass: put back what it has changed and return its values by log key.
@@ -181,9 +174,9 @@ class Evaluation:
         if self.before is not None and hooks(self.modules, last_hook):
             self._left = HeldEntries(self.weights)
             self.before.restore()
-            self._generators.close()
         else:
-            self.finish()
+            self.restore()
+        self._generators.close()
         return values
 
     def _values(self, prefix: str) -> dict[str, float]:

@@ -6,8 +6,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fl_lightning.aggregation.guard import violations_of
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.federation.setup import FederatedRun
 from fl_lightning.functional.state import to_host
@@ -19,16 +19,7 @@ from fl_lightning.members.faults import (
     client_error,
     judge,
 )
-from fl_lightning.types import (
-    Check,
-    ClientJob,
-    ClientResult,
-    Member,
-    RoundOutcome,
-    State,
-    Undo,
-    does,
-)
+from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
 
 Shared = list[tuple[Member, list[Any]]]
 """Members that end a round, with what `share` gave by process."""
@@ -249,26 +240,29 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client or rule, and round.
         """
-        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
-        violations = violations_of(checks, self.parts.recorder.read([check.value for check in checks]))
+        violations = self._violations(outcome, self.parts.recorder.read)
         shares = {member.name: member.share() for member in self.members.of("share")}
-        everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
-        if any(judged for judged, _ in everywhere):
+        everywhere = self.communicator.gather((violations, shares))
+        if everyone := [violation for judged, _ in everywhere for violation in judged]:
             counted = any(paths for _, parts in everywhere for paths in parts[self.parts.recorder.name][1:])
-            self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
+            self._judge(everyone, outcome, counted)
         if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
         # a round that nobody took part in ends for those, too, who took none
         ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
         return [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
 
+    def _violations(self, outcome: RoundOutcome | None, read: Callable[[list[Tensor]], list[float]]) -> list[Check]:
+        """List the values that are not what they may be, once they are read on the host."""
+        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
+        values = read([check.value for check in checks])
+        return [c._replace(value=v) for c, v in zip(checks, values, strict=True) if not c.least <= v <= c.most]
+
     def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
         """Leave out the clients at fault before others fail in the next exchange by what was made of theirs."""
-        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(None)]
-        violations = violations_of(checks, to_host([check.value for check in checks]))
+        violations = self._violations(None, to_host)
         everywhere = self.communicator.all_gather_or_raise(violations, error and as_raised(error))
-        if everyone := [violation for part in everywhere for violation in part]:
-            self._judge(everyone, outcome, counted=True)
+        self._judge([violation for part in everywhere for violation in part], outcome, counted=True)
 
     def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.
