@@ -131,7 +131,7 @@ class Round:
         if skips and exchange != self.parts.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
-            self.communicator.merge(self.members.of("partial"), error and as_raised(error))
+            self.communicator.merge(self.members.of("partial"), error)
             try:
                 new: State | None = None
                 for member in self.members.of("aggregated"):
@@ -191,7 +191,7 @@ class Round:
                     self._take(result)
                     taken.add(result.update.client_id)
         except Exception as problem:
-            return problem
+            return problem if self.parts.faults.on_error == "skip" else as_raised(problem)
         return None
 
     def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
@@ -261,7 +261,7 @@ class Round:
     def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
         """Leave out the clients at fault before others fail in the next exchange by what was made of theirs."""
         violations = self._violations(None, to_host)
-        everywhere = self.communicator.all_gather_or_raise(violations, error and as_raised(error))
+        everywhere = self.communicator.all_gather_or_raise(violations, error)
         self._judge([violation for part in everywhere for violation in part], outcome, counted=True)
 
     def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
