@@ -276,14 +276,14 @@ class PersonalEntries(Member):
 
     def __init__(self, weights: GlobalWeights, initial: State) -> None:
         self._weights, self._initial, self._partial = weights, initial, PartialAggregate()
-        self._before, self._mean = State(), State()
+        self._mean = State()
 
     @property
     def is_used(self) -> bool:
         return bool(self._weights.personal and self._weights.shared)
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
-        self._before, self._mean = self._weights.before, State()
+        self._mean = State()
 
     def incoming(self, result: ClientResult) -> ClientResult:
         update, personal = result.update, result.personal
@@ -294,7 +294,7 @@ class PersonalEntries(Member):
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        self._mean = self._partial.mean("entries", lambda: self._before) or self._mean
+        self._mean = self._partial.mean("entries", lambda: self._weights.before) or self._mean
         return state
 
     @property

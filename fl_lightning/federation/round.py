@@ -244,7 +244,7 @@ class Round:
         shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.gather((violations, shares))
         if everyone := [violation for judged, _ in everywhere for violation in judged]:
-            counted = any(paths for _, parts in everywhere for paths in parts[self.parts.recorder.name][1:])
+            counted = any(parts[self.parts.recorder.name][1] for _, parts in everywhere)
             self._judge(everyone, outcome, counted)
         if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
@@ -281,15 +281,15 @@ class Round:
         if not violations:
             return
         names = type(self.parts.aggregator).__name__, type(self.parts.server_module).__name__
-        broken, faults = judge(violations, outcome.round_idx, names, self.parts.faults.max_update_norm)
+        broken, misweighed, aggregate = judge(violations, outcome.round_idx, names, self.parts.faults.max_update_norm)
         if self.parts.faults.nonfinite != "skip":
-            if broken and (not faults or " made NaN " in faults[0]):
+            if broken and not misweighed:
                 client_id = min(broken)
                 raise NonFiniteUpdateError(
                     f"every client update must be finite and within its bounds, but client {client_id} "
                     f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
                 )
-            raise NonFiniteUpdateError(faults[0])
+            raise NonFiniteUpdateError(misweighed or aggregate)
         outcome.leave_out(broken)
         # a client that was taken in may leave more than what it added to the weighted mean
         kept = len(self.parts.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
@@ -297,7 +297,7 @@ class Round:
         if broken and (counted or kept or outcome.problem):
             outcome.repeat()
         else:
-            outcome.abort("".join(faults[:1]))
+            outcome.abort(misweighed or aggregate)
 
     def _overflow(self, round_idx: int) -> str:
         """Report that the server optimizer made values that cannot become the model.
