@@ -23,6 +23,7 @@ from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob
+from fl_lightning.utils.life import heartbeat
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
@@ -99,6 +100,7 @@ class Evaluation:
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
+        heartbeat()
         if batch is EMPTY_BATCH or not self.weights.shared:
             return None
         batch, module = self.transfer(batch), self.client.module
@@ -129,6 +131,7 @@ class Evaluation:
                 f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
                 f"run test, which gives the mean accuracy of their own"
             )
+        heartbeat()
         if batch is EMPTY_BATCH:
             return None
         batch, module = self.transfer(batch), self.client.module
