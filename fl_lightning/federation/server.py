@@ -127,7 +127,7 @@ class ServerOptimizer:
         return start if new is None else new
 
     def _move(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Move the weights on from `start`, and undo a step that does not count if the run goes on behind it."""
+        """Move the weights on from `start`, and take a step back that makes none, where the run goes on."""
         restores = self.undoes or (scaler is not None and new is None)
         before = copy.deepcopy(self.optimizer.state_dict()) if restores else None
         for name, parameter in self.params.items():

@@ -98,16 +98,15 @@ class GlobalWeights(Member):
         changed = flags != self._flags
         if changed:
             self._flags, self.freezes = flags, not all(flags)
-            self._find_trainable_anew()
+            self._find_trainable(self._keeps_state())
         if changed or self.freezes:
             self._find_transmitted()
         return changed
 
-    def _find_trainable_anew(self) -> None:
-        """Find the trainable entries anew, unless somebody keeps a state of those that were."""
-        owner = self._keeps_state()
+    def _find_trainable(self, owner: str = "") -> None:
+        """Find the shared trainable entries, no new ones where an `owner` keeps a state of those that were."""
         if not owner:
-            self._find_trainable()
+            self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
         elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
             raise ValueError(
                 f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, but "
@@ -136,9 +135,6 @@ class GlobalWeights(Member):
             idle, new = self.frozen.already_sent, outcome.entries
             self.load({name: value for name, value in new.items() if name not in idle} if idle else new)
         return {}
-
-    def _find_trainable(self) -> None:
-        self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
 
     def personal_of(self, client_id: int) -> list[str]:
         """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""
