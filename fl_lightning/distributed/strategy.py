@@ -83,7 +83,8 @@ class ClientParallelStrategy(DDPStrategy):
             end_all(launcher.procs)
             raise
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise first_error(mail, error) if mail is not None else error from None
+            first = error if mail is None else first_error(mail, error)
+            raise first from first.__cause__
         finally:
             if mail is not None:
                 shutil.rmtree(mail, ignore_errors=True)
