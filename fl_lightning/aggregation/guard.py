@@ -52,7 +52,7 @@ class NonFiniteGuard(Member):
         return result._replace(update=self._skipped(update, allowed))
 
     def _is_short(self, result: ClientResult, max_norm: float) -> Tensor | None:
-        """Check the norm of what the trainable entries moved, 0-d on their device; None: an update has none."""
+        """Check the norm of what the trainable entries moved, 0-d on their device, or None where none are sent."""
         update, trainable = result.update, self.server.trainable
         if not update.weights or not trainable:
             return None
