@@ -106,7 +106,8 @@ class Recorder(Member):
         return numbers
 
     def share(self) -> tuple[ClientRows, dict[str, str]]:
-        return self._rows, self.logged.metric_paths(self._root)
+        paths = self.logged.metric_paths(self._root) if self.logged.metrics else {}
+        return self._rows, paths
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Reduce the values of all processes, without those of clients that were left out."""
