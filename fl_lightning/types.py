@@ -414,7 +414,8 @@ class RoundOutcome:
     def abort(self, reason: str) -> None:
         """Leave the federation as it was, for the first such reason."""
         self.aborted = self.aborted or reason
-        self.repeats = self.repeats and not self.aborted
+        if self.aborted:
+            self.repeats, self.weights = False, None
 
     def take(self, weights: State | None) -> None:
         """Take the shared entries after an exchange, or after all, or with None those before the round."""

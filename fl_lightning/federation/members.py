@@ -239,10 +239,9 @@ class ServerTransforms(Transforms):
         for transform in self._transforms:
             update = transform.on_server(update, result.job.broadcast)
         check_num_samples(update, known)
-        check_tensors(update)
+        check_update(update, shared)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known)
-        check_update(update, shared)
         if altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
