@@ -408,12 +408,14 @@ class RoundOutcome:
         self.failed = dict(sorted({**self.failed, **failed}.items()))
 
     def repeat(self, needed: bool = True) -> None:
-        """Ask for the round to be run again, once and for all."""
-        self.repeats = self.repeats or needed
+        """Ask for the round to be run again, unless it is aborted."""
+        self.repeats = (self.repeats or needed) and not self.aborted
 
     def abort(self, reason: str) -> None:
         """Leave the federation as it was, for the first such reason."""
         self.aborted = self.aborted or reason
+        if self.aborted:
+            self.repeats, self.weights = False, None
 
     def take(self, weights: State | None) -> None:
         """Take the shared entries after an exchange, or after all, or with None those before the round."""

@@ -13,11 +13,6 @@ from fl_lightning.functional.state import FlatState, choose, extremes, flatten
 from fl_lightning.types import Check, ClientResult, ClientUpdate, Member, RoundOutcome, ServerView, State
 
 
-def violations_of(checks: Iterable[Check], values: Iterable[float]) -> list[Check]:
-    """List the checks whose values, now on the host, are not what they may be."""
-    return [c._replace(value=v) for c, v in zip(checks, values, strict=True) if not c.least <= v <= c.most]
-
-
 class NonFiniteGuard(Member):
     """Finds values that must not become the model.
 
@@ -49,17 +44,23 @@ class NonFiniteGuard(Member):
             values += self._extremes(result.personal)
         if update.extras:
             values += extremes_in(update.extras)
-        if not values:
-            return result
         self._checks += [Check(update.client_id, "values", value) for value in values]
-        allowed = all_finite(values) if self.skips else None
-        if self.max_norm is not None and update.weights and self.server.trainable:
-            start = {**self.server.weights, **(result.job.broadcast.weights or {})}
-            pairs = [(update.weights[name], start[name]) for name in self.server.trainable]
-            norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
-            self._checks.append(Check(update.client_id, "norm", norm, 0.0, self.max_norm))
-            allowed = None if allowed is None else allowed & (norm <= self.max_norm)
-        return result if allowed is None else result._replace(update=self._skipped(update, allowed))
+        is_short = None if self.max_norm is None else self._is_short(result, self.max_norm)
+        if not values or not self.skips:
+            return result
+        allowed = all_finite(values) if is_short is None else all_finite(values) & is_short
+        return result._replace(update=self._skipped(update, allowed))
+
+    def _is_short(self, result: ClientResult, max_norm: float) -> Tensor | None:
+        """Check the norm of what the trainable entries moved, 0-d on their device, or None where none are sent."""
+        update, trainable = result.update, self.server.trainable
+        if not update.weights or not trainable:
+            return None
+        start = {**self.server.weights, **(result.job.broadcast.weights or {})}
+        pairs = [(update.weights[name], start[name]) for name in trainable]
+        norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
+        self._checks.append(Check(update.client_id, "norm", norm, 0.0, max_norm))
+        return norm <= max_norm
 
     def counted(self, update: ClientUpdate, known: int) -> ClientUpdate:
         """Check a number of samples that lies on the device, of a client that has `known` ones."""
@@ -69,11 +70,8 @@ class NonFiniteGuard(Member):
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
-        if outcome is not None and outcome.weights and not outcome.aborted:
-            new, transmitted_entries = outcome.weights, self.server.transmitted_entries
-            if len(transmitted_entries) < len(new):
-                new = {name: value for name, value in new.items() if name in transmitted_entries}
-            checks += [Check(-1, "values", value) for value in self._extremes(new)]
+        if outcome is not None and outcome.weights:
+            checks += [Check(-1, "values", value) for value in self._extremes(self.server.transmitted_entries)]
         return checks
 
     def undo(self, mark: None) -> None:

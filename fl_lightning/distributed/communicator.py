@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.aggregation import PartialAggregate
 from fl_lightning.distributed.watch import RemoteError
 from fl_lightning.functional.state import StateSum
-from fl_lightning.types import ClientUpdate, State
+from fl_lightning.types import ClientUpdate, Member, State
 from fl_lightning.utils.life import LIFE
 
 
@@ -46,13 +46,12 @@ class Communicator:
             raise error
         return [value]
 
-    def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
+    def merge(self, members: Sequence[Member], error: Exception | None) -> None:
         """Merge the partial aggregates of all processes, in place and alike on each, or raise on all if one failed.
 
         Args:
-            partials: of this process, by name, the same names everywhere.
+            members: that have them, the same everywhere; one may gather its rows on the root process only.
             error: what went wrong here, or None.
-            to_root: the partial whose rows go to the root process only.
 
         Raises:
             Exception: as `all_gather_or_raise`.
@@ -105,7 +104,9 @@ class ProcessCommunicator(Communicator):
                 raise RemoteError(f"rank {rank} of {self.world} failed: {failure}")
         return [value for _, value in everyone]
 
-    def merge(self, partials: Mapping[str, PartialAggregate], error: Exception | None, to_root: str = "") -> None:
+    def merge(self, members: Sequence[Member], error: Exception | None) -> None:
+        partials: dict[str, PartialAggregate] = {member.name: member.partial for member in members}
+        to_root = next((member.name for member in members if member.gathers), "")
         rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
         sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
         layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}

@@ -20,7 +20,7 @@ from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from fl_lightning.distributed.watch import GRACE, RemoteError, Watch
-from fl_lightning.utils.life import LIFE, heartbeat
+from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import check_above
 from fl_lightning.utils.tracebacks import raised_by_check
 
@@ -83,7 +83,8 @@ class ClientParallelStrategy(DDPStrategy):
             end_all(launcher.procs)
             raise
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise first_error(mail, error) if mail is not None else error from None
+            first = error if mail is None else first_error(mail, error)
+            raise first from first.__cause__
         finally:
             if mail is not None:
                 shutil.rmtree(mail, ignore_errors=True)
@@ -169,28 +170,15 @@ class ClientParallelStrategy(DDPStrategy):
     reduce = LIFE.waiting()(DDPStrategy.reduce)
     all_gather = LIFE.waiting()(DDPStrategy.all_gather)
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        heartbeat()
-        return super().validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        heartbeat()
-        return super().test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        heartbeat()
-        return super().predict_step(*args, **kwargs)
-
 
 def leave(mail: Path, rank: int, error: BaseException) -> None:
     """Leave an error for the process that started this one."""
-    text = "".join(format_exception(error))
+    text, checked = "".join(format_exception(error)), raised_by_check(error)
     try:
-        content = pickle.dumps((error, raised_by_check(error), text))
+        content = pickle.dumps((error, checked, text))
         pickle.loads(content)
     except Exception:  # some errors cannot be pickled or unpickled
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
-        content = pickle.dumps((plain, raised_by_check(error), text))
+        content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), checked, text))
     with suppress(OSError):
         part = mail / f"{rank}.part"
         part.write_bytes(content)

@@ -23,6 +23,7 @@ from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.reported import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob
+from fl_lightning.utils.life import heartbeat
 
 PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
 """A module's first and last hook of a pass of the Trainer's."""
@@ -54,7 +55,7 @@ class Evaluation:
         self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
 
     def hold(self, evaluates: bool = True) -> None:
-        """Begin a pass: record what `finish` puts back, and load the weights that are evaluated, where any are."""
+        """Begin a pass: record what its end puts back, and load the weights that are evaluated, where any are."""
         self.restore()
         if self.weights.shared or self.client.module is not None:  # else there is nothing
             self.before, self._generators = HeldEntries(self.weights), ExitStack()
@@ -99,6 +100,7 @@ class Evaluation:
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
+        heartbeat()
         if batch is EMPTY_BATCH or not self.weights.shared:
             return None
         batch, module = self.transfer(batch), self.client.module
@@ -129,6 +131,7 @@ class Evaluation:
                 f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
                 f"run test, which gives the mean accuracy of their own"
             )
+        heartbeat()
         if batch is EMPTY_BATCH:
             return None
         batch, module = self.transfer(batch), self.client.module
@@ -147,14 +150,6 @@ class Evaluation:
             self.before.restore()
         self.before = self._left = None
 
-    def finish(self) -> None:
-        """Put everything back that a pass has changed.
-
-        Its metric objects have been computed.
-        """
-        self.restore()
-        self._generators.close()
-
     @contextmanager
     def around(self, hook: str) -> Iterator[None]:
         """Context of the module's first and last hook of a pass.
@@ -168,7 +163,8 @@ class Evaluation:
         if self._left is not None:
             self._left.restore()
         yield
-        self.finish()
+        self.restore()
+        self._generators.close()
 
     def end(self, prefix: str, last_hook: str) -> dict[str, float]:
         """End a pass: put back what it has changed and return its values by log key.
@@ -181,9 +177,9 @@ class Evaluation:
         if self.before is not None and hooks(self.modules, last_hook):
             self._left = HeldEntries(self.weights)
             self.before.restore()
-            self._generators.close()
         else:
-            self.finish()
+            self.restore()
+        self._generators.close()
         return values
 
     def _values(self, prefix: str) -> dict[str, float]:

@@ -283,7 +283,8 @@ class FederatedLoop(Forwarding):
         kind = self.device.type
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
-            metrics = built(self._round).run(round_idx, self.data.cohort(round_idx), optimizer.step, scaler)
+            cohort = self.data.cohort(round_idx)
+            metrics = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:

@@ -65,14 +65,14 @@ class ClientRecords(Member):
         memory, personal = self._records.get(client_id, ({}, None))
         if client_id in self._store.clients and client_id not in self._records:
             memory, personal = self._store.record(client_id)
-        if personal is None and (names := self._weights.personal_of(client_id)):
-            personal = {name: self._initial[name] for name in names}
+        if personal is None and self._weights.personal:
+            personal = {name: self._initial[name] for name in self._weights.personal_of(client_id)}
         return memory, personal
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        client_id = result.update.client_id
-        if result.memory or result.personal is not None or client_id in self._store.clients:
-            self._records[client_id] = (result.memory, result.personal)
+        client_id, memory, personal = result.update.client_id, result.job.memory, result.personal
+        if memory or personal is not None or client_id in self._store.clients:
+            self._records[client_id] = memory, personal
         return result
 
     def share(self) -> list[int]:
@@ -239,10 +239,9 @@ class ServerTransforms(Transforms):
         for transform in self._transforms:
             update = transform.on_server(update, result.job.broadcast)
         check_num_samples(update, known)
-        check_tensors(update)
+        check_update(update, shared)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known)
-        check_update(update, shared)
         if altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
@@ -276,14 +275,14 @@ class PersonalEntries(Member):
 
     def __init__(self, weights: GlobalWeights, initial: State) -> None:
         self._weights, self._initial, self._partial = weights, initial, PartialAggregate()
-        self._before, self._mean = State(), State()
+        self._mean = State()
 
     @property
     def is_used(self) -> bool:
         return bool(self._weights.personal and self._weights.shared)
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
-        self._before, self._mean = self._weights.before, State()
+        self._mean = State()
 
     def incoming(self, result: ClientResult) -> ClientResult:
         update, personal = result.update, result.personal
@@ -294,7 +293,7 @@ class PersonalEntries(Member):
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        self._mean = self._partial.mean("entries", lambda: self._before) or self._mean
+        self._mean = self._partial.mean("entries", lambda: self._weights.before) or self._mean
         return state
 
     @property

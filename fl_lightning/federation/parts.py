@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -110,15 +110,11 @@ class FederationParts:
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
         self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        aggregator, client = cast(object, self.aggregator), self.client
-        if not isinstance(aggregator, Aggregator):
-            remedy = "a method's server side is server_module"
-            if isinstance(aggregator, DataModule):
-                remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
-            raise TypeError(
-                f"aggregator must be a rule, an instance of a subclass of Aggregator such as MedianAggregator(), got "
-                f"{described(aggregator)}; {remedy}"
-            )
+        client, remedy = self.client, "a method's server side is server_module"
+        if isinstance(self.aggregator, DataModule):
+            remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
+        rule = "a rule, an instance of a subclass of Aggregator such as MedianAggregator()"
+        check_kind(Aggregator, rule, remedy, aggregator=self.aggregator)
         for module in client.lightning_modules():
             refuse_unforwarded(module)
         if not isinstance(self.server_module, client.server_class):

@@ -106,7 +106,8 @@ class Recorder(Member):
         return numbers
 
     def share(self) -> tuple[ClientRows, dict[str, str]]:
-        return self._rows, self.logged.metric_paths(self._root)
+        paths = self.logged.metric_paths(self._root) if self.logged.metrics else {}
+        return self._rows, paths
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Reduce the values of all processes, without those of clients that were left out."""
@@ -260,26 +261,13 @@ class Traffic(Member):
         return self._bytes
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
-        return per_exchange(shared, self._exchanges)
-
-
-def per_exchange(parts: Sequence[Mapping[tuple[str, str], int]], exchanges: Sequence[str]) -> dict[str, float]:
-    """Add up a round's bytes by log key, and where it has several exchanges by exchange, too.
-
-    Args:
-        parts: of each process, what `Traffic.share` gave.
-        exchanges: of a round.
-
-    >>> per_exchange([{("comm/bytes_down", "train"): 8}, {("comm/bytes_down", "train"): 4}], ["train"])
-    {'comm/bytes_down': 12.0, 'comm/bytes_up': 0.0}
-    """
-    moved = sum(map(Bytes, parts), Bytes())
-    values = {}
-    for key in ("comm/bytes_down", "comm/bytes_up"):
-        values[key] = float(sum(moved[key, exchange] for exchange in exchanges))
-        if len(exchanges) > 1:
-            values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in exchanges}
-    return values
+        """Add up the bytes of all processes by log key, and where a round has several exchanges by exchange, too."""
+        moved, values = sum(shared, Bytes()), {}
+        for key in ("comm/bytes_down", "comm/bytes_up"):
+            values[key] = float(sum(moved[key, exchange] for exchange in self._exchanges))
+            if len(self._exchanges) > 1:
+                values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in self._exchanges}
+        return values
 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:

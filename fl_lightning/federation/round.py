@@ -6,8 +6,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fl_lightning.aggregation.guard import violations_of
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.federation.setup import FederatedRun
 from fl_lightning.functional.state import to_host
@@ -19,15 +19,10 @@ from fl_lightning.members.faults import (
     client_error,
     judge,
 )
-from fl_lightning.types import (
-    Check,
-    ClientJob,
-    ClientResult,
-    RoundOutcome,
-    State,
-    Undo,
-    does,
-)
+from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
+
+Shared = list[tuple[Member, list[Any]]]
+"""Members that end a round, with what `share` gave by process."""
 
 
 class Round:
@@ -71,19 +66,14 @@ class Round:
             outcome = RoundOutcome(round_idx, cohort, self.server.global_weights.before)
             try:
                 shared = self._exchanges(outcome)
-                while outcome.repeats and not outcome.aborted:  # every draw is keyed
-                    undo.undo()
-                    outcome = RoundOutcome(round_idx, cohort, self.server.global_weights.before, outcome.failed)
-                    for hook in self.parts.hooks["on_round_repeat"]:
-                        hook()
-                    shared = self._exchanges(outcome)
+                while outcome.repeats:
+                    outcome, shared = self._repeat(outcome, undo)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            new = None if outcome.aborted else outcome.weights
-            stepped = self._server_step.step(self.server.global_weights.start, new, step, scaler)
+            stepped = self._server_step.step(self.server.global_weights.start, outcome.weights, step, scaler)
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
-            outcome.take_entries(outcome.before | outcome.entries | (stepped or {}))
+            outcome.take_entries(outcome.before | (stepped or {}))
             ends = [dict(member.end(outcome, parts)) for member, parts in shared]
             if outcome.aborted:
                 undo.undo()
@@ -104,27 +94,35 @@ class Round:
             self.under_way = None
             self.server.end_round()
 
-    def _exchanges(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
+    def _repeat(self, outcome: RoundOutcome, undo: Undo) -> tuple[RoundOutcome, Shared]:
+        """Undo a round and run it again, every draw the same, without the clients that have failed."""
+        undo.undo()
+        for hook in self.parts.hooks["on_round_repeat"]:
+            hook()
+        again = RoundOutcome(outcome.round_idx, outcome.cohort, self.server.global_weights.before, outcome.failed)
+        return again, self._exchanges(again)
+
+    def _exchanges(self, outcome: RoundOutcome) -> Shared:
         """Run all exchanges and judge what came of them.
 
         Gives what all processes share, by member.
         """
-        self.server.begin_round(outcome.round_idx, self.server.global_weights.start)
         asked = outcome.asked
-        if not self._is_too_small(outcome):
+        self.server.begin_round(outcome.round_idx)
+        if len(asked) < self.parts.faults.min_clients:
+            self._abort_if_small(outcome)
+        else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
             mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners)
             for exchange in self.parts.client.exchanges:
-                self._exchange(exchange, mine, outcome)
-                if outcome.is_over:
-                    break
-        return self._close(outcome) if outcome.aborted or not outcome.repeats else []
+                if not outcome.is_over:
+                    self._exchange(exchange, mine, outcome)
+        return [] if outcome.repeats else self._close(outcome)
 
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Run one exchange with all clients, up to the weights that the next one sends."""
-        members, skips = self.members, self.parts.faults.nonfinite == "skip"
-        error = None
+        error, skips = None, self.parts.faults.nonfinite == "skip"
         if self.parts.faults.on_error == "skip":
             self._train_tolerantly(exchange, mine, outcome)
         else:
@@ -132,13 +130,10 @@ class Round:
         if skips and exchange != self.parts.client.exchanges[-1] and not outcome.is_over:
             self._judge_before_next(error, outcome)
         if goes_on := not outcome.is_over:
-            summing = members.of("partial")
-            to_root = next((member.name for member in summing if member.gathers), "")
-            partials = {member.name: member.partial for member in summing}
-            self.communicator.merge(partials, error and as_raised(error), to_root=to_root)
+            self.communicator.merge(self.members.of("partial"), error)
             try:
                 new: State | None = None
-                for member in members.of("aggregated"):
+                for member in self.members.of("aggregated"):
                     new = member.aggregated(exchange, new)
             except Exception as problem:
                 if not skips:
@@ -147,7 +142,7 @@ class Round:
             else:
                 if new is not None:
                     outcome.take(self.server.advance(new))
-        for member in members.of("end_exchange"):
+        for member in self.members.of("end_exchange"):
             member.end_exchange()
         for hook in self.parts.hooks["on_exchange_end"] if goes_on else ():
             hook(exchange)
@@ -175,15 +170,14 @@ class Round:
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)
-        self._is_too_small(outcome)
+        self._abort_if_small(outcome)
 
-    def _is_too_small(self, outcome: RoundOutcome) -> bool:
+    def _abort_if_small(self, outcome: RoundOutcome) -> None:
         """Abort a round that has fewer clients than it needs, with the reason why the last one is not among them."""
         left, least = len(outcome.asked), self.parts.faults.min_clients
         if left < least:
             reason = "".join(f"; {reason}" for reason in list(outcome.failed.values())[-1:])
             outcome.abort(f"{left} clients took part, fewer than model.faults.min_clients={least}{reason}")
-        return left < least
 
     def _train(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
         """Train clients up to the first that fails.
@@ -196,7 +190,7 @@ class Round:
                     self._take(result)
                     taken.add(result.update.client_id)
         except Exception as problem:
-            return problem
+            return problem if self.parts.faults.on_error == "skip" else as_raised(problem)
         return None
 
     def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
@@ -205,7 +199,8 @@ class Round:
             broadcast = self.parts.server_module.broadcast(exchange, client_id)
             for member in self.members.of("outgoing"):
                 broadcast = member.outgoing(broadcast, client_id)
-            start = start_from(broadcast.weights, self.server.weights)
+            sent, shared = broadcast.weights, self.server.weights
+            start = None if sent is shared else start_from(sent, shared)
             memory, personal = self.records.of(client_id)
             data = self._view(client_id, self.server.round_idx)
             yield ClientJob(client_id, broadcast, data, memory, personal, start)
@@ -226,7 +221,7 @@ class Round:
         exchange, engine = self.parts.client.exchanges[0], self._setup.make_engine(probes=True)
         client_id = max(range(self.server.num_clients), key=self.server.size)
         with torch.enable_grad(), self.undone_on_error() as undo:
-            self.server.begin_round(0, self.server.global_weights.start)
+            self.server.begin_round(0)
             for member in self.members.of("begin"):
                 member.begin(-1, [client_id])
             with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
@@ -236,7 +231,7 @@ class Round:
 
     # --- judging -----------------------------------------------------------------------------------------------
 
-    def _close(self, outcome: RoundOutcome) -> list[tuple[Any, list[Any]]]:
+    def _close(self, outcome: RoundOutcome) -> Shared:
         """Check that everything is finite, in the round's one transfer to the host.
 
         Gives what all processes share.
@@ -244,30 +239,29 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client or rule, and round.
         """
-        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
-        violations = violations_of(checks, self.parts.recorder.read([check.value for check in checks]))
-        if any(violation.kind == "total" for violation in violations):
-            outcome.take(None)
-            violations = [violation for violation in violations if violation.client_id >= 0]
+        violations = self._violations(outcome, self.parts.recorder.read)
         shares = {member.name: member.share() for member in self.members.of("share")}
-        everywhere = self.communicator.all_gather_or_raise((violations, shares), None)
-        # a round that nobody took part in ends for those, too, who took none
-        ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
-        shared = [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
-        if any(judged for judged, _ in everywhere):
-            counted = any(paths for member, parts in shared if member is self.parts.recorder for _, paths in parts)
-            self._judge([violation for part, _ in everywhere for violation in part], outcome, counted)
+        everywhere = self.communicator.gather((violations, shares))
+        if everyone := [violation for judged, _ in everywhere for violation in judged]:
+            counted = any(parts[self.parts.recorder.name][1] for _, parts in everywhere)
+            self._judge(everyone, outcome, counted)
         if outcome.problem and not (outcome.aborted or outcome.repeats):
             raise outcome.problem
-        return shared
+        # a round that nobody took part in ends for those, too, who took none
+        ending = [m for m in self.members.all if does(m, "end")] if outcome.aborted else self.members.of("end")
+        return [(m, [parts[m.name] for _, parts in everywhere] if m.name in shares else []) for m in ending]
+
+    def _violations(self, outcome: RoundOutcome | None, read: Callable[[list[Tensor]], list[float]]) -> list[Check]:
+        """List the values that are not what they may be, once they are read on the host."""
+        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(outcome)]
+        values = read([check.value for check in checks])
+        return [c._replace(value=v) for c, v in zip(checks, values, strict=True) if not c.least <= v <= c.most]
 
     def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
         """Leave out the clients at fault before others fail in the next exchange by what was made of theirs."""
-        checks = [check for member in self.members.of("take_checks") for check in member.take_checks(None)]
-        violations = violations_of(checks, to_host([check.value for check in checks]))
-        everywhere = self.communicator.all_gather_or_raise(violations, error and as_raised(error))
-        if everyone := [violation for part in everywhere for violation in part]:
-            self._judge(everyone, outcome, counted=True)
+        violations = self._violations(None, to_host)
+        everywhere = self.communicator.all_gather_or_raise(violations, error)
+        self._judge([violation for part in everywhere for violation in part], outcome, counted=True)
 
     def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
         """Leave out the clients, or the round, that are at fault for values that must not become the model.
@@ -280,23 +274,29 @@ class Round:
         Raises:
             NonFiniteUpdateError: naming client and round, or the rule; unless they are skipped.
         """
+        if any(violation.kind == "total" for violation in violations):  # nobody has a weight
+            outcome.take(None)
+            violations = [violation for violation in violations if violation.client_id >= 0]
+        if not violations:
+            return
         names = type(self.parts.aggregator).__name__, type(self.parts.server_module).__name__
-        broken, faults = judge(violations, outcome.round_idx, names, self.parts.faults.max_update_norm)
+        broken, misweighed, aggregate = judge(violations, outcome.round_idx, names, self.parts.faults.max_update_norm)
         if self.parts.faults.nonfinite != "skip":
-            if broken and (not faults or " made NaN " in faults[0]):
+            if broken and not misweighed:
                 client_id = min(broken)
                 raise NonFiniteUpdateError(
                     f"every client update must be finite and within its bounds, but client {client_id} "
                     f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
                 )
-            raise NonFiniteUpdateError(faults[0])
+            raise NonFiniteUpdateError(misweighed or aggregate)
         outcome.leave_out(broken)
         # a client that was taken in may leave more than what it added to the weighted mean
         kept = len(self.parts.client.exchanges) > 1 or any(member.keeps_clients for member in self.members.all)
-        if not self._is_too_small(outcome) and broken and (counted or kept or outcome.problem):
+        self._abort_if_small(outcome)
+        if broken and (counted or kept or outcome.problem):
             outcome.repeat()
         else:
-            outcome.abort("".join(faults[:1]))
+            outcome.abort(misweighed or aggregate)
 
     def _overflow(self, round_idx: int) -> str:
         """Report that the server optimizer made values that cannot become the model.

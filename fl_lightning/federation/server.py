@@ -33,9 +33,9 @@ class Server:
         """Take the data of another fit."""
         self._data = data
 
-    def begin_round(self, round_idx: int, weights: State) -> None:
-        """Begin a round from `weights`, a snapshot of the shared entries."""
-        self.round_idx, self._snapshot = round_idx, weights
+    def begin_round(self, round_idx: int) -> None:
+        """Begin a round from a snapshot of the shared entries."""
+        self.round_idx, self._snapshot = round_idx, self.global_weights.start
 
     def advance(self, new: State) -> State:
         """Make the weights of an exchange the global ones.
@@ -109,7 +109,7 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Take one step.
+        """Take one step, or only count it where nothing moves.
 
         Returns the next shared weights, or None where they would not be finite.
 
@@ -119,21 +119,28 @@ class ServerOptimizer:
             run: steps the optimizer through Lightning.
             scaler: the Trainer's gradient scaler, which divides what is multiplied here.
         """
-        moves, keeps = new is not None and not self.copies, self.undoes and not self.copies
-        before = copy.deepcopy(self.optimizer.state_dict()) if keeps or (scaler is not None and not moves) else None
+        if not self.copies:
+            return self._move(start, new, run, scaler)
+        for parameter in self.params.values():  # a scaler refuses to step without a gradient
+            parameter.grad = None if scaler is None else scaler.scale(torch.zeros_like(parameter))
+        run()
+        return start if new is None else new
+
+    def _move(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
+        """Move the weights on from `start`, and take a step back that makes none, where the run goes on."""
+        restores = self.undoes or (scaler is not None and new is None)
+        before = copy.deepcopy(self.optimizer.state_dict()) if restores else None
         for name, parameter in self.params.items():
-            gradient = None if scaler is None else torch.zeros_like(parameter)  # a scaler refuses to step without
-            if new is not None and moves:
+            gradient = None if scaler is None else torch.zeros_like(parameter)
+            if new is not None:
                 parameter.copy_(start[name])
                 gradient = parameter - new[name].double()
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
         run()
-        stepped: State | None = start if new is None else new
-        if new is not None and moves:
+        if new is not None:
             moved = {name: parameter.to(new[name].dtype) for name, parameter in self.params.items()}
             if bool(torch.stack([value.isfinite().all() for value in moved.values()]).all()):
                 return {**new, **moved}
-            stepped = None
         if before is not None:
             self.optimizer.load_state_dict(before)
-        return stepped
+        return start if new is None else None

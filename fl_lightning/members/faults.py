@@ -204,16 +204,12 @@ def check_update(update: ClientUpdate, shared: State) -> None:
         value = weights.get(name)
         if value is None:
             raise ValueError(f"an update must hold every shared entry, but entry {name!r} is missing; send it")
-        if value.shape != wanted.shape:
-            raise ValueError(
-                f"entry {name!r} of an update must have shape {tuple(wanted.shape)}, got {tuple(value.shape)}; send "
-                f"it as it was received"
-            )
-        if value.dtype != wanted.dtype:
-            raise ValueError(
-                f"entry {name!r} of an update must be of type {wanted.dtype}, got {value.dtype}; send it as it was "
-                f"received"
-            )
+        shapes = "have shape", tuple(wanted.shape), tuple(value.shape)
+        for rule, expected, got in (shapes, ("be of type", wanted.dtype, value.dtype)):
+            if got != expected:
+                raise ValueError(
+                    f"entry {name!r} of an update must {rule} {expected}, got {got}; send it as it was received"
+                )
     if more := weights.keys() - shared.keys():
         raise ValueError(f"an update must hold the shared entries only, but has {min(more)!r} too; send it in extras")
 
@@ -266,7 +262,7 @@ def check_measured(transforms: Iterable[UpdateTransform], max_norm: float | None
 
 def judge(
     violations: Sequence[Check], round_idx: int, names: tuple[str, str], max_norm: float | None
-) -> tuple[dict[int, str], list[str]]:
+) -> tuple[dict[int, str], str, str]:
     """Decide who is at fault for values that must not become the model.
 
     Args:
@@ -276,18 +272,18 @@ def judge(
         max_norm: of an update.
 
     Returns:
-        What the clients at fault did, by client id; and what is wrong with the rule's weights and the aggregate.
+        What the clients at fault did, by client id; what is wrong with the rule's weights; and with the aggregate.
     """
     broken: dict[int, str] = {}
-    faults: list[str] = []
+    misweighed = aggregate = ""
     miscounted = {client_id for client_id, kind, *_ in violations if kind == "samples"}
-    for client_id, kind, value, *_ in sorted(violations, key=lambda check: check.client_id < 0):  # clients first
+    for client_id, kind, value, *_ in violations:
         if kind == "weight":
-            sentence = (
-                f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, got "
-                f"{value} in round {round_idx}; mend its weight()"
-            )
-            faults += [] if client_id in miscounted else [sentence]  # the rule weighs by the count
+            if not misweighed and client_id not in miscounted:  # the rule weighs by the count
+                misweighed = (
+                    f"{names[0]} must give finite weights, but the weight of client {client_id} must be at least 0, "
+                    f"got {value} in round {round_idx}; mend its weight()"
+                )
         elif kind == "samples":
             broken.setdefault(client_id, f"was given {value:g} samples in round {round_idx}, which it does not have")
         elif kind == "norm":
@@ -296,9 +292,9 @@ def judge(
             broken.setdefault(client_id, reason)
         elif client_id >= 0:
             broken[client_id] = f"returned NaN or infinite values in round {round_idx}"
-        elif not faults:
-            faults.append(
+        else:
+            aggregate = (
                 f"the new global weights must be finite, but {names[0]} and {names[1]} made NaN or infinite values of "
                 f"finite updates in round {round_idx}; lower the rule's step, or take another aggregator"
             )
-    return broken, faults
+    return broken, misweighed, aggregate

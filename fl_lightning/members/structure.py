@@ -131,16 +131,15 @@ class HeldEntries:
     """
 
     def __init__(self, weights: GlobalWeights) -> None:
-        self._weights = weights
-        self._extra = weights.extra.mark()
+        self._weights, self._extra = weights, weights.extra.mark()
         places = {**weights.entries, **weights.non_persistent.places}
-        tensors = {name: (place, getattr(*place, None)) for name, place in places.items()}
-        self._there, self._parameters = list(tensors.values()), dict(weights.client.named_parameters())
+        self._there = {name: (place, getattr(*place, None)) for name, place in places.items()}
+        self._parameters = dict(weights.client.named_parameters())
         self._buffers = frozenset(name for name, _ in weights.client.named_buffers())
         with torch.inference_mode(False), torch.no_grad():  # an evaluation may begin within Lightning's
             self._copies = {
                 name: (value, value.detach().clone(), value.requires_grad)
-                for name, (_, value) in tensors.items()
+                for name, (_, value) in self._there.items()
                 if value is not None
             }
 
@@ -153,7 +152,7 @@ class HeldEntries:
             ValueError: naming a parameter that came to be, went, or stands in a module that was replaced.
         """
         self._check(name for name, _ in self._weights.client.named_parameters() if name not in self._parameters)
-        for (owner, attribute), value in self._there:
+        for (owner, attribute), value in self._there.values():
             if getattr(owner, attribute, None) is not value:
                 setattr(owner, attribute, value)
         parameters = dict(self._weights.client.named_parameters())

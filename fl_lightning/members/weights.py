@@ -95,20 +95,29 @@ class GlobalWeights(Member):
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
         """
         flags = [value.requires_grad for value in self._parameters.values()]
-        if changed := flags != self._flags:
-            self._flags, self.freezes, owner = flags, not all(flags), self._keeps_state()
-            if not owner:
-                self._find_trainable()
-            elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
-                raise ValueError(
-                    f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, "
-                    f"but {min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
-                )
+        changed = flags != self._flags
+        if changed:
+            self._flags, self.freezes = flags, not all(flags)
+            self._find_trainable(self._keeps_state())
         if changed or self.freezes:
-            self.frozen.find_idle(self.trainable)
-            idle = self.frozen.already_sent
-            self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
+            self._find_transmitted()
         return changed
+
+    def _find_trainable(self, owner: str = "") -> None:
+        """Find the shared trainable entries, no new ones where an `owner` keeps a state of those that were."""
+        if not owner:
+            self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
+        elif new := {n for n, v in self.frozen.parameters.items() if v.requires_grad} - set(self.trainable):
+            raise ValueError(
+                f"{owner} keeps a state of the entries that are trained, so that none may be unfrozen later, but "
+                f"{min(new)!r} was; unfreeze it before the fit, or train by FedAvg's mean"
+            )
+
+    def _find_transmitted(self) -> None:
+        """Find the entries that travel in the round to come: the idle ones do not."""
+        self.frozen.find_idle(self.trainable)
+        idle = self.frozen.already_sent
+        self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
 
     def mark(self) -> State:
         self.before = self.snapshot(self.entries, self.frozen.already_sent)
@@ -126,9 +135,6 @@ class GlobalWeights(Member):
             idle, new = self.frozen.already_sent, outcome.entries
             self.load({name: value for name, value in new.items() if name not in idle} if idle else new)
         return {}
-
-    def _find_trainable(self) -> None:
-        self.trainable = tuple(n for n, *_ in self.client.fix_trainable(self._kept) if n not in self._kept)
 
     def personal_of(self, client_id: int) -> list[str]:
         """Name the personal entries of one client: with `HeterogeneousNets`, those of its own net."""

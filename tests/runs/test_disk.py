@@ -24,6 +24,8 @@ class Deletes(Callback):
 
     def delete(self, trainer, *args):
         if trainer.current_epoch == 1:
+            for logger in trainer.loggers:
+                logger.save()  # TensorBoard's thread would make its file anew while the folder is being deleted
             folder = trainer.default_root_dir
             shutil.rmtree(folder if self.whole else f"{folder}/checkpoints")
 """
