@@ -267,6 +267,7 @@ class Traffic(Member):
             values[key] = float(sum(moved[key, exchange] for exchange in self._exchanges))
             if len(self._exchanges) > 1:
                 values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in self._exchanges}
+        self._bytes = Bytes()  # a round of too few clients does not even begin
         return values
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fl_lightning import FederatedDataModule
+from fl_lightning import FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.data.transforms import Scale
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -40,6 +40,14 @@ def test_several_exchanges_are_counted_each_and_together():
     for way in ("comm/bytes_down", "comm/bytes_up"):
         assert row[way] == row[f"{way}/first"] + row[f"{way}/second"]
     assert not [key for key in fit(FedAvg(), 1).round_metrics if key.startswith("comm/") and key.count("/") > 1]
+
+
+def test_a_round_of_too_few_clients_moves_nothing():
+    data = toy_data(schedule=[[0, 1], [2]])
+    loop = FederatedLoop(FedAvg(net=BatchNormNet), faults=FaultPolicy(min_clients=2))
+    row = fit(None, 2, data, loop=loop).round_metrics
+    assert row["train/skipped"] == 1
+    assert row["comm/bytes_down"] == row["comm/bytes_up"] == 0
 
 
 def test_sets_that_everyone_holds_are_counted_once_and_apart():
