@@ -65,7 +65,7 @@ class SaveConfig(Callback):
     def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
         config = config.clone()
         config["ckpt_path"] = None
-        self.text = str(parser.dump(config, skip_none=False))
+        self.text = str(parser.dump(config, skip_unset=False))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -121,12 +121,11 @@ def read(path: Path) -> FigureFile:
     checks, drawings = ArgumentParser(exit_on_error=False), ArgumentParser(exit_on_error=False)
     checks.add_class_arguments(FigureFile)
     drawings.add_argument("--draw", type=dict[str, Drawing])
-    instantiate = getattr(drawings, "instantiate", None) or drawings.instantiate_classes  # its name before 4.49
     try:
         check_keys(path.read_text(encoding="utf-8"), str(path))
         checks.parse_path(path)
         content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
-        draw = instantiate(drawings.parse_object({"draw": content["draw"]})).draw
+        draw = drawings.instantiate(drawings.parse_object({"draw": content["draw"]})).draw
     except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} must say what a figure needs and how it is drawn, but {error}") from error
     runs, start = [Runs(**given) for given in content["runs"]], content.get("start")
