@@ -53,16 +53,25 @@ class Cohorts:
             ValueError: if the schedule has no such round.
         """
         if self.schedule is not None:
-            if round_idx >= len(self.schedule):
-                raise ValueError(
-                    f"schedule names the cohorts of {len(self.schedule)} rounds, but round {round_idx} was asked for; "
-                    f"lower max_epochs or extend data.schedule"
-                )
-            return list(self.schedule[round_idx])
+            return scheduled(self.schedule, round_idx)
         if self.size == self.num_clients:
             return list(range(self.num_clients))
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
+
+
+def scheduled(schedule: Sequence[Sequence[int]], round_idx: int) -> list[int]:
+    """Look up the cohort of a round.
+
+    Raises:
+        ValueError: if the schedule has no such round.
+    """
+    if round_idx >= len(schedule):
+        raise ValueError(
+            f"schedule names the cohorts of {len(schedule)} rounds, but round {round_idx} was asked for; lower "
+            f"max_epochs or extend data.schedule"
+        )
+    return list(schedule[round_idx])
 
 
 class ClientIndices(Sequence[Tensor]):
@@ -105,7 +114,7 @@ class ClientIndices(Sequence[Tensor]):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, client_id: Any) -> Any:
+    def __getitem__(self, client_id: int) -> Tensor:  # type: ignore[override]
         if client_id in self._replaced:
             return self._replaced[client_id]
         if not 0 <= client_id < self._size:
@@ -132,6 +141,10 @@ class FederatedData(Protocol):
     batch_seed: int
     drop_last: bool
 
+    @property
+    def num_classes(self) -> int | None:
+        """C, or None where the samples have no classes."""
+
     def split(self, name: str) -> Split:
         """Get the samples of a split."""
 
@@ -148,36 +161,26 @@ class ClientView:
     Args:
         data: the data module, for its settings and the splits besides `train`.
         train: the training split of all clients.
-        dealt: the training samples of every client: int64 indices (n,) into the split.
+        indices: the client's samples, int64 (n,), of `train` and of splits where they are not those of `data`.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        indices: the client's samples by split, where they are others; or None.
     """
 
     ended = False
 
     def __init__(
-        self,
-        data: FederatedData,
-        train: Split,
-        dealt: Sequence[Tensor],
-        client_id: int,
-        round_idx: int,
-        indices: Mapping[str, Tensor] | None = None,
+        self, data: FederatedData, train: Split, indices: Mapping[str, Tensor], client_id: int, round_idx: int
     ) -> None:
-        self.client_id, self.round_idx, self._dealt = client_id, round_idx, dealt
-        self.num_clients, self.batch_size = data.num_clients, data.batch_size
-        self.drop_last = data.drop_last
-        self._data, self._train = data, train
-        self._indices = {"train": dealt[client_id]} if indices is None else dict(indices)
+        self.client_id, self.round_idx = client_id, round_idx
+        self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
+        self._data, self._train, self._indices = data, train, dict(indices)
 
     @property
     def label_counts(self) -> Tensor:
         return self._data.count_labels([self._indices["train"]])[0]
 
     def size(self, split: str = "train") -> int:
-        indices = self._indices.get(split)
-        return (self._look_up(split) if indices is None else indices).shape[0]
+        return self._look_up(split).shape[0]
 
     @property
     def num_samples(self) -> int:
@@ -218,18 +221,18 @@ class ClientView:
     ) -> Iterator[Batch]:
         indices, order = self.order(split, epoch, shuffle)
         n = indices.shape[0]
-        size = self.samples_per_batch(split) if batch_size is None else batch_size
-        if epoch is not None and self.drop_last and n % size:
+        size = self.samples_per_batch(split, batch_size)
+        if epoch is not None and self.drop_last:
             n -= n % size
-            indices, order = indices[:n], None if order is None else order[:n]
         if not n:
             return iter(())
         source = self.source(split)
-        indices = source.placed(indices)
+        indices = source.placed(indices[:n])
         batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
         if not with_index:
             return batches
-        return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
+        positions = torch.arange(n) if order is None else order[:n]
+        return zip(batches, torch.split(source.placed(positions), size), strict=True)
 
     def source(self, split: str) -> Split:
         """Get the split whose samples are indexed."""
@@ -240,8 +243,7 @@ class ClientView:
 
         Both (n,) int64; positions None: 0, 1, 2, …
         """
-        indices = self._indices.get(split)
-        indices = self._look_up(split) if indices is None else indices
+        indices = self._look_up(split)
         if epoch is None or not indices.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
             return indices, None
         order = torch.randperm(indices.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
@@ -264,7 +266,7 @@ class ClientView:
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
         indices = {**self._indices, split: held[positions]}
-        return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
+        return ClientView(self._data, self._train, indices, self.client_id, self.round_idx)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import ClientIndices
+from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
-from fl_lightning.data.reduction import Labelled
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_numpy
 
@@ -27,7 +26,7 @@ class Division:
     """
 
     def __init__(
-        self, splits: Mapping[str, Split], data: Labelled, partition: Partition, num_clients: int, seed: int
+        self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, num_clients: int, seed: int
     ) -> None:
         self._splits, self._data = splits, data
         self.partition, self.num_clients, self.seed = partition, num_clients, seed

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import ClientIndices
+from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.splits import Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator
@@ -44,33 +44,27 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
     return part[keeps]
 
 
-class Labelled(Protocol):
-    """The part of the data module that knows the class of a sample."""
-
-    @property
-    def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes."""
-
-    def split(self, name: str) -> Split:
-        """Get the samples of a split."""
-
-
 class ClientSamples:
     """Training samples of every client, some of which may be held back.
 
     Args:
+        train: the training split, whose labels are read where samples are held back.
         dealt: of each client, int64 indices into the split.
-        data: whose labels are read where samples are held back; a data module.
+        data: the data module.
         seed: of the draws.
 
     Attributes:
         current: what each client has now.
     """
 
-    def __init__(self, dealt: ClientIndices, data: Labelled, seed: int) -> None:
+    def __init__(self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int) -> None:
         self.dealt, self.current = dealt, copy(dealt)
-        self._data, self._seed = data, seed
+        self._train, self._data, self._seed = train, data, seed
         self._counts: ClassCounts = {}
+
+    def view(self, client_id: int, round_idx: int) -> ClientView:
+        """Make the view of one client's data in one round."""
+        return ClientView(self._data, self._train, {"train": self.current[client_id]}, client_id, round_idx)
 
     def size(self, client_id: int) -> int:
         """Count the samples that a client has now."""
@@ -82,7 +76,7 @@ class ClientSamples:
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].
         """
-        labels, num_classes = self._data.split("train").labels, self._data.num_classes
+        labels, num_classes = self._train.labels, self._data.num_classes
         if labels is None or num_classes is None:
             raise ValueError("set_class_count needs samples with integer labels, and these have none")
         for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
@@ -102,7 +96,7 @@ class ClientSamples:
 
     def _hold_back(self, client_id: int) -> None:
         part, counts = self.dealt[client_id], self._counts.get(client_id)
-        if counts and (labels := self._data.split("train").labels) is not None:
+        if counts and (labels := self._train.labels) is not None:
             part = reduced(part, labels, counts, self._seed, client_id)
         self.current.replace(client_id, part)
 

@@ -155,15 +155,9 @@ class TensorSplit(Split):
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
-        if self._staging is not None:
-            gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in indices)
-            for batch, targets in self._staging.one_ahead(gathered):
-                yield (batch if transform is None else transform(batch, generator)), targets
-            return
-        for index in indices:
-            there = index if index.device == x.device else to_device(index, x.device)
-            batch = x.index_select(0, there)
-            yield (batch if transform is None else transform(batch, generator)), y.index_select(0, there)
+        gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in map(self.placed, indices))
+        for batch, targets in gathered if self._staging is None else self._staging.one_ahead(gathered):
+            yield (batch if transform is None else transform(batch, generator)), targets
 
     def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> tuple[Tensor, Tensor]:
         """Make the batches of several clients as one, (K, B, ...) and (K, B).

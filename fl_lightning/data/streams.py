@@ -117,8 +117,7 @@ class ClientStreams:
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
         """Make the view of one client's data in one round."""
-        stream, most = self.split.streams[client_id], self.size(client_id)
-        return StreamView(self._data, self.split, {}, client_id, round_idx, stream, most)
+        return StreamView(self._data, self.split, {}, client_id, round_idx, self.size(client_id))
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Refuse to hold samples back."""
@@ -139,11 +138,10 @@ class StreamView(ClientView):
 
     Args:
         data: the data module.
-        train: the training split of all clients.
+        train: the streams of all clients.
         indices: the client's samples by split; `train` is none of them.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        stream: the client's.
         most: samples of a pass.
     """
 
@@ -154,11 +152,10 @@ class StreamView(ClientView):
         indices: Mapping[str, Tensor],
         client_id: int,
         round_idx: int,
-        stream: Stream,
         most: int,
     ) -> None:
-        super().__init__(data, train, (), client_id, round_idx, indices)
-        self._streams, self._stream, self._most, self._seen = train, stream, most, 0
+        super().__init__(data, train, indices, client_id, round_idx)
+        self._streams, self._most, self._seen = train, most, 0
 
     @property
     def label_counts(self) -> Tensor:
@@ -192,7 +189,7 @@ class StreamView(ClientView):
 
     def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
         """Read the stream once, in a pass that does not train where `epoch` is None."""
-        dataset, spec = self._stream
+        dataset, spec = self._streams.streams[self.client_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
         loader = DataLoader(
@@ -222,7 +219,7 @@ class StreamView(ClientView):
         if split == "train":
             raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
         indices = super().restricted(split, positions)._indices
-        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._stream, self._most)
+        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._most)
 
 
 class counted:  # noqa: N801 - a function that worker processes can be sent
