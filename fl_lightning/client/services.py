@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 from fl_lightning.functional.state import to_host
-from fl_lightning.utils.life import heartbeat
+from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
 
@@ -303,7 +303,7 @@ class ClientServices:
     def begin_batch(self, batch: Any) -> None:
         """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
         self._batch = batch
-        heartbeat()
+        LIFE.beat()
 
     def begin_samples(self, num_samples: int) -> None:
         """Let logged values weigh `num_samples` from now on."""

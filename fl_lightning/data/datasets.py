@@ -71,7 +71,7 @@ class DatasetSplit(LoadedSplit):
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """Class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
         if self._whole is None:
-            return as_classes(labels_of(self.dataset))
+            return labels_of(self.dataset)
         split, indices = self._whole
         return None if split.labels is None else split.labels[indices]
 
@@ -159,11 +159,11 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     return None
 
 
-def labels_of(dataset: Any) -> Array | None:
-    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items, else None.
+def labels_of(dataset: Any) -> Tensor | None:
+    """Read the class of every sample, (n,) int64, from the dataset's attributes, else its items, else None.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
-    array([2, 0, 1])
+    tensor([2, 0, 1])
     """
     labels = attribute_of(dataset, LABELS)
     if labels is None and len(dataset):
@@ -172,13 +172,14 @@ def labels_of(dataset: Any) -> Array | None:
         keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
         if keys and isinstance(plain(item[keys[0]]), int):
             labels = items_at(dataset, keys[0])
-    return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    return as_classes(labels)
 
 
 def as_classes(labels: Array | None) -> Tensor | None:
     """Convert labels to (n,) int64, or None where they are no whole numbers."""
-    whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
-    return torch.from_numpy(labels.astype(np.int64)) if whole and labels is not None else None
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    return torch.from_numpy(labels.astype(np.int64))
 
 
 class DatasetSource(Source):

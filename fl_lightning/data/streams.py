@@ -1,13 +1,14 @@
 """Streams: clients whose training samples have neither a length nor an index."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.loaders import LoaderSpec
@@ -84,15 +85,11 @@ class ClientStreams:
     def __init__(self, split: StreamSplit, data: StreamedData) -> None:
         self.split, self._data = split, data
         self._most_batches: int | None = None
-        given = len(split.streams)
+        given, kind = len(split.streams), type(data.partition)
         held = [name for name, size in data.holdout_sizes.items() if size]
         rules = (
             (data.num_clients != given, f"each client has its own: data.num_clients must be {given}", data.num_clients),
-            (
-                type(data.partition) is not IIDPartition,
-                "nothing is left to be divided: data.partition must stay unset",
-                type(data.partition).__name__,
-            ),
+            (kind is not IIDPartition, "nothing is left to be divided: data.partition must stay unset", kind.__name__),
             (bool(held), "no share can be held back: give a validation set, or data.extra_splits, in place", held),
             (data.batch_size == "full", "data.batch_size must be a number", data.batch_size),
         )
@@ -196,7 +193,7 @@ class StreamView(ClientView):
             dataset,
             batch_size,
             num_workers=spec.num_workers,
-            collate_fn=counted(spec.collate_fn),
+            collate_fn=partial(counted, spec.collate_fn),
             worker_init_fn=spec.worker_init_fn,
             drop_last=self.drop_last and epoch is not None,
             generator=self.generator(f"stream/{epoch}"),
@@ -222,18 +219,13 @@ class StreamView(ClientView):
         return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._most)
 
 
-class counted:  # noqa: N801 - a function that worker processes can be sent
-    """Makes `(number of items, batch)` of a list of items.
+def counted(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[int, Any]:
+    """Make `(number of items, batch)` of a list of items.
 
-    >>> counted(tuple)(["a", "b"])
+    >>> counted(tuple, ["a", "b"])
     (2, ('a', 'b'))
     """
-
-    def __init__(self, collate_fn: Any = default_collate) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, items: list[Any]) -> tuple[int, Any]:
-        return len(items), self.collate_fn(items)
+    return len(items), collate_fn(items)
 
 
 def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:

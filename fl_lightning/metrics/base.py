@@ -6,19 +6,12 @@ from torchmetrics import Metric
 
 
 class FederatedMetric(Metric):
-    """A metric whose states are sums or rows, so that processes and parts of the data are merged exactly.
-
-    Args:
-        kwargs: of `torchmetrics.Metric`.
-    """
+    """A metric whose states are sums or rows, so that processes and parts of the data are merged exactly."""
 
     is_differentiable = False
     full_state_update = False
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw one value, or several as a curve.

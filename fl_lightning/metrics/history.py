@@ -76,8 +76,7 @@ class History:
 
     def curve(self, name: str) -> dict[int, float]:
         """Look up a value by round, where it is known."""
-        self._lay_out()
-        if name not in self._names:
+        if name not in self.names:
             return {}
         column = self.table[:, self._names[name]].tolist()
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 Begun = Callable[[], Any]
@@ -83,15 +84,6 @@ def is_plain(nest: Any) -> bool:
     return nest is None or isinstance(nest, str | bytes | int | float)
 
 
-def mapped(nest: Any, fn: Callable[[Tensor], Any]) -> Any:
-    """Apply `fn` to every tensor of a nest for which `is_plain` holds."""
-    if isinstance(nest, dict):
-        return {key: mapped(value, fn) for key, value in nest.items()}
-    if isinstance(nest, list | tuple):
-        return type(nest)(mapped(value, fn) for value in nest)
-    return fn(nest) if isinstance(nest, Tensor) else nest
-
-
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Get the stream of all copies to a GPU: only one, since torch keeps memory apart by stream."""
@@ -102,13 +94,14 @@ def begin_copy(batch: Any, device: torch.device) -> Begun:
     """Begin the copy of a batch to a GPU, and return a function that makes the present stream wait for it."""
     side = side_stream(device)
     with torch.cuda.stream(side):
-        there = mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        there = apply_to_collection(batch, Tensor, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
     copied = side.record_event()
 
     def finish() -> Any:
         present = torch.cuda.current_stream(device)
         present.wait_event(copied)
-        mapped(there, lambda tensor: tensor.record_stream(present))  # or a later copy might take its memory too early
+        # or a later copy might take its memory too early
+        apply_to_collection(there, Tensor, lambda tensor: tensor.record_stream(present))
         return there
 
     return finish
