@@ -109,27 +109,14 @@ class ClientIndices(Sequence[Tensor]):
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
         self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)
-        self._replaced: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, client_id: int) -> Tensor:  # type: ignore[override]
-        if client_id in self._replaced:
-            return self._replaced[client_id]
         if not 0 <= client_id < self._size:
             raise IndexError(f"client_id must lie in [0, {self._size}), got {client_id}")
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
-
-    def __copy__(self) -> "ClientIndices":
-        """Copy the list, so that `replace` in the copy leaves this one unchanged."""
-        copy = type(self)(())
-        vars(copy).update({**vars(self), "_replaced": dict(self._replaced)})
-        return copy
-
-    def replace(self, client_id: int, part: Tensor) -> None:
-        """Give a client other indices, (n',) int64."""
-        self._replaced[client_id] = part
 
 
 class FederatedData(Protocol):

@@ -102,15 +102,7 @@ class DatasetSplit(LoadedSplit):
         chosen = (index.tolist() for index in indices)
         spec, staging = self.loader_spec, self.staging
         if spec.num_workers:
-            loader = DataLoader(
-                self.dataset,
-                batch_sampler=list(chosen),
-                collate_fn=spec.collate_fn,
-                num_workers=spec.num_workers,
-                worker_init_fn=spec.worker_init_fn,
-                generator=generator,
-                pin_memory=self.pins,
-            )
+            loader = spec.loader(self.dataset, generator, self.pins, batch_sampler=list(chosen))
             return iter(loader) if staging is None else staging.one_ahead(iter(loader))
         if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
             seed = int(torch.randint(2**31, (), generator=generator))

@@ -286,7 +286,7 @@ class FederatedDataModule(LightningDataModule):
             ValueError: for a split that no client sees.
         """
         if split == "train":
-            return self.client_samples().current[client_id]
+            return self.client_samples().indices(client_id)
         if split in SERVER_ONLY:
             raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
@@ -310,7 +310,8 @@ class FederatedDataModule(LightningDataModule):
     @cached_property
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
-        return self.count_labels(self.client_samples().current)
+        samples = self.client_samples()
+        return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.

@@ -1,7 +1,6 @@
 """The clients' training samples as they were dealt, and as each client has them now."""
 
 from collections.abc import Mapping
-from copy import copy
 from typing import Any
 
 import torch
@@ -52,23 +51,24 @@ class ClientSamples:
         dealt: of each client, int64 indices into the split.
         data: the data module.
         seed: of the draws.
-
-    Attributes:
-        current: what each client has now.
     """
 
     def __init__(self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int) -> None:
-        self.dealt, self.current = dealt, copy(dealt)
-        self._train, self._data, self._seed = train, data, seed
+        self.dealt, self._train, self._data, self._seed = dealt, train, data, seed
         self._counts: ClassCounts = {}
+        self._reduced: dict[int, Tensor] = {}
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """Make the view of one client's data in one round."""
-        return ClientView(self._data, self._train, {"train": self.current[client_id]}, client_id, round_idx)
+        return ClientView(self._data, self._train, {"train": self.indices(client_id)}, client_id, round_idx)
+
+    def indices(self, client_id: int) -> Tensor:
+        """Get the samples that a client has now, (n,) int64."""
+        return self._reduced[client_id] if client_id in self._reduced else self.dealt[client_id]
 
     def size(self, client_id: int) -> int:
         """Count the samples that a client has now."""
-        return len(self.current[client_id])
+        return len(self.indices(client_id))
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Let a client have `count` samples of a class, or with None all.
@@ -98,7 +98,7 @@ class ClientSamples:
         part, counts = self.dealt[client_id], self._counts.get(client_id)
         if counts and (labels := self._train.labels) is not None:
             part = reduced(part, labels, counts, self._seed, client_id)
-        self.current.replace(client_id, part)
+        self._reduced[client_id] = part
 
     def state_dict(self) -> dict[str, Any]:
         return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}

@@ -1,6 +1,7 @@
 """Streams: clients whose training samples have neither a length nor an index."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeGuard
@@ -76,7 +77,6 @@ class ClientStreams:
 
     Attributes:
         dealt: of each client, no index.
-        current: the same.
 
     Raises:
         ValueError: a setting of the data module that needs the number of samples, or their index.
@@ -96,11 +96,15 @@ class ClientStreams:
         for broken, rule, got in rules:
             if broken:
                 raise ValueError(f"the clients' samples are streams, which have no length, so that {rule}; got {got}")
-        self.dealt = self.current = ClientIndices([np.arange(0)] * given)
+        self.dealt = ClientIndices([np.arange(0)] * given)
 
     def limit(self, batches: int) -> None:
         """Let a pass over a stream end after so many batches."""
         self._most_batches = batches
+
+    def indices(self, client_id: int) -> Tensor:
+        """Get no index."""
+        return self.dealt[client_id]
 
     def size(self, client_id: int) -> int:
         """Count the samples of the longest pass that a client makes.
@@ -189,16 +193,9 @@ class StreamView(ClientView):
         dataset, spec = self._streams.streams[self.client_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            num_workers=spec.num_workers,
-            collate_fn=partial(counted, spec.collate_fn),
-            worker_init_fn=spec.worker_init_fn,
-            drop_last=self.drop_last and epoch is not None,
-            generator=self.generator(f"stream/{epoch}"),
-            pin_memory=self._streams.pins,
-        )
+        spec = replace(spec, collate_fn=partial(counted, spec.collate_fn))
+        generator, drop_last = self.generator(f"stream/{epoch}"), self.drop_last and epoch is not None
+        loader = spec.loader(dataset, generator, self._streams.pins, batch_size=batch_size, drop_last=drop_last)
         staging = self._streams.staging
         first, read = 0, islice(loader, -(-self._most // batch_size))
         batches: Iterator[Any] = read if staging is None else map(staging.begin, read)

@@ -1,7 +1,7 @@
 """Copies of batches to a GPU: from pinned memory, on a stream of their own, while the GPU works on others."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -40,23 +40,24 @@ class Staging:
         Reads one batch ahead, so `batches` must not draw from a generator that others share. An error in reading a
         batch is raised when this batch is requested.
         """
-        source, error = iter(batches), None
-        current: Begun | None = None
-        while True:
-            following: Begun | None = None
-            try:
-                following = self.begin(next(source))
-            except StopIteration:
-                pass
-            except Exception as found:
-                error = found
-            if current is not None:
-                yield current()
-            if error is not None:
-                raise error
-            if following is None:
-                return
+        begun = self._begun(batches)
+        current = next(begun, None)
+        while current is not None:
+            following = next(begun, None)
+            yield current()
             current = following
+
+    def _begun(self, batches: Iterable[Any]) -> Iterator[Begun]:
+        """Begin the copies of batches one after the other; what stands for one that cannot be read raises the error."""
+        try:
+            yield from map(self.begin, batches)
+        except Exception as error:
+            yield partial(fail, error)
+
+
+def fail(error: Exception) -> None:
+    """Raise an error that came earlier."""
+    raise error
 
 
 def staging_for(device: torch.device) -> Staging | None:
