@@ -260,11 +260,12 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "
 
 def batch_length(batch: Any) -> int:
     """Count the samples in a batch: the length of its first tensor (1 where there is none)."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    items = [*batch.values()] if isinstance(batch, Mapping) else batch
-    for item in items if isinstance(items, list | tuple) else ():
-        if isinstance(item, Tensor | Mapping | list | tuple):
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    for item in batch if isinstance(batch, list | tuple) else (batch,):
+        if isinstance(item, Tensor):
+            return item.shape[0] if item.ndim else 1
+        if isinstance(item, Mapping | list | tuple):
             return batch_length(item)
     return 1
 

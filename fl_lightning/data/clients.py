@@ -211,10 +211,11 @@ class ClientView:
         size = self.samples_per_batch(split, batch_size)
         if epoch is not None and self.drop_last:
             n -= n % size
+            indices = indices[:n]
         if not n:
             return iter(())
         source = self.source(split)
-        indices = source.placed(indices[:n])
+        indices = source.placed(indices)
         batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
         if not with_index:
             return batches

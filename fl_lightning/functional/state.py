@@ -209,8 +209,10 @@ def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:
 
 def reusable(memory: Vectors, dtype: torch.dtype, parts: Sequence[Tensor]) -> Tensor | None:
     """Get the vector of a type, where it has the size of these parts together and lies on their device, else None."""
-    vector, size = memory.get(dtype), sum(map(Tensor.numel, parts))
-    return vector if vector is not None and vector.numel() == size and vector.device == parts[0].device else None
+    vector = memory.get(dtype)
+    if vector is None or vector.device != parts[0].device or vector.numel() != sum(map(Tensor.numel, parts)):
+        return None
+    return vector
 
 
 def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
