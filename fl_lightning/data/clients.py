@@ -1,13 +1,13 @@
 """The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Array, Split
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
 from fl_lightning.utils.settings import check_kind, check_numbers
@@ -94,12 +94,7 @@ class ClientIndices(Sequence[Tensor]):
     (tensor([2, 0]), 0, [2, 0, 1])
     """
 
-    def __init__(
-        self,
-        arrays: Sequence[np.ndarray[Any, Any]],
-        total: int | None = None,
-        pool: np.ndarray[Any, Any] | None = None,
-    ) -> None:
+    def __init__(self, arrays: Sequence[Array], total: int | None = None, pool: Array | None = None) -> None:
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
         if total is not None and len(everything) and not 0 <= everything.min() <= everything.max() < total:
             wrong = everything.min() if everything.min() < 0 else everything.max()

@@ -21,13 +21,12 @@ from torch.utils.data import (
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import ColumnPartition
 from fl_lightning.data.sources import Source, check_labels
-from fl_lightning.data.splits import LoadedSplit, Split, TensorSplit
+from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch, DataModule
 from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
-Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
 

@@ -188,7 +188,7 @@ class FederatedDataModule(LightningDataModule):
         """
         if not self._splits:
             self._splits = self._load()
-            self._division = Division(self._splits, self, self.partition, self.num_clients, self.seed)
+            self._division = Division(self._splits, self, self.partition, self.seed)
         if stage in ("fit", None):
             self.client_samples()
 

@@ -12,6 +12,8 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.staging import Staging, fits, staging_for
 
+Array = np.ndarray[Any, Any]
+
 
 class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
@@ -57,7 +59,7 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> "Split":
         """Make a split of its own of the samples at `indices` (k,) int64."""
 
-    def column(self, name: str) -> np.ndarray[Any, Any]:
+    def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
 
         Raises:
