@@ -12,14 +12,13 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given
-from fl_lightning.data.clients import ClientView
+from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.partitions import IIDPartition, Partition
-from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import ClientStreams, StreamSplit

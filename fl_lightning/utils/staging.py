@@ -48,7 +48,10 @@ class Staging:
             current = following
 
     def _begun(self, batches: Iterable[Any]) -> Iterator[Begun]:
-        """Begin the copies of batches one after the other; what stands for one that cannot be read raises the error."""
+        """Begin the copies of batches, each when it is asked for.
+
+        In place of a batch that cannot be read stands a function that raises the error.
+        """
         try:
             yield from map(self.begin, batches)
         except Exception as error:
