@@ -69,6 +69,9 @@ class FederatedDataModule(LightningDataModule):
         ValueError: naming the argument, its range and the value.
     """
 
+    _division: Division
+    """Divides the samples once they are loaded."""
+
     @checks_arguments
     def __init__(
         self,
