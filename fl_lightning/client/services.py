@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import islice
 from numbers import Number
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -19,12 +19,17 @@ from torchmetrics import Metric
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 from fl_lightning.functional.state import to_host
-from fl_lightning.utils.life import heartbeat
+from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
 
 Rows = dict[str, tuple[str, list[tuple[float, float]]]]
 """Logged values on the host: by name the reduction and the (value, weight) pairs."""
+
+
+TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
+SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
+"""Names of what Lightning gives the fitted module, and of all that a client is given."""
 
 
 class MetricAccumulator:
@@ -75,8 +80,7 @@ class MetricAccumulator:
     def absorb(self, other: "MetricAccumulator") -> None:
         """Add the values of another accumulator (a client's)."""
         self.metrics |= other.metrics
-        for name, (kind, rows) in other._rows.items():
-            self._rows.setdefault(name, (kind, []))[1].extend(rows)
+        add_rows(self._rows, other._rows)
 
     def end_loader(self) -> None:
         """Keep the values of the metric objects so far for the keys they were logged by.
@@ -123,9 +127,8 @@ class MetricAccumulator:
 
     def cut(self, sizes: Mapping[str, int]) -> None:
         """Drop the values since there were so many, by name, and reset the metric objects."""
-        rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
-        self.clear()
-        self._rows = rows
+        self._rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
+        self._reset_metrics()
 
     @property
     def names(self) -> set[str]:
@@ -134,9 +137,7 @@ class MetricAccumulator:
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
         """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
-        if not self.metrics:
-            return {}
-        where = {id(module): path for path, module in root.named_modules()}
+        where = {id(module): path for path, module in root.named_modules()} if self.metrics else {}
         return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
 
     def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
@@ -149,22 +150,29 @@ class MetricAccumulator:
             paths: `metric_paths` of every rank; the metrics are computed in one order, since each is a collective.
             root: the module that the metric objects are part of.
         """
-        for found in paths:
-            for name, path in found.items():
-                self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         values = reduced(rows)
-        for name in sorted(self.metrics):
-            values[name] = float(self.metrics[name].compute())
+        if self.metrics or any(paths):
+            values |= self._computed(paths, root)
+        return values
+
+    def _computed(self, paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
+        """Compute the values of the metric objects, those of the other ranks too, and reset these."""
+        for paths_of_rank in paths:
+            for name, path in paths_of_rank.items():
+                self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
+        values = {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
+        self._reset_metrics()
+        return values
+
+    def _reset_metrics(self) -> None:
+        """Reset the metric objects, and forget them."""
         for metric in (*self.metrics.values(), *self._ended.values()):  # one may have several names
             metric.reset()
         self.metrics, self._ended = {}, {}
-        return values
 
     def clear(self) -> None:
         """Drop everything and reset the metric objects (a round that failed)."""
-        for metric in (*self.metrics.values(), *self._ended.values()):
-            metric.reset()
-        self._rows, self.metrics, self._ended = {}, {}, {}
+        self.cut({})
 
 
 def check_number(name: str, value: Any) -> None:
@@ -186,7 +194,7 @@ def reduction_of(name: str, reduce_fx: Any) -> str:
         ValueError: it is unknown.
     """
     reduction = getattr(reduce_fx, "__name__", reduce_fx)
-    if reduction not in ("mean", "sum", "max", "min"):
+    if reduction not in ("mean", *REDUCTIONS):
         raise ValueError(f"self.log({name!r}): reduce_fx must be mean, sum, max or min, got {reduction!r}")
     return str(reduction)
 
@@ -196,22 +204,25 @@ def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tu
 
     Metric objects stay there.
     """
-    taken = [part.take_rows() for part in parts]
-    values = [value for rows in taken for _, pairs in rows.values() for value, _ in pairs]
-    numbers = iter(to_host([*more, *(value for value in values if isinstance(value, Tensor))]))
+    rows = [part.take_rows() for part in parts]
+    lists = [pairs for of_part in rows for _, pairs in of_part.values()]
+    tensors = (value for pairs in lists for value, _ in pairs if isinstance(value, Tensor))
+    numbers = iter(to_host([*more, *tensors]))
     host = list(islice(numbers, len(more)))
-    return host, [
-        {
-            name: (kind, [(next(numbers) if isinstance(v, Tensor) else float(v), float(n)) for v, n in pairs])
-            for name, (kind, pairs) in rows.items()
-        }
-        for rows in taken
-    ]
+    for pairs in lists:
+        pairs[:] = [(next(numbers) if isinstance(v, Tensor) else float(v), float(n)) for v, n in pairs]
+    return host, rows
 
 
 def world_size() -> int:
     """Number of processes."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def add_rows(rows: dict[str, tuple[str, list[Any]]], more: Mapping[str, tuple[str, list[Any]]]) -> None:
+    """Add further values to those of the same names."""
+    for name, (kind, pairs) in more.items():
+        rows.setdefault(name, (kind, []))[1].extend(pairs)
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
@@ -221,20 +232,30 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
     """
     merged: Rows = {}
     for rows in parts:
-        for name, (kind, pairs) in rows.items():
-            merged.setdefault(name, (kind, []))[1].extend(pairs)
-    out = {}
-    for name, (kind, pairs) in merged.items():
-        values, sizes = zip(*pairs, strict=True)
-        size = math.fsum(sizes)
-        add: Callable[[Iterable[float]], float] = math.fsum if all(map(math.isfinite, values)) else sum
-        if kind == "mean":
-            out[name] = add(map(mul, values, sizes)) / size if size else math.nan
-        elif kind == "sum":
-            out[name] = add(values)
-        else:
-            out[name] = max(values) if kind == "max" else min(values)
-    return out
+        add_rows(merged, rows)
+    return {name: reduced_pairs(kind, pairs) for name, (kind, pairs) in merged.items()}
+
+
+def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
+    """Reduce (value, weight) pairs to one value, NaN for a mean of no weight."""
+    values, sizes = zip(*pairs, strict=True)
+    if kind != "mean":
+        return REDUCTIONS[kind](values)
+    size = math.fsum(sizes)
+    return exact_sum([*map(mul, values, sizes)]) / size if size else math.nan
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """Sum with one rounding, or one by one where a value is not finite.
+
+    >>> exact_sum([1e100, 1.0, -1e100]), exact_sum([math.inf, -math.inf])
+    (1.0, nan)
+    """
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "max": max, "min": min}
+"""What makes one value of many, besides the weighted mean."""
 
 
 def batch_length(batch: Any) -> int:
@@ -250,19 +271,16 @@ def batch_length(batch: Any) -> int:
 
 
 class ClientServices:
-    """Implements a client's `self.log`, `self.optimizers()`, … while an engine or an evaluation drives it.
+    """Implements a client's `self.log`, `self.optimizers()`, … while an engine or an evaluation drives it."""
 
-    Args:
-        trains: False in evaluation, where all processes are at the same batch and may gather.
-    """
+    services: ClassVar[Sequence[str]] = SERVICES
 
-    def __init__(self, trains: bool = True) -> None:
+    def __init__(self) -> None:
         self.logged = MetricAccumulator()
-        names = SERVICES if trains else SERVICES[:-1]
-        self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
+        self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.services}
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
-        self._weight, self._suffix = 1, ""
+        self._weight = 1
         self._toggled = ExitStack()
 
     # --- called by what drives the client ---
@@ -272,49 +290,31 @@ class ClientServices:
 
         Returns the accumulator of what it will log.
         """
-        self.logged = MetricAccumulator()
-        self._weight, self._batch = 1, None
+        self.logged, self._weight, self._batch = MetricAccumulator(), 1, None
         return self.logged
 
     def resume_client(self, logged: MetricAccumulator, num_samples: int) -> None:
         """Go on with a client that was begun: values go to `logged` and weigh `num_samples`."""
-        self.logged = logged
-        self._weight, self._batch = num_samples, None
+        self.logged, self._weight, self._batch = logged, num_samples, None
 
     def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
         """Begin an epoch of `num_samples` samples."""
-        self._optimizers = optimizers
-        self._weight, self._batch = num_samples, None
+        self._optimizers, self._weight, self._batch = optimizers, num_samples, None
 
     def begin_batch(self, batch: Any) -> None:
         """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
         self._batch = batch
-        heartbeat()
+        LIFE.beat()
 
     def begin_samples(self, num_samples: int) -> None:
         """Let logged values weigh `num_samples` from now on."""
         self._weight, self._batch = num_samples, None
 
-    def begin_loader(self, suffix: str) -> None:
-        """Let keys end in `suffix` from now on: that of one of several dataloaders, as Lightning's."""
-        if suffix and suffix != self._suffix:
-            self.logged.end_loader()
-        self._suffix = suffix
-
     # --- called by the client ---
 
     def log(
-        self,
-        name: str,
-        value: Any,
-        *args: Any,
-        reduce_fx: Any = "mean",
-        batch_size: int | None = None,
-        add_dataloader_idx: bool = True,
-        **ignored: Any,
+        self, name: str, value: Any, *args: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **ignored: Any
     ) -> None:
-        if add_dataloader_idx:
-            name += self._suffix
         if batch_size is None:
             if self._batch is not None:
                 self._weight, self._batch = batch_length(self._batch), None
@@ -351,10 +351,7 @@ class ClientServices:
         self._optimizers.backward(loss, *args, **kwargs)
 
     def clip_gradients(
-        self,
-        optimizer: Any,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
         Precision().clip_gradients(optimizer, gradient_clip_val or 0, algorithm)
@@ -367,8 +364,20 @@ class ClientServices:
         self._toggled.close()
 
 
-TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
-SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
+class EvaluationServices(ClientServices):
+    """Implements the same in an evaluation, where all processes are at the same batch and may gather."""
+
+    services = SERVICES[:-1]
+    _suffix = ""
+
+    def begin_loader(self, suffix: str) -> None:
+        """Let keys end in `suffix` from now on: that of one of several dataloaders, as Lightning's."""
+        if suffix and suffix != self._suffix:
+            self.logged.end_loader()
+        self._suffix = suffix
+
+    def log(self, name: str, *args: Any, add_dataloader_idx: bool = True, **kwargs: Any) -> None:
+        super().log(name + self._suffix if add_dataloader_idx else name, *args, **kwargs)
 
 
 @contextmanager
@@ -381,18 +390,16 @@ def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Ca
         modules: the client and the module in it.
         methods: by name.
     """
-    before = []
-    for attributes in map(vars, modules):
-        before.append(dict(attributes))
-        attributes.update(methods)
+    before = [{name: vars(module)[name] for name in methods if name in vars(module)} for module in modules]
+    for module in modules:
+        vars(module).update(methods)
     try:
         yield
     finally:
-        for attributes, own in zip(map(vars, modules), before, strict=True):
+        for module, replaced in zip(modules, before, strict=True):
             for name in methods:
-                attributes.pop(name, None)
-                if name in own:
-                    attributes[name] = own[name]
+                vars(module).pop(name, None)
+            vars(module).update(replaced)
 
 
 class BatchTransfer:
@@ -428,8 +435,7 @@ class BatchTransfer:
     def __call__(self, batch: Any) -> Any:
         there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
         if self.moves or not there:
-            batch = self._before(batch, 0)
-            batch = self._transfer(batch, self._device, 0)
+            batch = self._transfer(self._before(batch, 0), self._device, 0)
         for hook in self._after:
             batch = hook(batch, 0)
         return self._precision.convert_input(batch)

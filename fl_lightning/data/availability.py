@@ -25,9 +25,7 @@ class Availability:
     """
 
     def __init__(self, given: float | Sequence[float] | str | Path, num_clients: int, seed: int) -> None:
-        self._seed = seed
-        self._rates: list[float] = []
-        self._trace: list[set[int]] = []
+        self._seed, self._rates, self._trace = seed, list[float](), list[set[int]]()
         if isinstance(given, str | Path):
             self._trace = read_trace(Path(given), num_clients)
             return
@@ -47,23 +45,21 @@ class Availability:
         if self._trace:
             there = self._trace[round_idx % len(self._trace)]
             return [client_id for client_id in clients if client_id in there]
-        return [client_id for client_id in clients if self._draw(round_idx, client_id) < self._rates[client_id]]
-
-    def _draw(self, round_idx: int, client_id: int) -> float:
-        return float(keyed_numpy(self._seed, "availability", round_idx, client_id).random())
+        draws = ((c, keyed_numpy(self._seed, "availability", round_idx, c).random()) for c in clients)
+        return [client_id for client_id, draw in draws if draw < self._rates[client_id]]
 
 
 class AvailableCohorts(Cohorts):
     """The ids of every round's clients among those that are available, perhaps none.
 
     Args:
-        availability: as `Availability` takes it; None: all clients are available.
+        availability: as `Availability` takes it.
         over_selection: share of further clients that are drawn, since some may not be available: of those that are,
             the first `size` in drawn order take part.
         of: arguments of `Cohorts`.
 
     Raises:
-        ValueError: `over_selection` where it does nothing.
+        ValueError: `over_selection` where it does nothing, such as with availability None.
     """
 
     def __init__(
@@ -71,17 +67,15 @@ class AvailableCohorts(Cohorts):
     ) -> None:
         super().__init__(*of)
         check_at_least(0, "0 draws no more than a cohort", over_selection=over_selection)
-        if over_selection and (availability is None or self.schedule is not None):
+        if availability is None or (over_selection and self.schedule is not None):
             raise ValueError(
                 f"over_selection draws more clients because some may not be available, got {over_selection} "
                 f"{'without data.availability' if availability is None else 'with data.schedule'}; leave it at 0"
             )
-        self._available = None if availability is None else Availability(availability, self.num_clients, self.seed)
+        self._available = Availability(availability, self.num_clients, self.seed)
         self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
 
     def __call__(self, round_idx: int) -> list[int]:
-        if self._available is None:
-            return super().__call__(round_idx)
         if self._num_asked == self.size:
             return self._available.of(super().__call__(round_idx), round_idx)
         generator = keyed_numpy(self.seed, "cohort", round_idx)

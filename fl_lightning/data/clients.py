@@ -7,10 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.splits import Split
+from fl_lightning.data.reduction import reduced
+from fl_lightning.data.splits import Array, Split
+from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
 from fl_lightning.utils.settings import check_kind, check_numbers
+
+ClassCounts = dict[int, dict[int, int]]
+"""Samples that are left, by client and class; a class that is not named has all."""
 
 
 class Cohorts:
@@ -53,16 +58,25 @@ class Cohorts:
             ValueError: if the schedule has no such round.
         """
         if self.schedule is not None:
-            if round_idx >= len(self.schedule):
-                raise ValueError(
-                    f"schedule names the cohorts of {len(self.schedule)} rounds, but round {round_idx} was asked for; "
-                    f"lower max_epochs or extend data.schedule"
-                )
-            return list(self.schedule[round_idx])
+            return scheduled(self.schedule, round_idx)
         if self.size == self.num_clients:
             return list(range(self.num_clients))
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
+
+
+def scheduled(schedule: Sequence[Sequence[int]], round_idx: int) -> list[int]:
+    """Look up the cohort of a round.
+
+    Raises:
+        ValueError: if the schedule has no such round.
+    """
+    if round_idx >= len(schedule):
+        raise ValueError(
+            f"schedule names the cohorts of {len(schedule)} rounds, but round {round_idx} was asked for; lower "
+            f"max_epochs or extend data.schedule"
+        )
+    return list(schedule[round_idx])
 
 
 class ClientIndices(Sequence[Tensor]):
@@ -85,12 +99,7 @@ class ClientIndices(Sequence[Tensor]):
     (tensor([2, 0]), 0, [2, 0, 1])
     """
 
-    def __init__(
-        self,
-        arrays: Sequence[np.ndarray[Any, Any]],
-        total: int | None = None,
-        pool: np.ndarray[Any, Any] | None = None,
-    ) -> None:
+    def __init__(self, arrays: Sequence[Array], total: int | None = None, pool: Array | None = None) -> None:
         everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
         if total is not None and len(everything) and not 0 <= everything.min() <= everything.max() < total:
             wrong = everything.min() if everything.min() < 0 else everything.max()
@@ -100,27 +109,14 @@ class ClientIndices(Sequence[Tensor]):
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
         self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)
-        self._replaced: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, client_id: Any) -> Any:
-        if client_id in self._replaced:
-            return self._replaced[client_id]
+    def __getitem__(self, client_id: int) -> Tensor:  # type: ignore[override]
         if not 0 <= client_id < self._size:
             raise IndexError(f"client_id must lie in [0, {self._size}), got {client_id}")
         return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
-
-    def __copy__(self) -> "ClientIndices":
-        """Copy the list, so that `replace` in the copy leaves this one unchanged."""
-        copy = type(self)(())
-        vars(copy).update({**vars(self), "_replaced": dict(self._replaced)})
-        return copy
-
-    def replace(self, client_id: int, part: Tensor) -> None:
-        """Give a client other indices, (n',) int64."""
-        self._replaced[client_id] = part
 
 
 class FederatedData(Protocol):
@@ -131,6 +127,10 @@ class FederatedData(Protocol):
     shuffle: bool
     batch_seed: int
     drop_last: bool
+
+    @property
+    def num_classes(self) -> int | None:
+        """C, or None where the samples have no classes."""
 
     def split(self, name: str) -> Split:
         """Get the samples of a split."""
@@ -148,36 +148,26 @@ class ClientView:
     Args:
         data: the data module, for its settings and the splits besides `train`.
         train: the training split of all clients.
-        dealt: the training samples of every client: int64 indices (n,) into the split.
+        indices: the client's samples, int64 (n,), of `train` and of splits where they are not those of `data`.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        indices: the client's samples by split, where they are others; or None.
     """
 
     ended = False
 
     def __init__(
-        self,
-        data: FederatedData,
-        train: Split,
-        dealt: Sequence[Tensor],
-        client_id: int,
-        round_idx: int,
-        indices: Mapping[str, Tensor] | None = None,
+        self, data: FederatedData, train: Split, indices: Mapping[str, Tensor], client_id: int, round_idx: int
     ) -> None:
-        self.client_id, self.round_idx, self._dealt = client_id, round_idx, dealt
-        self.num_clients, self.batch_size = data.num_clients, data.batch_size
-        self.drop_last = data.drop_last
-        self._data, self._train = data, train
-        self._indices = {"train": dealt[client_id]} if indices is None else dict(indices)
+        self.client_id, self.round_idx = client_id, round_idx
+        self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
+        self._data, self._train, self._indices = data, train, dict(indices)
 
     @property
     def label_counts(self) -> Tensor:
         return self._data.count_labels([self._indices["train"]])[0]
 
     def size(self, split: str = "train") -> int:
-        indices = self._indices.get(split)
-        return (self._look_up(split) if indices is None else indices).shape[0]
+        return self._look_up(split).shape[0]
 
     @property
     def num_samples(self) -> int:
@@ -218,10 +208,10 @@ class ClientView:
     ) -> Iterator[Batch]:
         indices, order = self.order(split, epoch, shuffle)
         n = indices.shape[0]
-        size = self.samples_per_batch(split) if batch_size is None else batch_size
-        if epoch is not None and self.drop_last and n % size:
+        size = self.samples_per_batch(split, batch_size)
+        if epoch is not None and self.drop_last:
             n -= n % size
-            indices, order = indices[:n], None if order is None else order[:n]
+            indices = indices[:n]
         if not n:
             return iter(())
         source = self.source(split)
@@ -229,7 +219,8 @@ class ClientView:
         batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
         if not with_index:
             return batches
-        return zip(batches, torch.split(source.placed(torch.arange(n) if order is None else order), size), strict=True)
+        positions = torch.arange(n) if order is None else order[:n]
+        return zip(batches, torch.split(source.placed(positions), size), strict=True)
 
     def source(self, split: str) -> Split:
         """Get the split whose samples are indexed."""
@@ -240,8 +231,7 @@ class ClientView:
 
         Both (n,) int64; positions None: 0, 1, 2, …
         """
-        indices = self._indices.get(split)
-        indices = self._look_up(split) if indices is None else indices
+        indices = self._look_up(split)
         if epoch is None or not indices.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
             return indices, None
         order = torch.randperm(indices.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
@@ -264,7 +254,73 @@ class ClientView:
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
         indices = {**self._indices, split: held[positions]}
-        return ClientView(self._data, self._train, self._dealt, self.client_id, self.round_idx, indices)
+        return ClientView(self._data, self._train, indices, self.client_id, self.round_idx)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
+
+
+class ClientSamples:
+    """Training samples of every client, some of which may be held back.
+
+    Args:
+        train: the training split, whose labels are read where samples are held back.
+        dealt: of each client, int64 indices into the split.
+        data: the data module.
+        seed: of the draws.
+    """
+
+    def __init__(self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int) -> None:
+        self.dealt, self._train, self._data, self._seed = dealt, train, data, seed
+        self._counts: ClassCounts = {}
+        self._reduced: dict[int, Tensor] = {}
+
+    def view(self, client_id: int, round_idx: int) -> ClientView:
+        """Make the view of one client's data in one round."""
+        return ClientView(self._data, self._train, {"train": self.indices(client_id)}, client_id, round_idx)
+
+    def indices(self, client_id: int) -> Tensor:
+        """Get the samples that a client has now, (n,) int64."""
+        return self._reduced[client_id] if client_id in self._reduced else self.dealt[client_id]
+
+    def size(self, client_id: int) -> int:
+        """Count the samples that a client has now."""
+        return len(self.indices(client_id))
+
+    def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
+        """Let a client have `count` samples of a class, or with None all.
+
+        Raises:
+            ValueError: no such client or class, or a count outside [0, the samples dealt].
+        """
+        labels, num_classes = self._train.labels, self._data.num_classes
+        if labels is None or num_classes is None:
+            raise ValueError("set_class_count needs samples with integer labels, and these have none")
+        for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
+            if not 0 <= value < most:
+                raise ValueError(f"{name} must lie in [0, {most}), got {value}")
+        dealt = int(label_counts(labels, [self.dealt[client_id]], num_classes)[0, class_idx])
+        if count is not None and not 0 <= count <= dealt:
+            raise ValueError(
+                f"client {client_id} was dealt {dealt} samples of class {class_idx}: count must lie in [0, {dealt}], "
+                f"got {count}; None gives it all of them back"
+            )
+        counts = self._counts.setdefault(client_id, {})
+        counts.pop(class_idx, None)
+        if count is not None:
+            counts[class_idx] = count
+        self._hold_back(client_id)
+
+    def _hold_back(self, client_id: int) -> None:
+        part, counts = self.dealt[client_id], self._counts.get(client_id)
+        if counts and (labels := self._train.labels) is not None:
+            part = reduced(part, labels, counts, self._seed, client_id)
+        self._reduced[client_id] = part
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before, self._counts = self._counts, {client: dict(counts) for client, counts in state["class_counts"].items()}
+        for client_id in before.keys() | self._counts.keys():
+            self._hold_back(client_id)

@@ -21,13 +21,12 @@ from torch.utils.data import (
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import ColumnPartition
 from fl_lightning.data.sources import Source, check_labels
-from fl_lightning.data.splits import LoadedSplit, Split, TensorSplit
+from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch, DataModule
 from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
-Array = np.ndarray[Any, Any]
 LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
 
@@ -71,7 +70,7 @@ class DatasetSplit(LoadedSplit):
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """Class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
         if self._whole is None:
-            return as_classes(labels_of(self.dataset))
+            return labels_of(self.dataset)
         split, indices = self._whole
         return None if split.labels is None else split.labels[indices]
 
@@ -102,15 +101,7 @@ class DatasetSplit(LoadedSplit):
         chosen = (index.tolist() for index in indices)
         spec, staging = self.loader_spec, self.staging
         if spec.num_workers:
-            loader = DataLoader(
-                self.dataset,
-                batch_sampler=list(chosen),
-                collate_fn=spec.collate_fn,
-                num_workers=spec.num_workers,
-                worker_init_fn=spec.worker_init_fn,
-                generator=generator,
-                pin_memory=self.pins,
-            )
+            loader = spec.loader(self.dataset, generator, self.pins, batch_sampler=list(chosen))
             return iter(loader) if staging is None else staging.one_ahead(iter(loader))
         if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
             seed = int(torch.randint(2**31, (), generator=generator))
@@ -159,11 +150,11 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     return None
 
 
-def labels_of(dataset: Any) -> Array | None:
-    """Read the class of every sample, (n,) integers, from the dataset's attributes, else its items, else None.
+def labels_of(dataset: Any) -> Tensor | None:
+    """Read the class of every sample, (n,) int64, from the dataset's attributes, else its items, else None.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
-    array([2, 0, 1])
+    tensor([2, 0, 1])
     """
     labels = attribute_of(dataset, LABELS)
     if labels is None and len(dataset):
@@ -172,13 +163,14 @@ def labels_of(dataset: Any) -> Array | None:
         keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
         if keys and isinstance(plain(item[keys[0]]), int):
             labels = items_at(dataset, keys[0])
-    return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    return as_classes(labels)
 
 
 def as_classes(labels: Array | None) -> Tensor | None:
     """Convert labels to (n,) int64, or None where they are no whole numbers."""
-    whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
-    return torch.from_numpy(labels.astype(np.int64)) if whole and labels is not None else None
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    return torch.from_numpy(labels.astype(np.int64))
 
 
 class DatasetSource(Source):

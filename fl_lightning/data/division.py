@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import ClientIndices
+from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
-from fl_lightning.data.reduction import Labelled
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_numpy
 
 
@@ -20,18 +19,15 @@ class Division:
 
     Args:
         splits: by name; not changed.
-        data: tells the number of classes, which may have to be counted.
+        data: tells N, and the number of classes, which may have to be counted.
         partition: divides among the clients.
-        num_clients: N.
         seed: of every draw.
     """
 
-    def __init__(
-        self, splits: Mapping[str, Split], data: Labelled, partition: Partition, num_clients: int, seed: int
-    ) -> None:
+    def __init__(self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, seed: int) -> None:
         self._splits, self._data = splits, data
-        self.partition, self.num_clients, self.seed = partition, num_clients, seed
-        self._left: np.ndarray[Any, Any] | None = None
+        self.partition, self.num_clients, self.seed = partition, data.num_clients, seed
+        self._left: Array | None = None
         """The clients' training samples, where these are not all."""
 
     def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
@@ -86,7 +82,7 @@ class Division:
         drawn = one_per_class(labels.numpy(), pool, per_class, num_classes, self.seed)
         return train.subset(torch.from_numpy(drawn))
 
-    def _input(self, split: str, chosen: np.ndarray[Any, Any] | None) -> PartitionInput:
+    def _input(self, split: str, chosen: Array | None) -> PartitionInput:
         """Describe samples `chosen` of a split, or all, with what the partition divides by: labels, or its column."""
         samples, column = self._splits[split], self.partition.column
         num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes

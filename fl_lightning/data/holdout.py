@@ -1,16 +1,13 @@
 """Holdout: samples that belong to no single client (server validation, proxy data, transfer set, one-per-class set)."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from fl_lightning.data.sources import Source
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_numbers
-
-Array = np.ndarray[Any, Any]
 
 SETTINGS = {
     "test": "test samples in data.source (a test_dataloader, or its argument test)",

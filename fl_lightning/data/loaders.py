@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fl_lightning.data.splits import Split
 
@@ -33,6 +33,27 @@ class LoaderSpec:
     batch_size: int | None = None
     shuffle: bool | None = None
     drop_last: bool = False
+
+    def loader(
+        self, dataset: Dataset[Any], generator: torch.Generator | None, pins: bool, **batching: Any
+    ) -> DataLoader[Any]:
+        """Make a DataLoader with these settings.
+
+        Args:
+            dataset: its samples.
+            generator: of its order and of its workers' seeds; None: torch's own.
+            pins: whether batches come in pinned memory.
+            batching: arguments of a DataLoader that say which samples make a batch.
+        """
+        return DataLoader(
+            dataset,
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            worker_init_fn=self.worker_init_fn,
+            generator=generator,
+            pin_memory=pins,
+            **batching,
+        )
 
 
 def evaluation_batch_size(device: torch.device, input_shape: Sequence[int] | None) -> int:

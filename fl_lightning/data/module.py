@@ -1,7 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -12,14 +12,13 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given
-from fl_lightning.data.clients import ClientIndices, ClientView
+from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.partitions import IIDPartition, Partition
-from fl_lightning.data.reduction import ClientSamples
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import ClientStreams, StreamSplit
@@ -70,6 +69,9 @@ class FederatedDataModule(LightningDataModule):
         ValueError: naming the argument, its range and the value.
     """
 
+    _division: Division
+    """Divides the samples once they are loaded."""
+
     @checks_arguments
     def __init__(
         self,
@@ -117,8 +119,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits = Splits()
         self._clients: dict[str, Sequence[Tensor]] = {}
-        self.samples: ClientSamples | ClientStreams = ClientSamples(ClientIndices(()), self, seed)
-        self._division = Division({}, self, self.partition, num_clients, seed)
+        self._samples: ClientSamples | ClientStreams | None = None
 
     @classmethod
     def from_datamodule(cls, datamodule: DataModule, **settings: Any) -> Self:
@@ -189,9 +190,9 @@ class FederatedDataModule(LightningDataModule):
         """
         if not self._splits:
             self._splits = self._load()
-            self._division = Division(self._splits, self, self.partition, self.num_clients, self.seed)
+            self._division = Division(self._splits, self, self.partition, self.seed)
         if stage in ("fit", None):
-            self.client_indices("train", 0)
+            self.client_samples()
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples."""
@@ -268,7 +269,7 @@ class FederatedDataModule(LightningDataModule):
             ValueError: naming the setting that would give the split.
         """
         if name not in self._splits:
-            self.client_indices("train", 0)  # takes out the holdout, then deals the training samples
+            self.client_samples()  # takes out the holdout
             if name == "shared" and self.shared_per_class:
                 self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
         if name not in self._splits:
@@ -286,31 +287,33 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ValueError: for a split that no client sees.
         """
+        if split == "train":
+            return self.client_samples().indices(client_id)
+        if split in SERVER_ONLY:
+            raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
-            if split == "train":
-                train = self._splits["train"]
-                if isinstance(train, StreamSplit):
-                    self.samples = ClientStreams(train, self)
-                else:
-                    self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
-                    self.samples = ClientSamples(self._division.deal_train(), self, self.seed)
-                self._clients["train"] = self.samples.current
-            elif split == "test":
-                self.client_indices("train", 0)
-                self._clients["test"] = self._division.deal_test(self.samples.dealt, self.client_test_size)
-            elif split in SERVER_ONLY:
-                raise ValueError(
-                    f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})"
-                )
+            if split == "test":
+                self._clients[split] = self._division.deal_test(self.client_samples().dealt, self.client_test_size)
             else:
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
         return self._clients[split][client_id]
 
+    def client_samples(self) -> ClientSamples | ClientStreams:
+        """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
+        if self._samples is None:
+            train = self._splits["train"]
+            if isinstance(train, StreamSplit):
+                self._samples = ClientStreams(train, self)
+            else:
+                self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
+                self._samples = ClientSamples(train, self._division.deal_train(), self, self.seed)
+        return self._samples
+
     @cached_property
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
-        self.client_indices("train", 0)
-        return self.count_labels(self._clients["train"])
+        samples = self.client_samples()
+        return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.
@@ -332,15 +335,11 @@ class FederatedDataModule(LightningDataModule):
 
     def views(self) -> Callable[[int, int], ClientView]:
         """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
-        self.client_indices("train", 0)
-        if isinstance(self.samples, ClientStreams):
-            return self.samples.view
-        return partial(ClientView, self, self._splits["train"], self.samples.current)
+        return self.client_samples().view
 
     def size(self, client_id: int) -> int:
         """Count the training samples of a client, for a stream those of its longest pass."""
-        self.client_indices("train", 0)
-        return self.samples.size(client_id)
+        return self.client_samples().size(client_id)
 
     @property
     def has_streams(self) -> bool:
@@ -349,10 +348,9 @@ class FederatedDataModule(LightningDataModule):
 
     def limit_streams(self, batches: int) -> None:
         """Let a pass over a client's stream, where it has one, end after so many batches."""
-        if self.has_streams:
-            self.client_indices("train", 0)
-        if isinstance(self.samples, ClientStreams):
-            self.samples.limit(batches)
+        samples = self.client_samples() if self.has_streams else None
+        if isinstance(samples, ClientStreams):
+            samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Let a client have only `count` of its training samples of a class from now on, or with None all.
@@ -363,18 +361,16 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ValueError: no such client or class, or a count that is not in [0, the samples dealt].
         """
-        self.client_indices("train", 0)
-        self.samples.set_count(client_id, class_idx, count)
+        self.client_samples().set_count(client_id, class_idx, count)
         self.__dict__.pop("label_counts", None)
 
     # --- Lightning -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return self.samples.state_dict()
+        return {"class_counts": {}} if self._samples is None else self._samples.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.client_indices("train", 0)
-        self.samples.load_state_dict(state_dict)
+        self.client_samples().load_state_dict(state_dict)
         self.__dict__.pop("label_counts", None)
 
     def train_dataloader(self) -> Any:

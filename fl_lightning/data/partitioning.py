@@ -1,5 +1,7 @@
 """Parts of the partitions: checks, indices of each class, sizes of shares, dealing of shards, draws by proportions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -141,6 +143,42 @@ def lda_counts(
     return counts
 
 
+def draw_lda_counts(
+    class_sizes: Sequence[int], num_clients: int, alpha: float, min_samples: int, generator: np.random.Generator
+) -> Indices:
+    """Draw proportions, and count the samples by `lda_counts`, until every client gets `min_samples`.
+
+    Args:
+        class_sizes: n_c of each class.
+        num_clients: N.
+        alpha: concentration > 0, perhaps inf.
+        min_samples: least number of samples of a client.
+        generator: every random draw.
+
+    Returns:
+        (C, N) int64, rows summing to n_c.
+
+    Raises:
+        ValueError: no draw fits, of at most `MAX_DRAWS`, or none can be expected to fit.
+    """
+    alpha, best, short = min(alpha, 1e100), -1, 0  # beyond, the draw overflows; the shares are long equal
+    draws = max(FIRST_DRAWS, min(MAX_DRAWS, MAX_SHARES // (num_clients * len(class_sizes))))
+    for draw in range(1, draws + 1):
+        proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))
+        counts = lda_counts(class_sizes, proportions, alpha, generator)
+        sizes = counts.sum(0)
+        if sizes.min() >= min_samples:
+            return counts
+        best, short = max(best, int(sizes.min())), short + int((sizes < min_samples).sum())
+        if draw == FIRST_DRAWS and short > HOPELESS * draw:
+            break
+    raise ValueError(
+        f"no Dirichlet split in {draw} draws gave every client min_samples={min_samples} "
+        f"(alpha={alpha}, num_clients={num_clients}, {sum(class_sizes)} samples), the smallest share reached was "
+        f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
+    )
+
+
 def shard_classes(
     num_clients: int, num_classes: int, shards_per_client: int, generator: np.random.Generator
 ) -> Indices:
@@ -174,24 +212,6 @@ def shard_classes(
         )
     classes = np.repeat(np.arange(num_classes, dtype=np.int64), total // num_classes)
     return generator.permutation(classes).reshape(num_clients, shards_per_client)
-
-
-def checked_shards(classes: Indices, num_samples: int) -> Indices:
-    """Return the shards' classes (N, s) as they are, but refuse more shards than samples.
-
-    Most of these would be empty.
-
-    Raises:
-        ValueError: naming the numbers.
-    """
-    num_clients, shards_per_client = classes.shape
-    if classes.size > num_samples:
-        raise ValueError(
-            f"shards_per_client · num_clients must be at most the number of samples, got {shards_per_client} · "
-            f"{num_clients} shards of {num_samples} samples: lower shards_per_client, which is the greatest number of "
-            f"classes of a client"
-        )
-    return classes
 
 
 def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Generator) -> list[Indices]:

@@ -6,7 +6,21 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fl_lightning.data import partitioning
+from fl_lightning.data.partitioning import (
+    by_class,
+    check_alpha,
+    check_clients,
+    choose_clients,
+    class_counts,
+    client_proportions,
+    cut,
+    deal_shards,
+    draw_by_proportions,
+    draw_lda_counts,
+    draw_sizes,
+    equal_sizes,
+    shard_classes,
+)
 from fl_lightning.utils.settings import check_choice, check_count
 from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
@@ -98,7 +112,7 @@ class Partition(ABC):
             return [generator.choice(test.size, min(size, test.size), replace=False) for _ in train]
         counts = np.stack([np.bincount(samples.labels[part], minlength=samples.num_classes) for part in train])
         counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
-        return partitioning.draw_by_proportions(test.labels, counts, size, generator)
+        return draw_by_proportions(test.labels, counts, size, generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
         """Get the labels, or raise an error that tells what to use instead."""
@@ -109,7 +123,7 @@ class Partition(ABC):
     def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
         """Get labels and the number of classes, or raise an error that tells what to use instead."""
         labels, num_classes = self._labels(samples), samples.num_classes
-        partitioning.check_clients(samples.size, num_clients)
+        check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
 
@@ -124,9 +138,9 @@ class IIDPartition(Partition):
     needs_labels = False
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        partitioning.check_clients(samples.size, num_clients)
+        check_clients(samples.size, num_clients)
         order = generator.permutation(samples.size).astype(np.int64, copy=False)
-        return partitioning.cut(order, partitioning.equal_sizes(samples.size, num_clients))
+        return cut(order, equal_sizes(samples.size, num_clients))
 
 
 class DirichletPartition(Partition):
@@ -151,40 +165,20 @@ class DirichletPartition(Partition):
 
     @checks_arguments
     def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        partitioning.check_alpha(alpha)
+        check_alpha(alpha)
         check_count(0, "0 allows empty clients", min_samples=min_samples)
         self.alpha, self.min_samples = alpha, min_samples
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         total, min_samples = samples.size, self.min_samples
-        pools = partitioning.by_class(*self._labelled(samples, num_clients))
+        pools = by_class(*self._labelled(samples, num_clients))
         if total < num_clients * min_samples:
             raise ValueError(
                 f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
                 f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
             )
-        alpha, best, short = min(self.alpha, 1e100), -1, 0  # beyond, the draw overflows; the shares are long equal
-        draws = max(
-            partitioning.FIRST_DRAWS, min(partitioning.MAX_DRAWS, partitioning.MAX_SHARES // (num_clients * len(pools)))
-        )
-        for draw in range(1, draws + 1):
-            proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(pools))
-            counts = partitioning.lda_counts([len(pool) for pool in pools], proportions, alpha, generator)
-            sizes = counts.sum(0)
-            best, short = max(best, int(sizes.min())), short + int((sizes < min_samples).sum())
-            if sizes.min() >= min_samples or (
-                draw == partitioning.FIRST_DRAWS and short > partitioning.HOPELESS * draw
-            ):
-                break
-        if sizes.min() < min_samples:
-            raise ValueError(
-                f"no Dirichlet split in {draw} draws gave every client min_samples={min_samples} "
-                f"(alpha={alpha}, num_clients={num_clients}, {total} samples), the smallest share reached was "
-                f"{best}: lower min_samples (0 allows empty clients) or num_clients, or raise alpha"
-            )
-        dealt = [
-            partitioning.cut(generator.permutation(pool), sizes) for pool, sizes in zip(pools, counts, strict=True)
-        ]
+        counts = draw_lda_counts([len(pool) for pool in pools], num_clients, self.alpha, min_samples, generator)
+        dealt = [cut(generator.permutation(pool), sizes) for pool, sizes in zip(pools, counts, strict=True)]
         return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
@@ -210,17 +204,21 @@ class ShardPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        classes = partitioning.shard_classes(num_clients, num_classes, self.shards_per_client, generator)
-        return partitioning.deal_shards(labels, partitioning.checked_shards(classes, samples.size), generator)
+        classes = shard_classes(num_clients, num_classes, self.shards_per_client, generator)
+        if classes.size > samples.size:  # most of these would be empty
+            raise ValueError(
+                f"shards_per_client · num_clients must be at most the number of samples, got "
+                f"{self.shards_per_client} · {num_clients} shards of {samples.size} samples: lower shards_per_client, "
+                f"which is the greatest number of classes of a client"
+            )
+        return deal_shards(labels, classes, generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
         if size is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(dealt, test, size)
-        classes = partitioning.shard_classes(
-            len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator
-        )
-        return partitioning.deal_shards(test.labels, classes, dealt.generator)
+        classes = shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
+        return deal_shards(test.labels, classes, dealt.generator)
 
 
 class ClientDirichletPartition(Partition):
@@ -244,15 +242,15 @@ class ClientDirichletPartition(Partition):
 
     @checks_arguments
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
-        partitioning.check_alpha(alpha)
+        check_alpha(alpha)
         check_count(1, "unset: n // num_clients", samples_per_client=samples_per_client)
         self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        proportions = partitioning.client_proportions(num_clients, num_classes, self.alpha, generator)
+        proportions = client_proportions(num_clients, num_classes, self.alpha, generator)
         size = self.samples_per_client or samples.size // num_clients
-        pools = [generator.permutation(pool) for pool in partitioning.by_class(labels, num_classes)]
+        pools = [generator.permutation(pool) for pool in by_class(labels, num_classes)]
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         if (size if self.overlap else size * num_clients) > samples.size:
             raise ValueError(
@@ -261,7 +259,7 @@ class ClientDirichletPartition(Partition):
             )
         used, parts = np.zeros_like(sizes), []
         for row in proportions:
-            counts = partitioning.class_counts(row, size, sizes - used)
+            counts = class_counts(row, size, sizes - used)
             if self.overlap:
                 drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
             else:
@@ -275,10 +273,8 @@ class ClientDirichletPartition(Partition):
         if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
             return super().partition_test(dealt, test, size or self.samples_per_client)
         num_clients = len(dealt.parts)
-        q = partitioning.client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
-        return partitioning.draw_by_proportions(
-            test.labels, q, size or max(1, test.size // num_clients), dealt.generator
-        )
+        q = client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
+        return draw_by_proportions(test.labels, q, size or max(1, test.size // num_clients), dealt.generator)
 
 
 class QuantityPartition(Partition):
@@ -313,7 +309,7 @@ class QuantityPartition(Partition):
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
         classes_per_client, shuffle = self.classes_per_client, self.shuffle_clients
-        pools = partitioning.by_class(labels, num_classes)
+        pools = by_class(labels, num_classes)
         if not 1 <= classes_per_client <= num_classes:
             raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
         blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
@@ -328,10 +324,10 @@ class QuantityPartition(Partition):
         quota = np.full(num_clients, classes_per_client, dtype=np.int64)
         result: list[list[Array]] = [[] for _ in range(num_clients)]
         for c, pool in enumerate(pools):
-            chosen = partitioning.choose_clients(quota, count, generator if shuffle else None)
+            chosen = choose_clients(quota, count, generator if shuffle else None)
             quota[chosen] -= 1
-            sizes = partitioning.draw_sizes(len(pool), c, count, 10 / num_classes, self.upper, generator)
-            for client_id, part in zip(chosen, partitioning.cut(generator.permutation(pool), sizes), strict=True):
+            sizes = draw_sizes(len(pool), c, count, 10 / num_classes, self.upper, generator)
+            for client_id, part in zip(chosen, cut(generator.permutation(pool), sizes), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]
 

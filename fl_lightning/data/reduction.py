@@ -1,19 +1,11 @@
-"""The clients' training samples as they were dealt, and as each client has them now."""
+"""Reduction of a client's samples of some classes."""
 
 from collections.abc import Mapping
-from copy import copy
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fl_lightning.data.clients import ClientIndices
-from fl_lightning.data.splits import Split
-from fl_lightning.functional.classes import label_counts
 from fl_lightning.utils.keyed import keyed_generator
-
-ClassCounts = dict[int, dict[int, int]]
-"""Samples that are left, by client and class; a class that is not named has all."""
 
 
 def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
@@ -42,74 +34,3 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
         order = torch.randperm(len(rows), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
         keeps[rows[order[count:]]] = False
     return part[keeps]
-
-
-class Labelled(Protocol):
-    """The part of the data module that knows the class of a sample."""
-
-    @property
-    def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes."""
-
-    def split(self, name: str) -> Split:
-        """Get the samples of a split."""
-
-
-class ClientSamples:
-    """Training samples of every client, some of which may be held back.
-
-    Args:
-        dealt: of each client, int64 indices into the split.
-        data: whose labels are read where samples are held back; a data module.
-        seed: of the draws.
-
-    Attributes:
-        current: what each client has now.
-    """
-
-    def __init__(self, dealt: ClientIndices, data: Labelled, seed: int) -> None:
-        self.dealt, self.current = dealt, copy(dealt)
-        self._data, self._seed = data, seed
-        self._counts: ClassCounts = {}
-
-    def size(self, client_id: int) -> int:
-        """Count the samples that a client has now."""
-        return len(self.current[client_id])
-
-    def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have `count` samples of a class, or with None all.
-
-        Raises:
-            ValueError: no such client or class, or a count outside [0, the samples dealt].
-        """
-        labels, num_classes = self._data.split("train").labels, self._data.num_classes
-        if labels is None or num_classes is None:
-            raise ValueError("set_class_count needs samples with integer labels, and these have none")
-        for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must lie in [0, {most}), got {value}")
-        dealt = int(label_counts(labels, [self.dealt[client_id]], num_classes)[0, class_idx])
-        if count is not None and not 0 <= count <= dealt:
-            raise ValueError(
-                f"client {client_id} was dealt {dealt} samples of class {class_idx}: count must lie in [0, {dealt}], "
-                f"got {count}; None gives it all of them back"
-            )
-        counts = self._counts.setdefault(client_id, {})
-        counts.pop(class_idx, None)
-        if count is not None:
-            counts[class_idx] = count
-        self._hold_back(client_id)
-
-    def _hold_back(self, client_id: int) -> None:
-        part, counts = self.dealt[client_id], self._counts.get(client_id)
-        if counts and (labels := self._data.split("train").labels) is not None:
-            part = reduced(part, labels, counts, self._seed, client_id)
-        self.current.replace(client_id, part)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, self._counts = self._counts, {client: dict(counts) for client, counts in state["class_counts"].items()}
-        for client_id in before.keys() | self._counts.keys():
-            self._hold_back(client_id)

@@ -12,6 +12,8 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.staging import Staging, fits, staging_for
 
+Array = np.ndarray[Any, Any]
+
 
 class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
@@ -57,7 +59,7 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> "Split":
         """Make a split of its own of the samples at `indices` (k,) int64."""
 
-    def column(self, name: str) -> np.ndarray[Any, Any]:
+    def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
 
         Raises:
@@ -155,15 +157,9 @@ class TensorSplit(Split):
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x, y, transform = self.x, self.y, self.transform
-        if self._staging is not None:
-            gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in indices)
-            for batch, targets in self._staging.one_ahead(gathered):
-                yield (batch if transform is None else transform(batch, generator)), targets
-            return
-        for index in indices:
-            there = index if index.device == x.device else to_device(index, x.device)
-            batch = x.index_select(0, there)
-            yield (batch if transform is None else transform(batch, generator)), y.index_select(0, there)
+        gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in map(self.placed, indices))
+        for batch, targets in gathered if self._staging is None else self._staging.one_ahead(gathered):
+            yield (batch if transform is None else transform(batch, generator)), targets
 
     def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> tuple[Tensor, Tensor]:
         """Make the batches of several clients as one, (K, B, ...) and (K, B).

@@ -1,13 +1,15 @@
 """Streams: clients whose training samples have neither a length nor an index."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.loaders import LoaderSpec
@@ -75,7 +77,6 @@ class ClientStreams:
 
     Attributes:
         dealt: of each client, no index.
-        current: the same.
 
     Raises:
         ValueError: a setting of the data module that needs the number of samples, or their index.
@@ -84,26 +85,26 @@ class ClientStreams:
     def __init__(self, split: StreamSplit, data: StreamedData) -> None:
         self.split, self._data = split, data
         self._most_batches: int | None = None
-        given = len(split.streams)
+        given, kind = len(split.streams), type(data.partition)
         held = [name for name, size in data.holdout_sizes.items() if size]
         rules = (
             (data.num_clients != given, f"each client has its own: data.num_clients must be {given}", data.num_clients),
-            (
-                type(data.partition) is not IIDPartition,
-                "nothing is left to be divided: data.partition must stay unset",
-                type(data.partition).__name__,
-            ),
+            (kind is not IIDPartition, "nothing is left to be divided: data.partition must stay unset", kind.__name__),
             (bool(held), "no share can be held back: give a validation set, or data.extra_splits, in place", held),
             (data.batch_size == "full", "data.batch_size must be a number", data.batch_size),
         )
         for broken, rule, got in rules:
             if broken:
                 raise ValueError(f"the clients' samples are streams, which have no length, so that {rule}; got {got}")
-        self.dealt = self.current = ClientIndices([np.arange(0)] * given)
+        self.dealt = ClientIndices([np.arange(0)] * given)
 
     def limit(self, batches: int) -> None:
         """Let a pass over a stream end after so many batches."""
         self._most_batches = batches
+
+    def indices(self, client_id: int) -> Tensor:
+        """Get no index."""
+        return self.dealt[client_id]
 
     def size(self, client_id: int) -> int:
         """Count the samples of the longest pass that a client makes.
@@ -117,8 +118,7 @@ class ClientStreams:
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
         """Make the view of one client's data in one round."""
-        stream, most = self.split.streams[client_id], self.size(client_id)
-        return StreamView(self._data, self.split, {}, client_id, round_idx, stream, most)
+        return StreamView(self._data, self.split, {}, client_id, round_idx, self.size(client_id))
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Refuse to hold samples back."""
@@ -139,11 +139,10 @@ class StreamView(ClientView):
 
     Args:
         data: the data module.
-        train: the training split of all clients.
+        train: the streams of all clients.
         indices: the client's samples by split; `train` is none of them.
         client_id: 0 ... N-1.
         round_idx: communication round, from 0.
-        stream: the client's.
         most: samples of a pass.
     """
 
@@ -154,11 +153,10 @@ class StreamView(ClientView):
         indices: Mapping[str, Tensor],
         client_id: int,
         round_idx: int,
-        stream: Stream,
         most: int,
     ) -> None:
-        super().__init__(data, train, (), client_id, round_idx, indices)
-        self._streams, self._stream, self._most, self._seen = train, stream, most, 0
+        super().__init__(data, train, indices, client_id, round_idx)
+        self._streams, self._most, self._seen = train, most, 0
 
     @property
     def label_counts(self) -> Tensor:
@@ -192,19 +190,12 @@ class StreamView(ClientView):
 
     def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
         """Read the stream once, in a pass that does not train where `epoch` is None."""
-        dataset, spec = self._stream
+        dataset, spec = self._streams.streams[self.client_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            num_workers=spec.num_workers,
-            collate_fn=counted(spec.collate_fn),
-            worker_init_fn=spec.worker_init_fn,
-            drop_last=self.drop_last and epoch is not None,
-            generator=self.generator(f"stream/{epoch}"),
-            pin_memory=self._streams.pins,
-        )
+        spec = replace(spec, collate_fn=partial(counted, spec.collate_fn))
+        generator, drop_last = self.generator(f"stream/{epoch}"), self.drop_last and epoch is not None
+        loader = spec.loader(dataset, generator, self._streams.pins, batch_size=batch_size, drop_last=drop_last)
         staging = self._streams.staging
         first, read = 0, islice(loader, -(-self._most // batch_size))
         batches: Iterator[Any] = read if staging is None else map(staging.begin, read)
@@ -222,21 +213,16 @@ class StreamView(ClientView):
         if split == "train":
             raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
         indices = super().restricted(split, positions)._indices
-        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._stream, self._most)
+        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._most)
 
 
-class counted:  # noqa: N801 - a function that worker processes can be sent
-    """Makes `(number of items, batch)` of a list of items.
+def counted(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[int, Any]:
+    """Make `(number of items, batch)` of a list of items.
 
-    >>> counted(tuple)(["a", "b"])
+    >>> counted(tuple, ["a", "b"])
     (2, ('a', 'b'))
     """
-
-    def __init__(self, collate_fn: Any = default_collate) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, items: list[Any]) -> tuple[int, Any]:
-        return len(items), self.collate_fn(items)
+    return len(items), collate_fn(items)
 
 
 def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:

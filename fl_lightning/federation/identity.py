@@ -113,7 +113,8 @@ class RunIdentity:
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if trainer.state.fn == "fit":
-            settings["data.clients"] = digest_of([data.samples.dealt.indices, data.samples.dealt.ends])
+            dealt = data.client_samples().dealt
+            settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
         self.objects = settings
 
     def state_dict(self) -> dict[str, Settings]:

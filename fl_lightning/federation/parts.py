@@ -18,7 +18,7 @@ from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices
+from fl_lightning.client.services import ClientServices, EvaluationServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
@@ -98,7 +98,7 @@ class FederationParts:
     given_seed: int | None
     identity: RunIdentity = field(default_factory=RunIdentity)
     services: ClientServices = field(default_factory=ClientServices)
-    evaluation_services: ClientServices = field(default_factory=lambda: ClientServices(False))
+    evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)
     hooks: Hooks = field(default_factory=lambda: {name: [] for name in CLIENT_HOOKS})
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)

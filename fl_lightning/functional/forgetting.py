@@ -66,8 +66,7 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     >>> forgetting(torch.tensor([[0.5, 0.2, nan], [0.9, 0.3, nan], [0.6, 0.4, nan]]))
     tensor(0.1500)
     """
-    best = peak_accuracy(accuracy[:-1] if exclude_final else accuracy)
-    return forgetting_since(best, accuracy[-1] if len(accuracy) else best)
+    return forgetting_per_class(accuracy, exclude_final).nanmean()
 
 
 def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ PIECE = 2**16
 """Numbers in a piece of a long vector."""
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
 """Shape and type of every entry, in order."""
+Vectors = dict[torch.dtype, Tensor]
+"""Entries that are laid end to end, by their type."""
 
 
 def add(a: StateLike, b: StateLike, alpha: float = 1.0) -> State:
@@ -105,8 +108,8 @@ class FlatState(dict[str, Tensor]):
     def __init__(
         self,
         entries: StateLike | Iterable[tuple[str, Tensor]],
-        vectors: dict[torch.dtype, Tensor] | None = None,
-        scratch: dict[torch.dtype, Tensor] | None = None,
+        vectors: Vectors | None = None,
+        scratch: Vectors | None = None,
         greatest: list[Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
@@ -118,7 +121,7 @@ class FlatState(dict[str, Tensor]):
         """Tell whether no entry was replaced since they were laid end to end."""
         return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
 
-    def keep(self, vectors: dict[torch.dtype, Tensor]) -> None:
+    def keep(self, vectors: Vectors) -> None:
         """Keep the vectors that `flatten` gives for the present entries."""
         self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
         if self.scratch is not None:
@@ -137,29 +140,16 @@ class StateSum:
     ({'w': tensor([3., 7.], dtype=torch.float64)}, 4)
 
     Args:
-        layout: of a sum that was added up before; None: nothing was.
-        flat: its vectors.
         after: a finished sum whose memory is reused, unless its entries may still be read: new memory is slow at
             first.
     """
 
-    def __init__(
-        self,
-        layout: Layout | None = None,
-        flat: Mapping[torch.dtype, Tensor] | None = None,
-        after: "StateSum | None" = None,
-    ) -> None:
-        self.layout: Layout = dict(layout or {})
-        self.flat: dict[torch.dtype, Tensor] = dict(flat or {})
+    def __init__(self, after: "StateSum | None" = None) -> None:
+        self.layout: Layout = {}
+        self.flat: Vectors = {}
         self.weight: float | Tensor = 0
         self._seen = False
-        self._scratch: Mapping[torch.dtype, Tensor] = {} if after is None or after._seen else after.flat
-
-    def copied(self) -> "StateSum":
-        """Copy the sum, so that the copy stays as it is when more is added."""
-        copy = StateSum(self.layout, {dtype: vector.clone() for dtype, vector in self.flat.items()})
-        copy.weigh(self.weight)
-        return copy
+        self._memory: Vectors = {} if after is None or after._seen else after.flat
 
     def weigh(self, weight: float | Tensor) -> None:
         """Set Σ weight, where the states were added by other processes."""
@@ -173,18 +163,14 @@ class StateSum:
         """
         self.weight = self.weight + weight
         layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-        if not self.layout:
+        if first := not self.layout:
             self.layout = layout
-        elif layout != self.layout:
-            raise unlike(layout, self.layout)
-        elif list(layout) != list(self.layout):
-            state = {name: state[name] for name in self.layout}
+        elif [*layout.items()] != [*self.layout.items()]:
+            state = arranged(state, layout, self.layout)
         for dtype, vector in flatten(state).items():
-            if first := dtype not in self.flat:
-                total = self._scratch.get(dtype)
-                if total is None or total.shape != vector.shape or total.device != vector.device:
-                    total = torch.empty_like(vector, dtype=torch.float64)
-                self.flat[dtype] = total
+            if first:
+                memory = reusable(self._memory, dtype, [vector])
+                self.flat[dtype] = torch.empty_like(vector, dtype=torch.float64) if memory is None else memory
             for total, part in in_pieces(self.flat[dtype], vector):
                 if first:
                     total.zero_()
@@ -196,11 +182,9 @@ class StateSum:
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
         """Make an empty sum of a known layout, to be added to those of other processes."""
-        sizes: dict[torch.dtype, int] = {}
-        for shape, dtype in layout.values():
-            sizes[dtype] = sizes.get(dtype, 0) + shape.numel()
-        flat = {dtype: torch.zeros(n, dtype=torch.float64, device=device) for dtype, n in sizes.items()}
-        return cls(layout, flat)
+        total = cls()
+        total.add({name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}, 0)
+        return total
 
     def state(self) -> State:
         """Give the sum, float64 whatever the entries' types, in the order in which they came."""
@@ -208,13 +192,27 @@ class StateSum:
         return dict(unflatten(self.flat, self.layout))
 
 
-def unlike(layout: Layout, other: Layout) -> ValueError:
-    """Make the error for states that cannot be added."""
-    differing = sorted(set(layout.items()) ^ set(other.items()), key=str)
-    return ValueError(
-        f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
-        f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
-    )
+def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:
+    """Put the entries of a state, whose layout is given, in the order of another layout.
+
+    Raises:
+        ValueError: the layouts differ in more than the order.
+    """
+    differing = sorted(set(layout.items()) ^ set(wanted.items()), key=str)
+    if differing:
+        raise ValueError(
+            f"states of one sum must have equal names, shapes and types, got {layout.keys()} differing in "
+            f"{[entry[0] for entry in differing[:3]]}; give every client the same net"
+        )
+    return {name: state[name] for name in wanted}
+
+
+def reusable(memory: Vectors, dtype: torch.dtype, parts: Sequence[Tensor]) -> Tensor | None:
+    """Get the vector of a type, where it has the size of these parts together and lies on their device, else None."""
+    vector = memory.get(dtype)
+    if vector is None or vector.device != parts[0].device or vector.numel() != sum(map(Tensor.numel, parts)):
+        return None
+    return vector
 
 
 def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -230,7 +228,7 @@ def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     return zip(*(torch.split(vector, PIECE) for vector in vectors), strict=True)
 
 
-def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
+def flatten(state: StateLike) -> Vectors:
     """Lay all entries of one type end to end, in order of appearance.
 
     >>> flatten({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1)})
@@ -242,17 +240,14 @@ def flatten(state: StateLike) -> dict[torch.dtype, Tensor]:
     for tensor in state.values():
         data = tensor.detach() if tensor.requires_grad else tensor
         groups.setdefault(tensor.dtype, []).append(data.reshape(-1))
-    vectors, scratch = {}, state.scratch or {} if isinstance(state, FlatState) else {}
-    for dtype, tensors in groups.items():
-        out = scratch.get(dtype)
-        fits = out is not None and out.numel() == sum(map(Tensor.numel, tensors)) and out.device == tensors[0].device
-        vectors[dtype] = torch.cat(tensors, out=out if fits else None)
+    scratch = state.scratch or {} if isinstance(state, FlatState) else {}
+    vectors = {dtype: torch.cat(parts, out=reusable(scratch, dtype, parts)) for dtype, parts in groups.items()}
     if isinstance(state, FlatState):
         state.keep(vectors)
     return vectors
 
 
-def unflatten(vectors: dict[torch.dtype, Tensor], layout: Layout) -> FlatState:
+def unflatten(vectors: Vectors, layout: Layout) -> FlatState:
     """Split vectors that `flatten` gave (of whatever type they are now) into views by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
@@ -302,11 +297,8 @@ def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
     >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
     [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
     """
-    ends: list[Tensor] = []
-    for vector in vectors:
-        if vector.is_floating_point() and vector.numel():
-            ends += torch.aminmax(vector)  # a sum in float64 takes twenty times as long
-    return ends
+    floating = (vector for vector in vectors if vector.is_floating_point() and vector.numel())
+    return [end for vector in floating for end in torch.aminmax(vector)]  # a float64 sum takes twenty times as long
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
@@ -315,18 +307,15 @@ def to_host(values: Sequence[Tensor]) -> list[float]:
     >>> to_host([torch.tensor(2), torch.tensor(0.5)])
     [2.0, 0.5]
     """
-    alike: dict[torch.device, dict[torch.dtype, tuple[list[int], list[Tensor]]]] = {}
+    alike: dict[torch.device, dict[torch.dtype, dict[int, Tensor]]] = {}
     for i, value in enumerate(values):
-        places, group = alike.setdefault(value.device, {}).setdefault(value.dtype, ([], []))
-        places.append(i)
-        group.append(value.reshape(()) if value.ndim else value)
-    numbers = [0.0] * len(values)
+        group = alike.setdefault(value.device, {}).setdefault(value.dtype, {})
+        group[i] = value.reshape(()) if value.ndim else value
+    numbers: dict[int, float] = {}
     for groups in alike.values():
-        stacked = [torch.stack(group).double() for _, group in groups.values()]
-        everywhere = [i for places, _ in groups.values() for i in places]
-        for i, number in zip(everywhere, torch.cat(stacked).tolist(), strict=True):
-            numbers[i] = number
-    return numbers
+        stacked = torch.cat([torch.stack([*group.values()]).double() for group in groups.values()])
+        numbers.update(zip(chain(*groups.values()), stacked.tolist(), strict=True))
+    return [numbers[i] for i in range(len(values))]
 
 
 def greatest(rows: Tensor) -> Tensor:

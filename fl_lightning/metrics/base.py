@@ -4,21 +4,16 @@ from typing import Any
 
 from torchmetrics import Metric
 
+from fl_lightning.utils.settings import check_at_least
+
 
 class FederatedMetric(Metric):
-    """A metric whose states are sums or rows, so that processes and parts of the data are merged exactly.
-
-    Args:
-        kwargs: of `torchmetrics.Metric`.
-    """
+    """A metric whose states are sums or rows, so that processes and parts of the data are merged exactly."""
 
     is_differentiable = False
     full_state_update = False
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw one value, or several as a curve.
@@ -31,3 +26,17 @@ class FederatedMetric(Metric):
             The matplotlib figure and its axes.
         """
         return self._plot(val, ax)
+
+
+class ClassMetric(FederatedMetric):
+    """A metric of classes.
+
+    Args:
+        num_classes: C ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+    """
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, num_classes=num_classes)
+        self.num_classes = num_classes

@@ -16,11 +16,10 @@ from fl_lightning.functional.accuracy import (
 )
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.state import to_float32
-from fl_lightning.metrics.base import FederatedMetric
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.metrics.base import ClassMetric
 
 
-class ClasswiseAccuracy(FederatedMetric):
+class ClasswiseAccuracy(ClassMetric):
     r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$, NaN for a class without samples.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...); `compute` gives (C,) float64.
@@ -41,9 +40,7 @@ class ClasswiseAccuracy(FederatedMetric):
     class_counts: Tensor
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_at_least(1, num_classes=num_classes)
-        self.num_classes = num_classes
+        super().__init__(num_classes, **kwargs)
         self.add_state("class_counts", torch.zeros(2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -179,7 +176,7 @@ class ClassGroupAccuracy(_OfClients):
         return dict(zip(self.names, means, strict=True))
 
 
-class ClassifierScores(FederatedMetric):
+class ClassifierScores(ClassMetric):
     """Class-wise accuracies, the accuracy and the mean cross-entropy, in one pass over the logits.
 
     `update` takes `logits` (B, C) and `target` (B,); `compute` gives (C + 2,) float64: A_c (NaN without samples), the
@@ -199,8 +196,7 @@ class ClassifierScores(FederatedMetric):
     scores: Tensor
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.num_classes = num_classes
+        super().__init__(num_classes, **kwargs)
         self.add_state("scores", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:

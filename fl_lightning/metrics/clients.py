@@ -8,7 +8,7 @@ from torch import Tensor
 from fl_lightning.functional.accuracy import answer_counts, class_accuracy, class_counts
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.functional.summary import fairness
-from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.metrics.base import ClassMetric, FederatedMetric
 from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_choice
 
 
@@ -109,7 +109,7 @@ class ClientFairness(ClientAccuracy):
         return fairness(super().compute(), self.worst_share)._asdict()
 
 
-class ForgettingDegree(FederatedMetric):
+class ForgettingDegree(ClassMetric):
     r"""Forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$: accuracy that local training loses.
 
     Source: FedKA, Eq. 1. `update` takes `global_preds` and `local_preds`, scores (B, C, ...) or classes (B, ...) of the
@@ -143,11 +143,10 @@ class ForgettingDegree(FederatedMetric):
         keep_invalid: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        check_at_least(1, num_classes=num_classes)
+        super().__init__(num_classes, **kwargs)
         check_choice(("none", "macro"), average=average)
         check_above(0, xi=xi)
-        self.num_classes, self.average, self.xi, self.keep_invalid = num_classes, average, xi, keep_invalid
+        self.average, self.xi, self.keep_invalid = average, xi, keep_invalid
         self.add_state("degree_counts", torch.zeros(2, 2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, global_preds: Tensor, local_preds: Tensor, target: Tensor) -> None:

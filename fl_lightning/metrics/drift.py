@@ -13,7 +13,7 @@ from fl_lightning.functional.drift import (
     weight_divergence,
 )
 from fl_lightning.functional.state import StateLike
-from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.metrics.base import ClassMetric, FederatedMetric
 from fl_lightning.utils.settings import check_at_least
 
 
@@ -115,7 +115,7 @@ class WeightDivergence(FederatedMetric):
         return torch.as_tensor(distance / pairs)
 
 
-class WeightAlignment(FederatedMetric):
+class WeightAlignment(ClassMetric):
     r"""Weight alignment: the share of a layer's neurons that prefer the same class, $\arg\max_c h_c$, in two models.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19 and Table 2. `update` takes the layer's outputs after its ReLU in
@@ -137,9 +137,8 @@ class WeightAlignment(FederatedMetric):
     activation_samples: Tensor
 
     def __init__(self, num_classes: int, num_neurons: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_at_least(1, num_classes=num_classes, num_neurons=num_neurons)
-        self.num_classes = num_classes
+        super().__init__(num_classes, **kwargs)
+        check_at_least(1, num_neurons=num_neurons)
         sums = torch.zeros(2, num_classes, num_neurons, dtype=torch.float64)
         self.add_state("activation_sums", sums, dist_reduce_fx="sum")
         self.add_state("activation_samples", torch.zeros(num_classes, dtype=torch.float64), dist_reduce_fx="sum")

@@ -70,14 +70,12 @@ class History:
     def drop(self, first_round: int) -> None:
         """Forget the rows of `first_round` and of all later rounds."""
         self._lay_out()
-        while self._rounds and self._rounds[-1] >= first_round:
-            self._rounds.pop()
+        self._rounds = [round_idx for round_idx in self._rounds if round_idx < first_round]
         self._table = self._table[: len(self._rounds)]
 
     def curve(self, name: str) -> dict[int, float]:
         """Look up a value by round, where it is known."""
-        self._lay_out()
-        if name not in self._names:
+        if name not in self.names:
             return {}
         column = self.table[:, self._names[name]].tolist()
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}

@@ -9,11 +9,10 @@ from torch import Tensor
 from fl_lightning.functional.classes import estimated_distribution
 from fl_lightning.functional.state import to_float32
 from fl_lightning.functional.traffic import traffic
-from fl_lightning.metrics.base import FederatedMetric
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.metrics.base import ClassMetric, FederatedMetric
 
 
-class EstimatedDistribution(FederatedMetric):
+class EstimatedDistribution(ClassMetric):
     r"""Estimated class distribution (EPD) of a model, $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$.
 
     Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5. `update` takes logits (B, C); `compute` gives
@@ -36,8 +35,7 @@ class EstimatedDistribution(FederatedMetric):
     num_predictions: Tensor
 
     def __init__(self, num_classes: int, logits: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_at_least(1, num_classes=num_classes)
+        super().__init__(num_classes, **kwargs)
         self.logits = logits
         self.add_state("probability_sums", torch.zeros(num_classes, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("num_predictions", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")

@@ -10,11 +10,11 @@ from torchmetrics.utilities import dim_zero_cat
 from fl_lightning.functional.accuracy import class_accuracy, class_counts, prediction_consistency
 from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.functional.summary import rounds_to_target, speed_up
-from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.metrics.base import ClassMetric, FederatedMetric
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 
-class _ClassesByRound(FederatedMetric):
+class _ClassesByRound(ClassMetric):
     """A metric of the table A^(t)_c of class-wise accuracies by round.
 
     Args:
@@ -25,9 +25,7 @@ class _ClassesByRound(FederatedMetric):
     round_rows: list[Tensor]
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_at_least(1, num_classes=num_classes)
-        self.num_classes = num_classes
+        super().__init__(num_classes, **kwargs)
         self.set_dtype(torch.float64)  # a process without samples gathers an empty tensor of this type
         # 1-d rows (round, hits of C classes, samples of C classes): processes without rows gather as well
         self.add_state("round_rows", [], dist_reduce_fx="cat")

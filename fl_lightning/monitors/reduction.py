@@ -67,7 +67,7 @@ class SampleReduction(Callback):
         if not isinstance(pl_module, FederatedLoop):
             return
         data = pl_module.data
-        dealt = data.samples.dealt[self.client]
+        dealt = data.client_samples().dealt[self.client]
         of_class = int(data.count_labels([dealt])[0, self.class_idx])
         data.set_class_count(self.client, self.class_idx, self.count_at(trainer.current_epoch, len(dealt), of_class))
 

@@ -1,10 +1,11 @@
 """Copies of batches to a GPU: from pinned memory, on a stream of their own, while the GPU works on others."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 Begun = Callable[[], Any]
@@ -39,23 +40,27 @@ class Staging:
         Reads one batch ahead, so `batches` must not draw from a generator that others share. An error in reading a
         batch is raised when this batch is requested.
         """
-        source, error = iter(batches), None
-        current: Begun | None = None
-        while True:
-            following: Begun | None = None
-            try:
-                following = self.begin(next(source))
-            except StopIteration:
-                pass
-            except Exception as found:
-                error = found
-            if current is not None:
-                yield current()
-            if error is not None:
-                raise error
-            if following is None:
-                return
+        begun = self._begun(batches)
+        current = next(begun, None)
+        while current is not None:
+            following = next(begun, None)
+            yield current()
             current = following
+
+    def _begun(self, batches: Iterable[Any]) -> Iterator[Begun]:
+        """Begin the copies of batches, each when it is asked for.
+
+        In place of a batch that cannot be read stands a function that raises the error.
+        """
+        try:
+            yield from map(self.begin, batches)
+        except Exception as error:
+            yield partial(fail, error)
+
+
+def fail(error: Exception) -> None:
+    """Raise an error that came earlier."""
+    raise error
 
 
 def staging_for(device: torch.device) -> Staging | None:
@@ -83,15 +88,6 @@ def is_plain(nest: Any) -> bool:
     return nest is None or isinstance(nest, str | bytes | int | float)
 
 
-def mapped(nest: Any, fn: Callable[[Tensor], Any]) -> Any:
-    """Apply `fn` to every tensor of a nest for which `is_plain` holds."""
-    if isinstance(nest, dict):
-        return {key: mapped(value, fn) for key, value in nest.items()}
-    if isinstance(nest, list | tuple):
-        return type(nest)(mapped(value, fn) for value in nest)
-    return fn(nest) if isinstance(nest, Tensor) else nest
-
-
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Get the stream of all copies to a GPU: only one, since torch keeps memory apart by stream."""
@@ -102,13 +98,14 @@ def begin_copy(batch: Any, device: torch.device) -> Begun:
     """Begin the copy of a batch to a GPU, and return a function that makes the present stream wait for it."""
     side = side_stream(device)
     with torch.cuda.stream(side):
-        there = mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        there = apply_to_collection(batch, Tensor, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
     copied = side.record_event()
 
     def finish() -> Any:
         present = torch.cuda.current_stream(device)
         present.wait_event(copied)
-        mapped(there, lambda tensor: tensor.record_stream(present))  # or a later copy might take its memory too early
+        # or a later copy might take its memory too early
+        apply_to_collection(there, Tensor, lambda tensor: tensor.record_stream(present))
         return there
 
     return finish

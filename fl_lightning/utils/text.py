@@ -44,17 +44,13 @@ def as_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
 
 
-def as_row(cells: Iterable[Any]) -> list[Any]:
-    """Mark the names in a row of a table, and leave what is no text."""
-    return [as_cell(cell) if isinstance(cell, str) else cell for cell in cells]
-
-
 def write_cells(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows of a csv file, with its names marked."""
-    for cells in map(as_row, rows):
+    for row in rows:
+        cells = [as_cell(cell) if isinstance(cell, str) else cell for cell in row]
         returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)  # which csv does not quote by itself
-        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        (quoted if returns else csv.writer(file, lineterminator="\n")).writerow(cells)
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)
+        writer.writerow(cells)
 
 
 def of_cell(cell: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_lightning.utils import staging
-from fl_lightning.utils.staging import Staging, begin_copy, fits, is_plain, mapped, staging_for
+from fl_lightning.utils.staging import Staging, begin_copy, fits, is_plain, staging_for
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 Named = namedtuple("Named", "x")
@@ -85,14 +85,6 @@ def test_other_types_than_plain_ones_stay_where_they_are():
     ):
         assert Staging(CPU, refused)(batch) is batch
     assert not is_plain(torch.ones(1, device="meta"))
-
-
-def test_a_nest_keeps_its_form():
-    nest = {"x": [torch.ones(2), "a"], "y": (torch.zeros(1), 3, None)}
-    found = mapped(nest, lambda t: t + 1)
-    assert found["x"][0].tolist() == [2, 2]
-    assert found["x"][1] == "a"
-    assert found["y"] == (torch.ones(1), 3, None)
 
 
 def test_a_cpu_has_none_and_holds_everything():
