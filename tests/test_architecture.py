@@ -2,10 +2,13 @@
 
 import re
 import sys
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+
+from fl_lightning.types import Member
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"[a-z]\w*(?:/\w+)*\.py")
@@ -62,3 +65,18 @@ def test_a_method_file_has_at_most_120_code_lines(trace_round):
     files = sorted((ROOT / "fl_lightning/methods").glob("*.py"))
     assert len(files) > 30
     assert {file.name: size for file in files if (size := len(trace_round.code_lines(file))) > 120} == {}
+
+
+def kinds_of_members(base: type) -> set[str]:
+    """Names of the package's classes of members that no other derives from."""
+    kinds = [kind for kind in base.__subclasses__() if kind.__module__.startswith("fl_lightning.")]
+    below = set().union(*map(kinds_of_members, kinds))
+    return below or {base.__name__}
+
+
+def test_the_table_of_members_names_them_all():
+    import_module("fl_lightning.federation.loop")  # which defines all members, or imports them
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.split("## Members")[1].split("\n## ")[0].splitlines() if "|" in line]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(kinds_of_members(Member))

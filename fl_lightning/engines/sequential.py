@@ -219,7 +219,8 @@ class SequentialEngine:
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
         context, idle = self._context(job), self.weights.frozen.already_sent
         self.weights.load({n: v for n, v in context.start.items() if n not in idle} if idle else context.start)
-        self.weights.load(job.personal or {})
+        if job.personal:
+            self.weights.load(job.personal)
         for member in self.members.of("enter"):
             member.enter(job)
         self.client.begin(context)
