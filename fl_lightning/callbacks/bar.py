@@ -76,6 +76,7 @@ class RoundProgressBar(ProgressBar):
         self.clients += 1
         self._show()
 
+    @ignores_module
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
         """Count an exchange, whose clients are counted anew."""
         self.exchanges, self.clients = self.exchanges + 1, 0

@@ -69,8 +69,10 @@ class StackTrainer:
 
     def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
         """Return True for a client that must be alone in the module: BatchNorm sees batches of one sample."""
+        if not self.local.batch_norms:
+            return False
         size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
-        return bool(self.local.batch_norms) and size > 0 and 1 in (size, batch_size)
+        return size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
         """Cut the samples of one client into the batches of a phase.

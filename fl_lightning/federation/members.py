@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -453,7 +454,7 @@ def members_of(
     client, weights, transforms, guard = parts.client, server.global_weights, parts.transforms, parts.guard
     codec = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
     # somebody's own code that runs while a client is trained may change its modules
-    foreign = runs_foreign_code(client) or any(map(any, (parts.hooks.values(), parts.batch_hooks.values())))
+    foreign = runs_foreign_code(client) or need_module(chain(*parts.hooks.values(), *parts.batch_hooks.values()))
     return Members(
         [
             *([Traces(client)] if parts.faults.on_error == "skip" else []),

@@ -20,8 +20,8 @@ def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
         Bytes.
     """
     values = (weights or {}).values()
-    entries = sum(value.numel() for value in values if isinstance(value, Tensor) and value.is_floating_point())
-    return entries * 4 + (_floats(extras) * 4 if extras else 0)
+    sizes = [value.numel() for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+    return sum(sizes) * 4 + (_floats(extras) * 4 if extras else 0)
 
 
 def _floats(value: Any) -> int:
