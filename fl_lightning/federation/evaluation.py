@@ -59,7 +59,8 @@ class Evaluation:
         self.restore()
         if self.weights.shared or self.client.module is not None:  # else there is nothing
             self.before, self._generators = HeldEntries(self.weights), ExitStack()
-            self._generators.enter_context(self._kept_generators())
+            foreign = self.client.module is not None or self.metrics is not None or self.transfer.hooked
+            self._generators.enter_context(self._kept_generators(foreign))
         if not evaluates:
             return
         self.weights.non_persistent.set_back({})
@@ -72,9 +73,13 @@ class Evaluation:
             self.metrics.reset()
         self._load_evaluated()
 
-    def _kept_generators(self) -> AbstractContextManager[None]:
-        """Context that leaves the global random generators as they were."""
-        return isolate_rng(include_cuda=self.communicator.device.type == "cuda")
+    def _kept_generators(self, foreign: bool = True) -> AbstractContextManager[None]:
+        """Context that leaves the global random generators as they were.
+
+        Those of NumPy and Python are among them where foreign code may draw from them: to keep them takes long.
+        """
+        cuda = [self.communicator.device] if self.communicator.device.type == "cuda" else []
+        return isolate_rng(include_cuda=bool(cuda)) if foreign else torch.random.fork_rng(cuda)
 
     def _load_evaluated(self) -> None:
         """Load the weights that are evaluated, if there is a global model, and they are not its own.
