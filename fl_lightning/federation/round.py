@@ -157,16 +157,15 @@ class Round:
         Raises:
             Exception: that is no client's, of this or another process.
         """
-        taken = set[int]()
-        error = self._train(exchange, mine, taken)
-        while isinstance(error, ClientError):
+        taken, left = set[int](), [client_id for client_id in mine if client_id not in outcome.failed]
+        while isinstance(error := self._train(exchange, left, taken), ClientError):
             later = exchange != self.parts.client.exchanges[0]
             kept = error.taken_in or any(member.keeps_cohort for member in self.members.all)
             outcome.leave_out({error.client_id: error.reason})
             # a metric object that the client had, too, is reset with it
             outcome.repeat(later or kept or self.parts.recorder.has_metrics)
             self.parts.recorder.logged.clear()  # of the client that is not taken in
-            error = self._train(exchange, [c for c in mine if c not in {*taken, *outcome.failed}], taken)
+            left = [client_id for client_id in left if client_id not in {*taken, error.client_id}]
         for failed, repeats in self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error):
             outcome.leave_out(failed)
             outcome.repeat(repeats)

@@ -136,7 +136,7 @@ def cases():
     for name, kind in METHODS.items():
         for exchange in range(len(kind.exchanges)):
             for how in ("raise", "NaN"):
-                quick = name in ("FedAvg", "SCAFFOLD") or (name in SEVERAL and exchange == 1)
+                quick = name in ("FedAvg", "FedMD", "SCAFFOLD") or (name in SEVERAL and exchange == 1)
                 yield pytest.param(kind, how, exchange, marks=[] if quick else pytest.mark.slow)
 
 
