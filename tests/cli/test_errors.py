@@ -248,7 +248,10 @@ NO_MEANING = [
         "--trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn l1_unstructured",
         "not those that the clients share; prune the trained client.ckpt",
     ),
-    ("--trainer.callbacks SpikeDetection", "a step of the Trainer is a round; leave it out, and set model.faults.max_update_"),
+    (
+        "--trainer.callbacks SpikeDetection",
+        "a step of the Trainer is a round; leave it out, and set model.faults.max_update_",
+    ),
     (f"{CHECKPOINT}.train_time_interval 00:00:10", "never writes in a federation; use every_n_epochs"),
     (f"{CHECKPOINT}.every_n_train_steps 2", "counts batches, of which a round has one; use every_n_epochs"),
 ]
