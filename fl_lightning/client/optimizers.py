@@ -325,9 +325,8 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
         items = list(configured)
         if all(isinstance(item, Optimizer | Mapping) for item in items):
             pairs = [parse_optimizers(item, owner) for item in items]
-            return [o for optimizers, _ in pairs for o in optimizers], [
-                s for _, schedulers in pairs for s in schedulers
-            ]
+            optimizers = [optimizer for part, _ in pairs for optimizer in part]
+            return optimizers, [scheduler for _, part in pairs for scheduler in part]
         if len(items) == 2 and isinstance(items[0], Sequence):
             schedulers = items[1] if isinstance(items[1], Sequence) else [items[1]]
             return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]

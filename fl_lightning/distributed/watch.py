@@ -96,7 +96,7 @@ class Watch:
         self.rank, self.world = rank, world = dist.get_rank(), dist.get_world_size()
         self.timeout, self.last_word, self._starter = timeout, last_word, starter
         self.verdict: Verdict | None = None
-        self._decided, self._closed, self._told = threading.Event(), threading.Event(), False
+        self._decided, self._closed, self._notified = threading.Event(), threading.Event(), False
         self._lock = threading.Lock()
         me = Peer(None, rank, socket.gethostname(), os.getpid())
         self._me, self._peers = me, {rank: me}
@@ -120,7 +120,7 @@ class Watch:
 
     def explain(self, error: BaseException) -> BaseException:
         """Tell the others of an error that ends this process, and return the run's first error to be raised."""
-        self._told = True
+        self._notified = True
         of_a_collective = isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")
         if self.verdict is None and of_a_collective:
             self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
@@ -142,7 +142,7 @@ class Watch:
     def close(self) -> None:
         """End the watch: this process takes part in no collective any more."""
         self._closed.set()
-        self._told = True
+        self._notified = True
         for peer in self._others():
             self._send(peer, BYE)
         if SIGNAL is not None and threading.current_thread() is threading.main_thread():
@@ -170,7 +170,7 @@ class Watch:
                 self._send(peer, (BEAT, self._me.sign))
             if self._starter is not None and os.getppid() != self._starter:
                 self._decide(Verdict("the process that has started the run is gone", self.rank))
-            if self.verdict is None and not self._told:
+            if self.verdict is None and not self._notified:
                 self._judge()
 
     def _receive(self, peer: Peer) -> None:
@@ -224,7 +224,7 @@ class Watch:
         self._decided.set()
         if self.rank == 0:
             self._tell(verdict)
-        if not self._told:
+        if not self._notified:
             threading.Thread(target=self._insist, daemon=True).start()
 
     def _insist(self) -> None:
@@ -232,14 +232,14 @@ class Watch:
         if SIGNAL is not None and not self._closed.is_set():
             with suppress(OSError):
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
-        if not self._closed.wait(GRACE) and not self._told and self.verdict is not None:
+        if not self._closed.wait(GRACE) and not self._notified and self.verdict is not None:
             self.last_word(self.verdict.error())
             os._exit(1)
 
     def _raise(self, signum: int, frame: FrameType | None) -> None:
         """Handle the signal that `_insist` sends."""
-        if self.verdict is not None and not self._told:
-            self._told = True
+        if self.verdict is not None and not self._notified:
+            self._notified = True
             raise self.verdict.error()
 
     def _others(self) -> list[Peer]:

@@ -93,9 +93,9 @@ class CohortEngine(SequentialEngine):
         self.chunk = chunk
         self._refused: str | None = None
         self._proven: set[str] = set()
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._stacks = StackTrainer(self.client, self.local, cautious=chunk == "auto")
-        self._epochs_told = Counter[int]()
+        self._epochs_notified = Counter[int]()
         """Epochs of the stack under way of which callbacks know, by client."""
         self._phased = overridden(self.client, "phases", ClientModule)
 
@@ -137,8 +137,8 @@ class CohortEngine(SequentialEngine):
         yield from self._together(exchange, waiting)
 
     def _tell(self, reason: str | None) -> None:
-        if reason is not None and reason not in self._told:
-            self._told.add(reason)
+        if reason is not None and reason not in self._notified:
+            self._notified.add(reason)
             rank_zero_info(f"Clients are trained one after the other (model.chunk={self.chunk}): {reason}")
 
     def _together(self, exchange: str, jobs: Sequence[ClientJob]) -> Iterator[ClientResult]:
@@ -161,7 +161,7 @@ class CohortEngine(SequentialEngine):
             yield from super()._results(exchange, again, announces=isinstance(error, OwnAttributeError))
             return
         finally:
-            self._epochs_told.clear()
+            self._epochs_notified.clear()
         checks = True
         for stacked, state in trained:
             try:
@@ -244,16 +244,16 @@ class CohortEngine(SequentialEngine):
         self.services.resume_client(stacked.logged, stacked.last_size)
         for hook in super()._epoch_hooks():
             hook(client_id, epoch)
-        self._epochs_told[client_id] += 1
+        self._epochs_notified[client_id] += 1
 
     def _epoch_hooks(self) -> Sequence[EpochHook]:
         """Leave out the epochs that were told before the stack turned out to be none."""
-        return [self._tell_epoch] if self._epochs_told else super()._epoch_hooks()
+        return [self._tell_epoch] if self._epochs_notified else super()._epoch_hooks()
 
     def _tell_epoch(self, client_id: int, epoch: int) -> None:
         """Call the hooks for an epoch that was not told."""
-        if self._epochs_told[client_id]:
-            self._epochs_told[client_id] -= 1
+        if self._epochs_notified[client_id]:
+            self._epochs_notified[client_id] -= 1
             return
         for hook in super()._epoch_hooks():
             hook(client_id, epoch)

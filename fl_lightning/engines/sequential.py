@@ -76,9 +76,9 @@ class SequentialEngine:
         self._receives, self._replies = (overridden(client, name, ClientModule) for name in ("receive", "reply"))
         self._without_others = local_metrics if world_size() > 1 else nullcontext
         undoing: Callable[[], AbstractContextManager[Any]] = partial(self.members.undoing, at_client=True)
+        # what fails is undone: where single clients are left out one client, else the exchange
         self._undo_client = undoing if tolerant else nullcontext
         self._undo_exchange = nullcontext if tolerant else undoing
-        """Contexts that undo what fails: where single clients are left out one client, else the exchange."""
         self._last_start: object = None
         self._weights_token = object()
         """One object for all clients that start from the same weights."""

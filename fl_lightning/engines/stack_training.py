@@ -165,7 +165,11 @@ class StackTrainer:
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Build the optimizers of a phase, or take those at hand."""
         builder = self.local.builder
-        optimizers = builder.at_hand(phase) or builder.new()
+        optimizers = builder.at_hand(phase)
+        if optimizers is None:
+            if phase.trains is None:
+                builder.forget()
+            optimizers = builder.new()
         reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from fl_lightning.client.checks import num_arguments
+from fl_lightning.client.checks import num_arguments, runs_foreign_code
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.services import attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
@@ -50,6 +50,8 @@ class Evaluation:
         self._left: HeldEntries | None = None
         """All entries as a pass has left them, until the module's last hook of it."""
         self._generators = ExitStack()
+        foreign = self.client.module is not None or runs_foreign_code(self.client)
+        self._foreign = foreign or self.metrics is not None or self.transfer.hooked
         self._channels_last = evaluates_channels_last(self.client, self.client.device)
         classifies = self.client.module is None and self.data.num_classes is not None
         self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
@@ -59,8 +61,7 @@ class Evaluation:
         self.restore()
         if self.weights.shared or self.client.module is not None:  # else there is nothing
             self.before, self._generators = HeldEntries(self.weights), ExitStack()
-            foreign = self.client.module is not None or self.metrics is not None or self.transfer.hooked
-            self._generators.enter_context(self._kept_generators(foreign))
+            self._generators.enter_context(self._kept_generators(self._foreign))
         if not evaluates:
             return
         self.weights.non_persistent.set_back({})
@@ -78,8 +79,9 @@ class Evaluation:
 
         Those of NumPy and Python are among them where foreign code may draw from them: to keep them takes long.
         """
-        cuda = [self.communicator.device] if self.communicator.device.type == "cuda" else []
-        return isolate_rng(include_cuda=bool(cuda)) if foreign else torch.random.fork_rng(cuda)
+        device = self.communicator.device
+        on_gpu = device.type == "cuda"
+        return isolate_rng(include_cuda=on_gpu) if foreign else torch.random.fork_rng([device] if on_gpu else [])
 
     def _load_evaluated(self) -> None:
         """Load the weights that are evaluated, if there is a global model, and they are not its own.

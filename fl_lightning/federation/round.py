@@ -294,8 +294,8 @@ class Round:
         self._abort_if_small(outcome)
         if broken and (counted or kept or outcome.problem):
             outcome.repeat()
-        else:
-            outcome.abort(misweighed or aggregate)
+        elif fault := misweighed or aggregate:
+            outcome.abort(fault)
 
     def _overflow(self, round_idx: int) -> str:
         """Report that the server optimizer made values that cannot become the model.

@@ -204,12 +204,16 @@ def check_update(update: ClientUpdate, shared: State) -> None:
         value = weights.get(name)
         if value is None:
             raise ValueError(f"an update must hold every shared entry, but entry {name!r} is missing; send it")
-        shapes = "have shape", tuple(wanted.shape), tuple(value.shape)
-        for rule, expected, got in (shapes, ("be of type", wanted.dtype, value.dtype)):
-            if got != expected:
-                raise ValueError(
-                    f"entry {name!r} of an update must {rule} {expected}, got {got}; send it as it was received"
-                )
+        if value.shape != wanted.shape:
+            raise ValueError(
+                f"entry {name!r} of an update must have shape {tuple(wanted.shape)}, got {tuple(value.shape)}; send "
+                f"it as it was received"
+            )
+        if value.dtype != wanted.dtype:
+            raise ValueError(
+                f"entry {name!r} of an update must be of type {wanted.dtype}, got {value.dtype}; send it as it was "
+                f"received"
+            )
     if more := weights.keys() - shared.keys():
         raise ValueError(f"an update must hold the shared entries only, but has {min(more)!r} too; send it in extras")
 
