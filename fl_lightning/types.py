@@ -229,7 +229,7 @@ class ServerView(Protocol):
 
     @property
     def transmitted_entries(self) -> State:
-        """The shared entries that travel in this round."""
+        """The shared entries that are transmitted in this round."""
 
     @property
     def num_clients(self) -> int:
@@ -439,7 +439,7 @@ class Member:
     Attributes:
         name: of what it shares with other processes, and of its state in a checkpoint.
         gathers: whether the rows of `partial` go to the root process only.
-        at_client: whether it travels with the engine, to where the client is.
+        at_client: whether it goes with the engine, to where the client is.
         keeps_clients: whether a client that was taken in leaves more than what a weight of 0 takes out again.
         keeps_cohort: whether the clients that are asked leave something, before any of them has trained.
     """
@@ -569,7 +569,7 @@ class Members:
         return self._by_verb[verb]
 
     def undoing(self, at_client: bool = False) -> "Undo":
-        """Mark all who take part, or those of them who travel with the engine."""
+        """Mark all who take part, or those of them who go with the engine."""
         return Undo(member for member in self.of("undo") if member.at_client or not at_client)
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:

@@ -70,7 +70,7 @@ class NonFiniteGuard(Member):
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks, self._checks = self._checks, []
-        if outcome is not None and outcome.weights:  # of which the server has those that travel
+        if outcome is not None and outcome.weights:  # of which the server has those that are transmitted
             checks += [Check(-1, "values", value) for value in self._extremes(self.server.transmitted_entries)]
         return checks
 

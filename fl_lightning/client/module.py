@@ -137,7 +137,7 @@ class ClientModule(CheckedLoading):
     # --- hooks of a method -------------------------------------------------------------------------------------
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
-        """Return True for an entry of the state dict that never travels.
+        """Return True for an entry of the state dict that is never transmitted.
 
         `owner` is the module that holds it.
         """
@@ -366,7 +366,7 @@ class ClientModule(CheckedLoading):
         self.forward_context, self._transfer = nullcontext, None
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
-        """Fix which parameters are trainable (inside vmap none requires a gradient), and which never travel."""
+        """Fix which parameters are trainable (inside vmap none requires a gradient), and which are never sent."""
         names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         places = [(name, *name.rpartition(".")[::2]) for name in names]
         self._parameter_owners = [(name, self.get_submodule(path), attribute) for name, path, attribute in places]

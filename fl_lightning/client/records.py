@@ -1,4 +1,4 @@
-"""Codec of the client store: a nest of plain values is copied, measured, written to bytes and read back."""
+"""Codec of the client store: a pytree of plain values is copied, measured, written to bytes and read back."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.utils.devices import to_device
 
 TREE = "tree"
-"""Name of the tensor that holds the nest itself, as the bytes of its JSON text."""
+"""Name of the tensor that holds the pytree itself, as the bytes of its JSON text."""
 
 
 class FileRecord(NamedTuple):
@@ -71,7 +71,7 @@ def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
-    """Copy a nest.
+    """Copy a pytree.
 
     Only what `torch.load(weights_only=True)` reads is allowed.
 
@@ -106,17 +106,17 @@ def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
 
 
 def num_bytes(value: Any) -> int:
-    """Count the bytes of all tensors in a nest."""
+    """Count the bytes of all tensors in a pytree."""
     sizes: list[int] = []
     apply_to_collection(value, Tensor, lambda tensor: sizes.append(tensor.nbytes))
     return sum(sizes)
 
 
 def encode(value: Any) -> bytes:
-    """Write a nest that `kept` allows as the content of a safetensors file: equal nests give equal bytes.
+    """Write a pytree that `kept` allows as the content of a safetensors file: equal pytrees give equal bytes.
 
-    The file holds the nest's tensors, numbered, and one more of bytes (`TREE`): the nest as JSON text, in which every
-    dict, tensor and dtype is an object with its kind as the only key.
+    The file holds the pytree's tensors, numbered, and one more of bytes (`TREE`): the pytree as JSON text, in which
+    every dict, tensor and dtype is an object with its kind as the only key.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -140,7 +140,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """Read back the nest that `encode` was given."""
+    """Read back the pytree that `encode` was given."""
     tensors = load(content)
     read: dict[str, Callable[[Any], Any]] = {
         "dict": dict,

@@ -34,7 +34,7 @@ class UnwrappedStep:
 
     @classmethod
     def of(cls, optimizer: Optimizer, counted: RemovableHandle) -> "UnwrappedStep | None":
-        """The bare step of an optimizer, or None where its `step` is not torch's own or is differentiated."""
+        """The unwrapped step of an optimizer, or None where its `step` is not torch's own or is differentiated."""
         function = unwrapped_step(type(optimizer).step)
         if function is None or optimizer.defaults.get("differentiable"):
             return None

@@ -182,7 +182,7 @@ def current_communicator(device: torch.device | None = None) -> Communicator:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors in a nest of dicts, lists and updates to `device`."""
+    """Move the tensors in a pytree of dicts, lists and updates to `device`."""
 
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):

@@ -79,7 +79,7 @@ class CohortEngine(SequentialEngine):
     """Trains up to `chunk` clients at once (the `Engine` protocol).
 
     Results are those of the sequential engine up to the order of floating-point sums. The first stack of an exchange
-    is a trial: where it fails, its clients and all later ones are trained one after the other, and one line says why.
+    is a test: where it fails, its clients and all later ones are trained one after the other, and one line says why.
 
     Args:
         client, settings, weights, services, device, precision, datamodule, hooks, batch_hooks, tolerant: as of

@@ -18,7 +18,7 @@ from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import to_float32
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
-from fl_lightning.metrics.reported import computed
+from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
 

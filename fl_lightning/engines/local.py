@@ -40,7 +40,7 @@ def local_engine(
         precision: a plugin of Lightning's, such as `DoublePrecision()`; None: 32-true.
         max_epochs: rounds of the run, over which a decay of the learning rate may go; None: not known.
         settings: of local training; its seed is that of the run.
-        personal: patterns of entries that never travel.
+        personal: patterns of entries that are never transmitted.
         keep: patterns of buffers with `persistent=False` that a client keeps.
         chunk: clients trained at once, or `auto`.
 

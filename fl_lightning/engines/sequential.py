@@ -41,7 +41,7 @@ class SequentialEngine:
         datamodule: the user's own, with its transfer hooks; or None.
         hooks: called at the start of a client and the end of its epochs; or None.
         batch_hooks: of callbacks of the module's own, called before the module's of the same name; or None.
-        members: those of a round that travel with the engine, in order; None: those of `weights` and the structure.
+        members: those of a round that go with the engine, in order; None: those of `weights` and the structure.
         tolerant: whether the run goes on without a client that fails, so that nothing of it may stay.
     """
 
@@ -217,8 +217,8 @@ class SequentialEngine:
     def load_client(self, job: ClientJob) -> None:
         """Put a client into the module: the shared weights it starts from, its own entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
-        context, idle = self._context(job), self.weights.frozen.already_sent
-        self.weights.load({n: v for n, v in context.start.items() if n not in idle} if idle else context.start)
+        context, sent = self._context(job), self.weights.frozen.already_sent
+        self.weights.load({n: v for n, v in context.start.items() if n not in sent} if sent else context.start)
         if job.personal:
             self.weights.load(job.personal)
         for member in self.members.of("enter"):

@@ -295,7 +295,7 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
 def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
     """Context in which only the parameters that match the patterns are trained.
 
-    Steps that train none shared are idle.
+    Steps that train none shared count as `idle_steps`.
 
     Raises:
         ValueError: if the patterns name none.

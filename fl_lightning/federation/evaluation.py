@@ -21,7 +21,7 @@ from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
-from fl_lightning.metrics.reported import alone, computed, update, values_of
+from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob
 from fl_lightning.utils.life import heartbeat
 

@@ -147,9 +147,9 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
 
     Args:
         name: dotted name of the value.
-        value: a plain value, a nest of them, a factory of an optimizer (described by the param-group values that it
+        value: a plain value, a pytree of them, a factory of an optimizer (described by the param-group values that it
             makes), a function, or an object (by those init arguments that it keeps as attributes).
-        depth: of the nest.
+        depth: of the pytree.
     """
     if isinstance(value, PurePath) or depth > DEEPEST:
         return {}

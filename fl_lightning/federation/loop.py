@@ -30,7 +30,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.setup import FederatedRun, catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.metrics.reported import Metrics, as_collection
+from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments

@@ -60,7 +60,7 @@ class FederationParts:
         transforms: of updates, in order.
         execution: how a process computes.
         store: of the clients' memory and personal entries.
-        personal: patterns of entries that never travel.
+        personal: patterns of entries that are never transmitted.
         keep: patterns of buffers with `persistent=False` that a client keeps.
         metrics: the user's own; or None.
         given_seed: keys every draw; None: that of `seed_everything`, else 0.

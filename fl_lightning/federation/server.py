@@ -56,7 +56,7 @@ class Server:
 
     @property
     def transmitted_entries(self) -> State:
-        """The shared entries that travel in this round."""
+        """The shared entries that are transmitted in this round."""
         whole, names = self.weights, self.global_weights.transmitted_entries
         return whole if len(names) == len(whole) else {name: whole[name] for name in names}
 

@@ -23,7 +23,7 @@ def importance(
     """Compute Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
 
     Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch (a nest of tensors, samples along the first dimension).
+        loss: `(params, batch) -> ()`, the mean loss of a batch (a pytree of tensors, samples along dimension 0).
         params: trainable parameters w, by name.
         batches: P, cut so that the gradients of one batch's samples fit in memory together; with `tensor` its cut
             matters.

@@ -25,7 +25,7 @@ def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
 
 
 def _floats(value: Any) -> int:
-    """Count the floats in a nest, those in its tensors included."""
+    """Count the floats in a pytree, those in its tensors included."""
     counts: list[int] = []
     apply_to_collection(value, Tensor, lambda t: counts.append(t.numel() if t.is_floating_point() else 0))
     apply_to_collection(value, float, lambda _: counts.append(1))

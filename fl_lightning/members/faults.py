@@ -122,7 +122,7 @@ class SkippedClients(Member):
         return self._settings.skips or self._settings.min_clients > 1
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Count who is skipped: all of the cohort where the round is lost.
+        """Count who is skipped: all of the cohort where the round is aborted.
 
         Raises:
             FaultError: after `patience` rounds with every client skipped.

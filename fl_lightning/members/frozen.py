@@ -1,4 +1,4 @@
-"""Shared parameters that nobody trains: they travel in the first round after they changed, then no more."""
+"""Shared parameters that nobody trains: they are transmitted in the first round after they changed, then no more."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +14,8 @@ from fl_lightning.types import Broadcast, ClientJob, Member, RoundOutcome, State
 class FrozenEntries(Member):
     """Finds the entries that stay where they are in a round, since nobody trains them and everyone has them.
 
-    An entry is *idle* in a round if its `requires_grad` is False when the round begins and the round in which it
-    travelled last has left it as it was. A client that has been in no round since then is sent it once.
+    An entry is *already sent* in a round if its `requires_grad` is False when the round begins and the round in which
+    it was transmitted last has left it as it was. A client that has been in no round since then is sent it once.
 
     Args:
         parameters: shared ones, by name.
@@ -23,7 +23,7 @@ class FrozenEntries(Member):
 
     Attributes:
         parameters: the shared ones.
-        already_sent: values of the idle entries of the round, by name.
+        already_sent: values of the round's entries that were already sent, by name.
     """
 
     name = "frozen"
@@ -45,15 +45,15 @@ class FrozenEntries(Member):
     def is_used(self) -> bool:
         return not all(value.requires_grad for value in self.parameters.values())
 
-    def find_idle(self, fixed: Collection[str]) -> None:
-        """Find the idle entries of the round to come, `fixed` ones left out."""
+    def find_already_sent(self, fixed: Collection[str]) -> None:
+        """Find the entries that were already sent, for the round to come, `fixed` ones left out."""
         self._fixed = fixed
         if self._loaded:
             self._sent = {name: self.parameters[name].detach().clone() for name in self._since}
             self._loaded = False
         frozen = [name for name, value in self.parameters.items() if not value.requires_grad and name not in fixed]
         for name in self._sent.keys() - frozen:
-            del self._sent[name], self._since[name]  # trained, so that it travels once when it is frozen again
+            del self._sent[name], self._since[name]  # trained, so that it is sent once when it is frozen again
         self.already_sent = self._unchanged()
 
     def _unchanged(self) -> State:
@@ -71,7 +71,7 @@ class FrozenEntries(Member):
         return {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        """Take the idle entries that a client has out of a message."""
+        """Take the entries that a client already has out of a message."""
         if not self.already_sent or broadcast.weights is None:
             return broadcast
         first = broadcast.exchange == self._first_exchange
@@ -91,16 +91,16 @@ class FrozenEntries(Member):
         return list(compress(wanted, differs.tolist()))
 
     def trained(self, job: ClientJob) -> None:
-        """Refuse a client that has changed an idle entry.
+        """Refuse a client that has changed an entry that was already sent.
 
         Raises:
             ValueError: naming it.
         """
         if names := self.changed(self.already_sent):
             raise ValueError(
-                f"a parameter with requires_grad=False when a round begins does not travel, but a client has changed "
-                f"{names[0]!r}; let it require a gradient before the round (a callback's on_train_epoch_start), or "
-                f"make it a buffer"
+                f"a parameter with requires_grad=False when a round begins is not transmitted, but a client has "
+                f"changed {names[0]!r}; let it require a gradient before the round (a callback's "
+                f"on_train_epoch_start), or make it a buffer"
             )
 
     def mark(self) -> State:
@@ -108,12 +108,12 @@ class FrozenEntries(Member):
 
     @torch.no_grad()
     def undo(self, mark: State) -> None:
-        """Put the idle entries back, which no client is given anew."""
+        """Put the entries back that no client is given anew."""
         for name, value in mark.items():
             self.parameters[name].copy_(value)
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        """Give the entries that are idle in the next round, or in the present one, and the clients' last rounds."""
+        """Give what was already sent for the next round, or for the present one, and the clients' last rounds."""
         names = self._unchanged() if mark is None else self.already_sent
         since = {name: self._since[name] for name in names}
         return {"since": since, "seen": dict(self._seen)} if since else {}

@@ -91,7 +91,7 @@ def _is_readable(value: Any) -> bool:
 
 
 def _overlaid(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Join two nests of dictionaries.
+    """Join two nested dictionaries.
 
     Where both have a value it is that of `above`.
     """

@@ -21,11 +21,11 @@ class GlobalWeights(Member):
 
     Args:
         client: the module.
-        personal: `fnmatch` patterns of entries that never travel, besides those of `client.is_personal`; with `!` in
-            front, of entries that do travel all the same.
+        personal: `fnmatch` patterns of entries that are never transmitted, besides those of `client.is_personal`; with
+            `!` in front, of entries that are transmitted all the same.
         keep: patterns of buffers with `persistent=False` that a client keeps in its memory.
         keeps_state: names who keeps a state of the trained entries, empty: nobody. What was trained at the start then
-            goes on travelling, and nothing may come to be trained.
+            goes on being transmitted, and nothing may come to be trained.
 
     Raises:
         ValueError: if a pattern matches no entry, or an entry cannot be averaged.
@@ -74,7 +74,7 @@ class GlobalWeights(Member):
         self._find_trainable()
         self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept}, client.exchanges[0])
         self.transmitted_entries = self.shared
-        """The shared entries that travel in this round."""
+        """The shared entries that are transmitted in this round."""
         if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
@@ -89,7 +89,7 @@ class GlobalWeights(Member):
     # --- as a member of the round ------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
-        """Find out what is trained from now on, and what travels.
+        """Find out what is trained from now on, and what is transmitted.
 
         Raises:
             ValueError: naming an entry that was unfrozen, and who cannot bear it.
@@ -114,10 +114,10 @@ class GlobalWeights(Member):
             )
 
     def _find_transmitted(self) -> None:
-        """Find the entries that travel in the round to come: the idle ones do not."""
-        self.frozen.find_idle(self.trainable)
-        idle = self.frozen.already_sent
-        self.transmitted_entries = [name for name in self.shared if name not in idle] if idle else self.shared
+        """Find the entries that are transmitted in the round to come: not those that everybody has."""
+        self.frozen.find_already_sent(self.trainable)
+        sent = self.frozen.already_sent
+        self.transmitted_entries = [name for name in self.shared if name not in sent] if sent else self.shared
 
     def mark(self) -> State:
         self.before = self.snapshot(self.entries, self.frozen.already_sent)
@@ -132,8 +132,8 @@ class GlobalWeights(Member):
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         if not outcome.aborted:
-            idle, new = self.frozen.already_sent, outcome.entries
-            self.load({name: value for name, value in new.items() if name not in idle} if idle else new)
+            sent, new = self.frozen.already_sent, outcome.entries
+            self.load({name: value for name, value in new.items() if name not in sent} if sent else new)
         return {}
 
     def personal_of(self, client_id: int) -> list[str]:
@@ -147,12 +147,12 @@ class GlobalWeights(Member):
         entries = [(name, getattr(*self.entries[name]).detach()) for name in names]
         return FlatState(entries, scratch=self._scratch)
 
-    def snapshot(self, names: Iterable[str], idle: Mapping[str, Tensor] = MappingProxyType({})) -> State:
+    def snapshot(self, names: Iterable[str], sent: Mapping[str, Tensor] = MappingProxyType({})) -> State:
         """Copy the named entries.
 
-        `idle` ones are as given and need no copy.
+        `sent` ones are as given and need no copy.
         """
-        return {name: idle[name] if name in idle else getattr(*self.entries[name]).detach().clone() for name in names}
+        return {name: sent[name] if name in sent else getattr(*self.entries[name]).detach().clone() for name in names}
 
     def saved(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Rename the entries of `state` as in the loop's state dict, tied names included."""

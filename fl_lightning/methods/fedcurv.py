@@ -59,7 +59,7 @@ class FedCurvServer(ServerModule):
     """FedCurv's server, which keeps U and V of all clients seen, or of the last round's, and sends them.
 
     Attributes:
-        made: with `scope: last_round` the round that U and V are of: not the last one where that was lost.
+        made: with `scope: last_round` the round that U and V are of: not the last one where that was aborted.
     """
 
     u: StateBuffers

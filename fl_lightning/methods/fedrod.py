@@ -35,7 +35,7 @@ def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:
 class FedRoD(ClientModule):
     """Local loss: balanced softmax of the generic head + cross-entropy of both, which trains the personal one only.
 
-    The personal head never travels; it begins as a copy of the generic head that the client received first.
+    The personal head is never transmitted; it begins as a copy of the generic head that the client received first.
 
     Args:
         gamma: γ, power of the class counts in the balanced softmax, >= 0; 0 is cross-entropy.

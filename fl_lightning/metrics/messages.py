@@ -53,8 +53,8 @@ class EstimatedDistribution(ClassMetric):
 class CommunicationCost(FederatedMetric):
     """Bytes that went down to clients and up from them: 4 for every float, 0 for integers.
 
-    `update` takes what one message carries, `down` or `up` or both: tensors, numbers, and nests of them by name;
-    `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.
+    `update` takes what one message carries, `down` or `up` or both: tensors, numbers, and nested dicts or
+    lists of them by name; `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.
 
     Args:
         kwargs: of `torchmetrics.Metric`.

@@ -14,7 +14,7 @@ from fl_lightning.functional.classes import in_local
 from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import State, add, zeros_like
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
-from fl_lightning.metrics.reported import computed
+from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, log_means
 from fl_lightning.types import ClientUpdate
 

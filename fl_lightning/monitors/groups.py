@@ -8,7 +8,7 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.metrics.reported import Metrics, alone, as_collection, update, values_of
+from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
 

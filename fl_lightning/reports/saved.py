@@ -180,7 +180,7 @@ def read_config(path: Path) -> Settings:
 
 
 def check_size(content: Any) -> None:
-    """Refuse a nest that is too deep or too large to be settings, as YAML's aliases may make of any file.
+    """Refuse a pytree that is too deep or too large to be settings, as YAML's aliases may make of any file.
 
     Raises:
         ValueError: if it is.

@@ -73,7 +73,7 @@ def fits(num_bytes: int, device: torch.device) -> bool:
     return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
-def is_plain(nest: Any) -> bool:
+def is_plain(pytree: Any) -> bool:
     """Tell whether a batch holds dense tensors of the host, beside numbers and texts, in lists, tuples and dicts.
 
     Other types are moved by their own code, since they may hold tensors that cannot be found from outside.
@@ -81,11 +81,11 @@ def is_plain(nest: Any) -> bool:
     >>> is_plain([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}]), is_plain(torch.eye(2).to_sparse())
     (True, False)
     """
-    if type(nest) is Tensor:
-        return nest.layout is torch.strided and nest.device.type == "cpu"
-    if type(nest) in (list, tuple, dict):
-        return all(map(is_plain, nest.values() if type(nest) is dict else nest))
-    return nest is None or isinstance(nest, str | bytes | int | float)
+    if type(pytree) is Tensor:
+        return pytree.layout is torch.strided and pytree.device.type == "cpu"
+    if type(pytree) in (list, tuple, dict):
+        return all(map(is_plain, pytree.values() if type(pytree) is dict else pytree))
+    return pytree is None or isinstance(pytree, str | bytes | int | float)
 
 
 @cache

@@ -133,7 +133,7 @@ def method_file(name: str) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Write paths as text within a nest."""
+    """Write paths as text within a pytree."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
