@@ -16,14 +16,14 @@ COMMANDS = {
     "methods": "cli.methods",
     "configs": "cli.configs",
     "check": "cli.check",
-    "compare": "cli.compare",
-    "figure": "papers.command",
+    "compare": "experiments.compare",
+    "reproduce": "experiments.reproduce",
     "report": "cli.report",
     "--print_shtab": "cli.completion",
 }
 """Modules, slow to import, that run the commands besides LightningCLI's."""
 
-COMPLETED = ("compare", "figure", "report")
+COMPLETED = ("compare", "reproduce", "report")
 """Commands whose own parsers tell `--print_shtab` their options."""
 
 

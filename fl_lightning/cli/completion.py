@@ -8,9 +8,9 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
-from fl_lightning.cli.compare.grid import BuiltError, ParserOnly
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
+from fl_lightning.cli.parser_only import BuiltError, ParserOnly
 
 SHELLS = ("bash", "zsh", "tcsh")
 

@@ -1,4 +1,4 @@
-"""Drawings, which take the runs of a figure, and the command `figure` exist for the papers' figures alone."""
+"""Drawings and tables of the runs of an experiment, as the papers have them."""
 
 from fl_lightning.papers.clients import ClassBars as ClassBars
 from fl_lightning.papers.clients import ClassCounts as ClassCounts
@@ -18,6 +18,8 @@ from fl_lightning.papers.models import Circles as Circles
 from fl_lightning.papers.models import Embedding as Embedding
 from fl_lightning.papers.models import Landscapes as Landscapes
 from fl_lightning.papers.models import NeuronClasses as NeuronClasses
+from fl_lightning.papers.paper_table import Measure as Measure
+from fl_lightning.papers.paper_table import PaperTable as PaperTable
 from fl_lightning.papers.sweeps import EndTable as EndTable
 from fl_lightning.papers.sweeps import RoundsToTarget as RoundsToTarget
 from fl_lightning.papers.sweeps import Sweep as Sweep

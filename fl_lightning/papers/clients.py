@@ -14,7 +14,7 @@ from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, last_file, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
-from fl_lightning.reports.saved import Counts, SavedRun, read_columns
+from fl_lightning.reports.saved import Counts, SavedRun
 from fl_lightning.utils.text import drawable
 
 
@@ -30,7 +30,7 @@ class ClientAccuracies:
     """
 
     def __init__(self, run: SavedRun) -> None:
-        table = read_columns(last_file(run, "client_classwise.csv", "ForgettingMonitor"), texts=["moment"])
+        table = run.columns(last_file(run, "client_classwise.csv", "ForgettingMonitor").name, texts=["moment"])
         self.rounds, self.clients, self.moments = (table.pop(name) for name in ("round", "client", "moment"))
         self.names, self.accuracy = list(table), np.stack([*table.values()], axis=1)
 
@@ -182,7 +182,7 @@ class DistanceScatter(Drawing):
         figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [runs.name for runs in series], width=3.0)
         strengths: dict[str, float] = {}
         for i, (place, runs) in enumerate(zip(axes[0], series, strict=True)):
-            table = read_columns(runs.run.folder / "drift.csv")
+            table = runs.run.columns("drift.csv")
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
@@ -294,7 +294,7 @@ class PredictedDistributions(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         run = series[0].run
-        table = read_columns(run.folder / "predicted_distribution.csv")
+        table = run.columns("predicted_distribution.csv")
         names = list(table)[2:]
         rows = table["round"] == table["round"].max()
         clients = table["client"][rows].astype(int)

@@ -1,9 +1,11 @@
 """The runs that a figure is drawn of, and the base class of the drawings."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.saved import Group, SavedRun
@@ -15,11 +17,19 @@ Dimension = Literal["method", "case", "key"]
 
 
 class Series(NamedTuple):
-    """Runs of one method in one case, one for each seed."""
+    """Runs of one method in one case.
+
+    Attributes:
+        method: name of the row.
+        case: name of the column.
+        group: complete runs, one for each seed.
+        failed: why a run failed, by its seed.
+    """
 
     method: str
     case: str
     group: Group
+    failed: Mapping[str, str] = MappingProxyType({})
 
     @property
     def name(self) -> str:
@@ -40,11 +50,14 @@ class Drawn(NamedTuple):
 
 
 class Drawing(ABC):
-    """A picture or a table of a figure's runs. A subclass takes in `__init__` what varies between figures."""
+    """A picture or a table of an experiment's runs. A subclass takes in `__init__` what varies between them."""
+
+    shows_missing: ClassVar[bool] = False
+    """True where series without runs are shown, too: those that failed or were not run."""
 
     @abstractmethod
     def draw(self, series: Sequence[Series]) -> Drawn:
-        """Draw the runs of a figure."""
+        """Draw the runs of an experiment."""
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -66,15 +79,25 @@ def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequenc
 
 
 def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path:
-    """Find the last file of a monitor in a run's folder, by the pattern of its names.
+    """Find the last file of a monitor in a run's folder, by the pattern of its names, within the run's rounds.
 
     Raises:
         FileNotFoundError: the run has none.
     """
-    files = sorted(run.folder.glob(pattern))
+    files = [path for path in sorted(run.folder.glob(pattern)) if run.has_round(round_in(path))]
     if not files:
         raise FileNotFoundError(f"this drawing needs {pattern}, and {run.folder} has none; add {monitor}")
     return files[-1]
+
+
+def round_in(path: Path) -> int:
+    """Read the round in the name of a monitor's file, 0 where it has none.
+
+    >>> round_in(Path("landscape-00039-global.npz")), round_in(Path("client_classwise.csv"))
+    (39, 0)
+    """
+    number = re.search(r"-(\d+)", path.name)
+    return int(number[1]) if number else 0
 
 
 def by_name(values: Mapping[str, float], form: str = "{:.1f}") -> str:

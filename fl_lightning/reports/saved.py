@@ -27,6 +27,9 @@ CLIENTS = "clients.csv"
 TEST = "test.json"
 """Name of the file with what `test` gave for the last checkpoint."""
 
+TIMES = "times.csv"
+"""Name of the table of what a run took, with a line for each part of it that one process has made."""
+
 SEEDS = ("seed_everything", "model.seed", "data.seed", "data.sampling_seed")
 """Settings in which the runs of one group may differ."""
 
@@ -63,6 +66,7 @@ class SavedRun:
         test: values of the test split after the last round, by log key; empty where `test` was not run.
         partition: None where the samples have no classes.
         clients: columns of clients.csv by name, NaN where a cell holds no number; empty where there is none.
+        rounds: of which it is read, the first ones; None: all.
     """
 
     folder: Path
@@ -72,6 +76,19 @@ class SavedRun:
     test: Mapping[str, float] = field(default_factory=dict)
     partition: Counts | None = None
     clients: Mapping[str, Numbers] = field(default_factory=dict)
+    rounds: int | None = None
+
+    def has_round(self, round_idx: int) -> bool:
+        """Return True for a round of which it is read."""
+        return self.rounds is None or round_idx < self.rounds
+
+    def columns(self, name: str, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+        """Read a table of its folder with a row for each round and more, as `read_columns`."""
+        columns = read_columns(self.folder / name, texts)
+        if self.rounds is None or "round" not in columns:
+            return columns
+        rows = columns["round"] < self.rounds
+        return {name: values[rows] for name, values in columns.items()}
 
     @property
     def seeds(self) -> tuple[object, ...]:
@@ -138,8 +155,12 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def read_run(folder: Path) -> SavedRun:
+def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     """Read a run, as far as its folder holds it.
+
+    Args:
+        folder: of the run.
+        rounds: that are read, the first ones; what `test` gave belongs to the last round; None: all.
 
     Raises:
         ValueError: naming the file that cannot be read as what it should be.
@@ -147,7 +168,9 @@ def read_run(folder: Path) -> SavedRun:
     history, table = History(), RoundCSVLogger(folder)
     if not table.path.is_file():
         raise ValueError(f"{table.path} must be a file with a row for each round, and is none; leave that run out")
-    for round_idx, row in sorted(table.rows_on_disk().items()):
+    on_disk = sorted(table.rows_on_disk().items())
+    shown = [(round_idx, row) for round_idx, row in on_disk if rounds is None or round_idx < rounds]
+    for round_idx, row in shown:
         history.record(round_idx, row)
     if not history.rounds:
         raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
@@ -157,8 +180,9 @@ def read_run(folder: Path) -> SavedRun:
     known = {name: value for name, value in objects.items() if name not in DIGESTS}
     settings = read_config(folder / CONFIG) or identity.get("config") or known
     data = {name: value for name, value in objects.items() if is_data(name)}
+    test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
-    return SavedRun(folder, history, settings, data, read_test(folder / TEST), partition, clients)
+    return SavedRun(folder, history, settings, data, test, partition, clients, rounds)
 
 
 def read_config(path: Path) -> Settings:

@@ -17,7 +17,7 @@ from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
 from fl_lightning.federation.identity import Settings, differences, flat, is_free, is_plain
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.utils.files import loaded, lock_folder, read_saved, remove_parts
+from fl_lightning.utils.files import loaded, lock_path, read_saved, remove_parts
 
 NUMBERED = re.compile(r"(\d+)(-.*)?")
 """Name of a run's folder: its number, seed and overrides."""
@@ -105,7 +105,7 @@ def locked(folder: Path, refusal: str = "") -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = lock_folder(folder, wait=not refusal)
+        descriptor = lock_path(folder, wait=not refusal)
     except BlockingIOError:
         raise ValueError(refusal) from None
     try:
@@ -151,7 +151,7 @@ def take(run: Path) -> int | None:
     if getattr(rank_zero_only, "rank", 0):
         return None
     try:
-        descriptor = lock_folder(run)
+        descriptor = lock_path(run)
     except BlockingIOError:
         raise ValueError(
             f"a run folder has one writer, and {run} is in use by another process; wait for its end, or start a new "

@@ -105,22 +105,22 @@ def remove_parts(folder: Path) -> None:
             part.unlink()
 
 
-def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder for this process, until it unlocks it or ends, however it ends.
+def lock_path(path: Path, wait: bool = False) -> int | None:
+    """Lock a folder or file for this process, until it unlocks it or ends, however it ends.
 
     Args:
-        folder: to be locked.
+        path: to be locked.
         wait: until another process unlocks it.
 
     Returns:
-        A descriptor, to be closed to unlock the folder; None where folders cannot be locked (some network shares).
+        A descriptor, to be closed to unlock it; None where nothing can be locked (some network shares).
 
     Raises:
         BlockingIOError: another process holds it.
     """
     if fcntl is None:
         return None
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:

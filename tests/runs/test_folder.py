@@ -9,7 +9,7 @@ import torch
 
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
-from fl_lightning.utils.files import lock_folder
+from fl_lightning.utils.files import lock_path
 
 LAST = "checkpoints/last.ckpt"
 
@@ -56,7 +56,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     held, told = os.pipe()
     child = os.fork()
     if not child:
-        lock_folder(tmp_path)
+        lock_path(tmp_path)
         os.write(told, b"held")
         signal.pause()
     assert os.read(held, 4) == b"held"

@@ -1,0 +1,364 @@
+"""The cells of an experiment: one run each, its identity, and its files."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from fl_lightning.experiments.composing import (
+    Composer,
+    Setting,
+    Settings,
+    as_settings,
+    described,
+    option_names,
+    seeded,
+    slug,
+)
+from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
+from fl_lightning.federation.identity import COSINE_ROUNDS, flat
+from fl_lightning.reports.saved import SavedRun, read_run
+from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
+from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.utils.files import lock_path, write_file
+
+DONE = "done.json"
+"""Name of the file that a cell's run has when it is complete."""
+
+LIMITS = ("max_epochs", "max_steps", "max_time")
+"""Settings of the Trainer that end a run; a step is a round."""
+
+RECORDED = (("trainer", "callbacks"), ("model", "metrics"), ("model", "evaluate_clients_every"))
+"""Settings that a run may be continued with other values of, but that decide what is on record of it."""
+
+LONGEST_STEM = 80
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment.
+
+    Attributes:
+        method: name of its row.
+        case: name of its column.
+        seed: of the run.
+        name: of its files; a run with the same identity has the same.
+        config: whole configuration.
+        tuned: settings that were chosen on the validation split.
+    """
+
+    method: str
+    case: str
+    seed: int
+    name: str
+    config: Mapping[str, Any]
+    tuned: Settings = ()
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The settings that end it, by the names in `LIMITS`."""
+        return limits_of(self.config["trainer"])
+
+    @property
+    def max_rounds(self) -> int:
+        """Rounds that it has at most, -1 without a limit."""
+        return min((int(value) for name, value in self.limits.items() if name != "max_time"), default=-1)
+
+
+def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the limits that are limits.
+
+    >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
+    {'max_time': '00:00:10:00'}
+    """
+    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
+
+
+def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
+    """Name a cell by its identity: by what its values depend on, so that more rounds continue it.
+
+    Args:
+        stem: that a reader knows it by.
+        seed: of the run.
+        config: whole configuration.
+        start: name of the cell whose weights it begins with.
+    """
+    settings = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
+    recorded = [config[part].get(name) for part, name in RECORDED]
+    content = json.dumps([settings, recorded, start or config["model"].get("initial_weights")], default=str)
+    digest = hashlib.sha256(json.dumps(json.loads(content), sort_keys=True).encode()).hexdigest()
+    return f"{slug(stem)[:LONGEST_STEM]}-seed{seed}-{digest[:8]}"
+
+
+def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
+    """Give a configuration fewer rounds, the first ones of the run that it was.
+
+    Args:
+        config: whole configuration.
+        rounds: their number; below 1 as a share of those that it has.
+    """
+    short = deepcopy(dict(config))
+    most, settings = short["trainer"].get("max_epochs"), flat(config)
+    if COSINE_ROUNDS in settings:
+        short["model"]["lr_decay"]["rounds"] = settings[COSINE_ROUNDS]
+    short["trainer"]["max_epochs"] = ceil(rounds * (most or 0) - 1e-9) if rounds < 1 else int(rounds)
+    return short
+
+
+# --- composition ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Request:
+    """What is asked of an experiment besides its file.
+
+    Attributes:
+        configs: files over the experiment's own, below those of the methods.
+        settings: of all runs, which win.
+        seeds: in place of the experiment's; None: those.
+        rounds: of all runs; a share of theirs below 1; None: theirs.
+    """
+
+    configs: Sequence[str] = ()
+    settings: Settings = ()
+    seeds: Sequence[int] | None = None
+    rounds: float | None = None
+
+
+class Cells:
+    """Composes the cells of an experiment.
+
+    Args:
+        experiment: that they are of.
+        request: what is asked of it.
+    """
+
+    def __init__(self, experiment: Experiment, request: Request) -> None:
+        self.experiment, self.request = experiment, request
+        self.composer = Composer([*experiment.base, *experiment.config_text()])
+        self.chosen: dict[tuple[str, str], Settings] = {}
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Refuse a setting of a case or of all runs that no method knows.
+
+        Raises:
+            ValueError: naming it.
+        """
+        known, asked = set[str](), set[str]()
+        for row in self.experiment.runs:
+            for name, case in self.experiment.cases_of(row).items():
+                asked |= {setting for setting, _ in self.settings_of(case)}
+                for method in row.methods:
+                    known |= {setting for setting, _ in self.known_settings(row, method, name)}
+        if unknown := sorted(asked - known):
+            raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}")
+
+    def configs_of(self, case: Mapping[str, Any]) -> list[str]:
+        """List the files over the base that a case has, and those that were asked for."""
+        own = case.get(CONFIG, [])
+        return [*([own] if isinstance(own, str) else own), *self.request.configs]
+
+    def settings_of(self, case: Mapping[str, Any]) -> Settings:
+        """Join the settings of a case with those that were asked for."""
+        return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG, HOURS)}), *self.request.settings)
+
+    def known_settings(self, row: Runs, method: str, name: str, more: Settings = ()) -> Settings:
+        """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
+        case = self.experiment.cases_of(row)[name]
+        fixed = (*as_settings(row.settings), *more)
+        known, taken = option_names(self.composer.compose(method, fixed, self.configs_of(case))), list[Setting]()
+        for option, value in self.settings_of(case):
+            short = option.removesuffix(".class_path").replace(".init_args", "")
+            if short in known or any(short.startswith(f"{parent}.") for parent, _ in taken):
+                taken.append((option, value))
+        return tuple(taken)
+
+    def seeds(self) -> list[int]:
+        """List the seeds of all rows, each once."""
+        rows = (row.seeds or self.experiment.seeds for row in self.experiment.runs)
+        return list(dict.fromkeys(self.request.seeds or [seed for seeds in rows for seed in seeds]))
+
+    def all(self) -> list[Cell]:
+        """Compose all cells, seed by seed."""
+        return [cell for seed in self.seeds() for row in self.experiment.runs for cell in self.of_row(row, seed)]
+
+    def of_row(self, row: Runs, seed: int) -> list[Cell]:
+        """Compose the cells of a row with a seed, none where it has others."""
+        if not self.request.seeds and seed not in (row.seeds or self.experiment.seeds):
+            return []
+        return [
+            self.compose(row, method, name, seed, self.chosen.get((row.label or method, name), ()))
+            for method in row.methods
+            for name in self.experiment.cases_of(row)
+        ]
+
+    def compose(self, row: Runs, method: str, name: str, seed: int, tuned: Settings = (), more: Settings = ()) -> Cell:
+        """Compose a cell.
+
+        Args:
+            row: its row.
+            method: of the row.
+            name: of the case; settings of it that the method does not know are left out.
+            seed: of the run.
+            tuned: settings that were chosen for the method, and stand in the name.
+            more: settings that do not.
+        """
+        case = self.experiment.cases_of(row)[name]
+        taken = self.known_settings(row, method, name, more)
+        settings = (*as_settings(row.settings), *more, *taken, *tuned)
+        config = self.composer.compose(method, settings, self.configs_of(case))
+        if self.request.rounds is not None:
+            config = shortened(config, self.request.rounds)
+        whole = seeded(config, seed, self.experiment.hold)
+        label = row.label or (Path(method).stem if "/" in method else method)
+        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
+        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned)
+
+    def starts(self) -> list[Cell]:
+        """Compose the run of each seed whose last weights all others start from, none where they start anew."""
+        start = self.experiment.start
+        if start is None:
+            return []
+        row = replace(start, cases=start.cases or {"": {}})
+        (name,) = self.experiment.cases_of(row)
+        return [self.compose(row, row.methods[0], name, seed) for seed in self.seeds()]
+
+
+def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list[Cell]:
+    """Let each cell begin with the last weights of the start of its seed, if there are starts, which are done."""
+    files = {start.seed: CellFiles(folder, start.name) for start in starts}
+    if not files:
+        return list(cells)
+    begun = []
+    for cell in cells:
+        weights = str(files[cell.seed].begun_run / CHECKPOINTS / LAST)
+        config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
+        stem = cell.name.rpartition("-seed")[0]
+        begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, files[cell.seed].name)))
+    return begun
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellFiles:
+    """Names the files of a cell, and can be pickled.
+
+    Attributes:
+        folder: of the experiment's runs.
+        name: of the cell.
+        test: whether its model may be evaluated on the test split.
+    """
+
+    folder: Path
+    name: str
+    test: bool = True
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "cells" / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def parent(self) -> Path:
+        """Folder of its run folders, of which the last one counts."""
+        return self.folder / "runs" / self.name
+
+    @property
+    def run(self) -> Path | None:
+        """Its run folder, None where it has not begun."""
+        return next(reversed(runs(self.parent).values()), None)
+
+    @property
+    def begun_run(self) -> Path:
+        """The run folder of a cell that has begun.
+
+        Raises:
+            FileNotFoundError: it has none any more.
+        """
+        if (run := self.run) is None:
+            raise FileNotFoundError(f"{self.parent} has no run; run the cell {self.name} again")
+        return run
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """The limits of a complete run, by the names in `LIMITS`, and its `rounds`, None where it is not complete."""
+        marker = self.run and self.run / DONE
+        if marker is None or not marker.is_file():
+            return None
+        return dict(json.loads(marker.read_text(encoding="utf-8")))
+
+    @property
+    def rounds(self) -> int:
+        """Complete rounds of its run."""
+        if done := self.done:
+            return int(done["rounds"])
+        return 0 if self.run is None else max(RoundCSVLogger(self.run).rows_on_disk(), default=-1) + 1
+
+    def is_complete(self) -> bool:
+        """Return True where its run has what its configuration asks for, or more rounds."""
+        config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        cell, done = Cell("", "", 0, self.name, config), self.done
+        if done is not None and limits_of(done) == cell.limits:
+            return True
+        least = cell.max_rounds + (done is None)  # a run that stopped right there may lack its test
+        return "max_time" not in cell.limits and cell.max_rounds > 0 and least <= self.rounds
+
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Claim the cell for this process within the block, which gets False where another process has it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
+        try:
+            descriptor = lock_path(self.log)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def read(self, max_rounds: int = -1) -> SavedRun:
+        """Read its run, up to a number of rounds; -1: all."""
+        return read_run(self.begun_run, None if max_rounds < 0 else max_rounds)
+
+
+def prepare(cell: Cell, folder: Path) -> bool:
+    """Write a cell's configuration, and return whether the cell is left to be run."""
+    files = CellFiles(folder, cell.name)
+    write_file(files.config, yaml.safe_dump(dict(cell.config), sort_keys=False))
+    return not files.is_complete()
+
+
+def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
+    """Copy the runs of cells that another folder has, or has more rounds of, and return their number."""
+    copied = 0
+    for cell in cells:
+        there, here = CellFiles(source, cell.name), CellFiles(folder, cell.name)
+        if (there.done is not None, there.rounds) <= (here.done is not None, here.rounds):
+            continue
+        with here.claimed() as free:
+            if not free:
+                raise ValueError(f"--merge needs runs that nobody is at, and another process has {here.parent}")
+            shutil.rmtree(here.parent, ignore_errors=True)
+            shutil.copytree(there.parent, here.parent)
+            with suppress(OSError):
+                shutil.copyfile(there.log, here.log)
+        copied += 1
+    return copied

@@ -1,0 +1,134 @@
+"""`fl-lightning compare`: an experiment of methods, settings and seeds by the options of a command, and its tables."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import CommandParser
+from fl_lightning.experiments.cells import Cell, Cells, Request
+from fl_lightning.experiments.composing import Held, combinations, described, parse_settings
+from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text
+from fl_lightning.experiments.making import Maker
+from fl_lightning.federation.identity import differences, flat
+from fl_lightning.reports.saved import SEEDS, is_data
+from fl_lightning.utils.files import write_file
+from fl_lightning.utils.settings import check_at_least
+
+DESCRIPTION = (
+    "Run every method with every seed and setting, and write results.csv, results.md, results.tex and report.html. "
+    "Runs that are done are skipped, others continued: the same command goes on where it was stopped."
+)
+FILE = "experiment.yaml"
+"""Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
+
+PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
+"""Settings that make a method, and that the base gives to all of them."""
+
+
+def run(argv: list[str]) -> None:
+    """Run the experiment and write its tables.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: what was asked for cannot be one table; or naming the runs that failed, after the tables of the
+            others were written.
+        KeyboardInterrupt: naming how to go on.
+    """
+    given = command_parser().parse_args(argv)
+    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
+    for option in ("methods", "seeds"):
+        if len(set(given[option])) < len(given[option]):
+            raise ValueError(f"--{option} must name each of its values once, got {' '.join(map(str, given[option]))}")
+    experiment = experiment_of(given)
+    cells = Cells(experiment, Request())
+    if not given.allow_different_data:
+        check_data(cells.all())
+    write_file(given.output / FILE, as_text(experiment))
+    Maker(cells, given.output, given.processes).make(notes_of(cells))
+
+
+def experiment_of(given: Any) -> Experiment:
+    """Make the experiment that the options ask for.
+
+    Raises:
+        ValueError: naming the option that is wrong.
+    """
+    baseline = given.baseline or given.methods[0]
+    if baseline not in given.methods:
+        raise ValueError(f"--baseline must be one of --methods ({', '.join(given.methods)}), got {baseline}")
+    settings, tuned = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune")
+    for name in (*settings, *tuned):
+        if name in (*SEEDS, "trainer.default_root_dir", "trainer.logger"):
+            raise ValueError(
+                f"--set and --tune take settings that the experiment does not set itself, got {name}; see --seeds"
+            )
+    for name in tuned:
+        if is_data(name) or name in settings:
+            raise ValueError(f"--tune takes settings of the training that --set does not take, got {name}")
+    return Experiment(
+        base=given.config,
+        cases={described(case.items()): case for case in combinations(settings)},
+        runs=[Runs([method], tune=tuned) for method in given.methods],
+        seeds=given.seeds,
+        hold=given.hold,
+        tables=Tables(baseline, given.metrics, given.target, given.allow_different_data),
+        val_fraction=given.val_fraction,
+        tune_metric=given.tune_metric,
+    )
+
+
+def command_parser() -> CommandParser:
+    """Build the parser of the command."""
+    parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
+    add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
+    add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
+    add_list("--methods", type=str, required=True, help="files in configs/method by name, or paths; A+B takes both")
+    add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
+    add("--output", type=Path, required=True, help="folder of the experiment")
+    add_list("--set", type=str, default=[], help="NAME=V1,V2: one table for each value")
+    tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
+    add_list("--tune", type=str, default=[], help=tuned)
+    add_list("--hold", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
+    at_once = "runs at once, what memory or the cores allow; 0: one after the other in this process"
+    add("--processes", type=int, default=1, help=at_once)
+    add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
+    add_list("--metrics", type=str, default=[], help="log keys; the known ones where none is given")
+    target = "of rounds to target; None: the baseline's mean of the last five"
+    add("--target", type=float | None, default=None, help=target)
+    add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
+    add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
+    add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
+    return parser
+
+
+def check_data(cells: Sequence[Cell]) -> None:
+    """Refuse tables of cells whose data or cohorts differ with the same seed.
+
+    Raises:
+        ValueError: naming the first difference.
+    """
+    first: dict[tuple[str, int], Cell] = {}
+    for cell in cells:
+        other = first.setdefault((cell.case, cell.seed), cell)
+        was, now = ({n: v for n, v in flat(of.config).items() if is_data(n)} for of in (other, cell))
+        for name, before, after in differences(was, now):
+            raise ValueError(
+                f"one table needs the same data and cohorts for all methods, but {name} is {before} for "
+                f"{other.method} and {after} for {cell.method}; give all the same by --set {name}=VALUE, or "
+                f"--allow_different_data true"
+            )
+
+
+def notes_of(cells: Cells) -> list[str]:
+    """Name the parts of a method that the base gives to all of them."""
+    config: Mapping[str, Any] = flat(cells.composer.compose(""))
+    return [
+        f"The base sets {name}={config[name]}, which every method has that does not set another."
+        for name in PARTS
+        if config.get(name) not in (None, [], "None")
+    ]

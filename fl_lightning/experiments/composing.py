@@ -1,0 +1,193 @@
+"""Whole configurations of runs, composed of files and settings as the command line would."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import yaml  # type: ignore[import-untyped]
+from pytorch_lightning.cli import LightningArgumentParser
+
+from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.parser_only import fit_parser
+from fl_lightning.cli.suggestions import nearest
+
+Setting = tuple[str, str]
+"""An option's name and its value, as on the command line."""
+
+Settings = tuple[Setting, ...]
+Held = Literal["partition", "cohorts", "training"]
+CONFIGS = (Path("configs"), HOME)
+"""Folders in which the files of methods are looked up."""
+
+
+class Composer:
+    """Composes configurations as the command line would.
+
+    Args:
+        base: configuration files that all runs share, the later one wins.
+    """
+
+    def __init__(self, base: Sequence[str]) -> None:
+        self.base = list(base)
+        self.parser: LightningArgumentParser = fit_parser()
+        self._composed: dict[tuple[str, Settings, tuple[str, ...]], dict[str, Any]] = {}
+
+    def compose(self, method: str, settings: Iterable[Setting] = (), configs: Sequence[str] = ()) -> dict[str, Any]:
+        """Merge the base, further files, the files of a method and settings, which win.
+
+        Args:
+            method: name or path of its file; `FedED+SAM` has two, an empty name none.
+            settings: as on the command line.
+            configs: files over the base, below the method's.
+
+        Raises:
+            SystemExit: with 2, after a sentence, for what the command line refuses.
+            FileNotFoundError: there is no such method.
+        """
+        key = method, tuple(settings), tuple(configs)
+        if key not in self._composed:
+            files = [*self.base, *configs, *map(str, map(method_file, filter(None, method.split("+"))))]
+            words = [word for file in files for word in ("-c", file)]
+            words += [word for name, value in key[1] for word in (f"--{name}", value)]
+            config = self.parser.parse_args(["fit", *words]).fit.as_dict()
+            kept = {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            self._composed[key] = kept
+        return self._composed[key]
+
+
+def method_file(name: str) -> Path:
+    """Find the file of a method: a path, or a name such as `FedNTD` or `LG-FedAvg`.
+
+    Raises:
+        FileNotFoundError: naming the nearest one.
+    """
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"a method is a name or a YAML file, and {name} does not exist")
+        return Path(name)
+    known = {file.stem: file for folder in reversed(CONFIGS) for file in (folder / "method").glob("*.yaml")}
+    stem = name.lower().replace("-", "_")
+    if stem not in known:
+        raise FileNotFoundError(
+            f"a method is a file in configs/method, got {name!r}{nearest(stem, list(known))}; there are "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return known[stem]
+
+
+def plain(value: Any) -> Any:
+    """Write paths as text within a pytree."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Collect the names of all options in a configuration, as the command line has them.
+
+    >>> sorted(option_names({"model": {"client": {"class_path": "FedAvg", "init_args": {"net": None}}}}))
+    ['model', 'model.client', 'model.client.net']
+    """
+    names = set()
+    for key, value in config.items():
+        name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
+        names |= {name} | (option_names(value, name) if isinstance(value, Mapping) else set())
+    return names
+
+
+def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[str, Any]:
+    """Set the seeds of a configuration: those of what is not held.
+
+    Args:
+        config: of the method.
+        seed: of the run.
+        hold: `partition`: the seed of the partition and the splits stays; `cohorts`: that of the cohorts and of who is
+            available; `training`: that of initial weights, batches and all other draws of clients and server.
+    """
+    data, model, training_seed = dict(config["data"]), dict(config["model"]), config["seed_everything"]
+    cohorts = data["sampling_seed"] if data["sampling_seed"] is not None else data["seed"]
+    data["sampling_seed"] = cohorts if "cohorts" in hold else seed
+    data["seed"] = data["seed"] if "partition" in hold else seed
+    if "training" not in hold:
+        training_seed, model["seed"] = seed, None
+    return {**config, "seed_everything": training_seed, "data": data, "model": model}
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
+    """Read `name=v1,v2`, where commas within brackets do not separate.
+
+    Raises:
+        ValueError: naming what was given.
+
+    >>> parse_settings(["model.client.mu=0.1,1", "data.schedule=[[0,1]],null"], "--set")
+    {'model.client.mu': ['0.1', '1'], 'data.schedule': ['[[0,1]]', 'null']}
+    """
+    settings = {}
+    for setting in given:
+        name, _, values = setting.partition("=")
+        if not name or not values:
+            raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {setting!r}")
+        settings[name.removeprefix("--")] = split_outside_brackets(values)
+    return settings
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at the commas that stand in no brackets.
+
+    >>> split_outside_brackets("a,[b,c],{d: 1, e: 2}")
+    ['a', '[b,c]', '{d: 1, e: 2}']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Combine the values of all settings, which is one empty combination where there are none."""
+    return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+
+
+def as_settings(given: Mapping[str, Any]) -> Settings:
+    """Write settings as on the command line, which takes YAML (JSON has no infinity).
+
+    >>> as_settings({"model.client.mu": 0.1, "data.partition": {"class_path": "IID"}, "data.partition.alpha": math.inf})
+    (('model.client.mu', '0.1'), ('data.partition', '{class_path: IID}'), ('data.partition.alpha', '.inf'))
+    """
+    return tuple((name, value if isinstance(value, str) else as_yaml(value)) for name, value in given.items())
+
+
+def as_yaml(value: Any) -> str:
+    """Write a value as YAML, on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
+    return text.strip().removesuffix("\n...")  # the end of a document, after a plain value
+
+
+def described(settings: Iterable[Setting], separator: str = ", ") -> str:
+    """Write settings by the last parts of their names.
+
+    >>> described([("data.partition.alpha", "0.1")])
+    'alpha=0.1'
+    """
+    return separator.join(f"{name.rpartition('.')[2]}={value}" for name, value in settings)
+
+
+def slug(text: str) -> str:
+    """Write text so that it can name a file.
+
+    >>> slug("FedED+SAM-schedule=[[0, 1]]")
+    'FedED+SAM-schedule=_0_1_'
+    """
+    return re.sub(r"[^\w.+=-]+", "_", text)

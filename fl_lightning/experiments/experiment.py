@@ -1,0 +1,233 @@
+"""The file of an experiment: methods × cases × seeds, and the drawings and tables that are made of their runs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from jsonargparse import ArgumentError, ArgumentParser
+
+from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.suggestions import nearest
+from fl_lightning.cli.yaml_keys import check_keys
+from fl_lightning.experiments.composing import Held
+from fl_lightning.papers import Drawing
+
+FOLDER = "papers"
+"""Folder of the papers' experiments within the configurations: one below it for each paper."""
+
+CONFIG, HOURS = "config", "core_hours"
+"""Names in a case that are no settings: further configurations, and the hours of one core that one run takes."""
+
+DRAWINGS = ("draw", "draw_full")
+Cases = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Runs:
+    """Methods × cases: rows of a table.
+
+    Attributes:
+        methods: files in configs/method by name, or paths; A+B takes both.
+        cases: names of those of the experiment, or cases of its own; None: all of the experiment.
+        settings: of all of them.
+        label: name of the one method in drawings and tables; None: its own.
+        seeds: of each; None: those of the experiment.
+        tune: values to choose from by the name of the setting, on the server's validation split.
+    """
+
+    methods: list[str]
+    cases: Cases | list[str] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    seeds: list[int] | None = None
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Tables:
+    """What `compare` writes: tables of each metric with differences to a baseline, and a report.
+
+    Attributes:
+        baseline: method that the others are compared with; None: the first.
+        metrics: log keys; none: the known ones.
+        target: of the rounds to it; None: the baseline's mean of the last five.
+        allow_different_data: one table although data or cohorts differ.
+    """
+
+    baseline: str | None = None
+    metrics: list[str] = field(default_factory=list)
+    target: float | None = None
+    allow_different_data: bool = False
+
+
+@dataclass
+class Experiment:
+    """Content of an experiment's file.
+
+    Attributes:
+        base: configurations of `fit`, by name, that all runs share; the later one wins.
+        runs: rows.
+        cases: columns, which all rows share: settings by the name of the case; a value is YAML, as on the command line.
+            `config` in it names further configurations, `core_hours` what one run costs.
+        draw: drawings and tables by the letter of their panel, or their name.
+        draw_full: likewise, of runs as large as the paper's.
+        tables: those of `compare`; None: none.
+        config: of `fit`, over the base.
+        full: configurations over the others that make the runs as large as the paper's.
+        seeds: each varies partition, cohorts, weights and batches.
+        hold: what a seed does not vary.
+        start: one run whose last weights all others start from.
+        minutes: that its runs take on two cores; None: as `core_hours` of its cases say.
+        val_fraction: of tuning, where the base has no validation split.
+        tune_metric: log key of the validation split that tuning looks at.
+    """
+
+    base: list[str]
+    runs: list[Runs]
+    cases: Cases = field(default_factory=lambda: {"": {}})
+    draw: dict[str, Drawing] = field(default_factory=dict)
+    draw_full: dict[str, Drawing] = field(default_factory=dict)
+    tables: Tables | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    full: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    hold: list[Held] = field(default_factory=list)
+    start: Runs | None = None
+    minutes: float | None = None
+    val_fraction: float = 0.1
+    tune_metric: str = "val/acc"
+
+    def __post_init__(self) -> None:
+        for runs in self.runs:
+            if runs.label is not None and len(runs.methods) > 1:
+                raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
+            for name in runs.cases if isinstance(runs.cases, list) else ():
+                if name not in self.cases:
+                    raise ValueError(f"a row names cases of the experiment, got {name!r}{nearest(name, self.cases)}")
+
+    def cases_of(self, runs: Runs) -> Cases:
+        """Look the cases of a row up, by name."""
+        if isinstance(runs.cases, dict):
+            return runs.cases
+        return {name: self.cases[name] for name in (self.cases if runs.cases is None else runs.cases)}
+
+    def select(self, methods: Sequence[str], cases: Sequence[str]) -> None:
+        """Keep the methods and cases that a pattern names, all where there is none.
+
+        Raises:
+            ValueError: nothing is left of one of them.
+        """
+        kept = []
+        labels, names = dict[str, None](), dict[str, None]()
+        for runs in self.runs:
+            chosen = [m for m in runs.methods if matches(runs.label or m, methods)]
+            columns = {name: case for name, case in self.cases_of(runs).items() if matches(name, cases)}
+            labels |= dict.fromkeys([runs.label] if runs.label else runs.methods)
+            names |= dict.fromkeys(self.cases_of(runs))
+            if chosen and columns:
+                kept.append(Runs(**{**vars(runs), "methods": chosen, "cases": columns}))
+        for option, patterns, known in (("--methods", methods, labels), ("--cases", cases, names)):
+            for pattern in patterns:
+                if not any(matches(name, [pattern]) for name in known):
+                    raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}")
+        self.runs = kept
+
+    def enlarge(self) -> None:
+        """Make the runs as large as the paper's."""
+        self.base, self.config, self.minutes = [*self.base, *self.config_text(), *self.full], {}, None
+        self.draw |= self.draw_full
+
+    def config_text(self) -> list[str]:
+        """Write the configuration over the base as a further one, none where there is nothing."""
+        return [json.dumps(self.config)] if self.config else []
+
+    def core_hours(self) -> float | None:
+        """Sum the hours of one core that all runs take, None where a case does not tell."""
+        total = 0.0
+        for runs in self.runs:
+            for case in self.cases_of(runs).values():
+                if HOURS not in case:
+                    return None
+                total += case[HOURS] * len(runs.methods) * len(runs.seeds or self.seeds)
+        return total
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True where there is no pattern, or one of them matches."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """Return the names of all experiments of the papers, such as `fedntd/2`, in the order of papers and numbers."""
+    paths = (HOME / FOLDER).glob("*/*.yaml")
+    return sorted((path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in paths), key=order)
+
+
+def order(name: str) -> tuple[str, bool, int, str]:
+    """Key that sorts experiments by paper and number, tables last.
+
+    >>> sorted(["fedntd/10", "fedntd/table2", "fedntd/2"], key=order)
+    ['fedntd/2', 'fedntd/10', 'fedntd/table2']
+    """
+    paper, _, number = name.partition("/")
+    return paper, not number.isdigit(), int("".join(letter for letter in number if letter.isdigit()) or 0), name
+
+
+def shipped_path(name: str) -> Path:
+    """Path of an experiment that comes with the package."""
+    return HOME / FOLDER / f"{name}.yaml"
+
+
+def paths_of(asked: Sequence[str]) -> list[Path]:
+    """Find the files of experiments: one's own, else the package's of that name, or all of a paper.
+
+    Raises:
+        ValueError: there is none, with the nearest name.
+    """
+    paths, known = list[Path](), names()
+    for name in asked:
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            paths.append(Path(name).resolve())
+        elif experiments := [experiment for experiment in known if name in (experiment, experiment.partition("/")[0])]:
+            paths += map(shipped_path, experiments)
+        else:
+            near = nearest(name, known)
+            raise ValueError(f"an experiment is one that fl-lightning reproduce lists, or a file, got {name!r}{near}")
+    return list(dict.fromkeys(paths))
+
+
+def read(path: Path) -> Experiment:
+    """Read the file of an experiment.
+
+    Raises:
+        ValueError: naming the file and what is wrong in it.
+    """
+    checks, drawings = ArgumentParser(exit_on_error=False), ArgumentParser(exit_on_error=False)
+    checks.add_class_arguments(Experiment)
+    for name in DRAWINGS:
+        drawings.add_argument(f"--{name}", type=dict[str, Drawing])
+    try:
+        check_keys(path.read_text(encoding="utf-8"), str(path))
+        checks.parse_path(path)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
+        drawn = drawings.instantiate(drawings.parse_object({name: content.get(name, {}) for name in DRAWINGS}))
+        runs, start, tables = [Runs(**row) for row in content["runs"]], content.get("start"), content.get("tables")
+        parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
+        return Experiment(**{**content, **parts, **{name: drawn[name] for name in DRAWINGS}})
+    except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} must say what an experiment needs and how it is drawn, but {error}") from error
+
+
+def as_text(experiment: Experiment) -> str:
+    """Write an experiment without drawings as the text of its file."""
+    written = {name: value for name, value in asdict(experiment).items() if value not in (None, [], {}, {"": {}})}
+    written["runs"] = [{n: v for n, v in row.items() if v not in (None, [], {})} for row in written["runs"]]
+    text: str = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, width=120)
+    return text

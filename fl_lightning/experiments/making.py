@@ -1,0 +1,103 @@
+"""From an experiment to its results: what is left is run, and what is done is drawn, after each seed and at the end."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fl_lightning.experiments.cells import Cell, Cells, merge, started
+from fl_lightning.experiments.results import Form, draw, series_of, stored_keys, write_drawings, write_tables
+from fl_lightning.experiments.running import run_cells
+from fl_lightning.experiments.tuning import tune
+from fl_lightning.papers import Series
+from fl_lightning.papers.stored import write_stored
+from fl_lightning.utils.text import printable
+
+
+class Maker:
+    """Makes what an experiment asks for.
+
+    Args:
+        cells: of the experiment.
+        output: folder of runs and results.
+        processes: runs at once; 0: in this process.
+        name: `paper/number`, by which drawings are filed.
+        heading: of the page.
+        forms: of the pictures.
+    """
+
+    def __init__(
+        self, cells: Cells, output: Path, processes: int, name: str = "", heading: str = "", forms: Sequence[Form] = ()
+    ) -> None:
+        self.cells, self.output, self.processes = cells, output, processes
+        self.name, self.heading, self.forms = name, heading, forms
+
+    def make(self, notes: Sequence[str] = (), sources: Sequence[Path] = ()) -> None:
+        """Run what is left, and write the results.
+
+        Args:
+            notes: sentences that the tables need.
+            sources: folders whose runs are taken over.
+
+        Raises:
+            ValueError: naming the runs that failed, after the results of the others were written.
+            KeyboardInterrupt: naming how to go on.
+        """
+        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output)]):
+            print(printable(note))
+        starts = self.cells.starts()
+        failed = self.run(starts, sources)
+        self.refuse(failed)
+        cells = started(self.cells.all(), starts, self.output)
+        failed = self.run(cells, sources, notes)
+        self.write(cells, [*notes, *(f"{name} failed: {error}" for name, error in failed.items())], failed, last=True)
+        self.refuse(failed)
+
+    def run(self, cells: Sequence[Cell], sources: Sequence[Path], notes: Sequence[str] | None = None) -> dict[str, str]:
+        """Run cells after those of other folders were taken over; with notes results are written after each seed."""
+        for source in sources:
+            copied = merge(cells, source, self.output)
+            print(printable(f"{copied} of {len(cells)} runs are taken over from {source}"))
+
+        def on_seed(failed: Mapping[str, str]) -> None:
+            with suppress(ValueError):  # a drawing may need what is not done yet
+                self.write(cells, notes or [], failed)
+
+        return run_cells(cells, self.processes, self.output, on_seed=None if notes is None else on_seed)
+
+    def write(self, cells: Sequence[Cell], notes: Sequence[str], failed: Mapping[str, str], last: bool = False) -> None:
+        """Write what is done; the last time with the report of a comparison, and with what was written on the console.
+
+        Raises:
+            ValueError: a drawing lacks runs.
+        """
+        series, experiment = series_of(cells, self.output, failed), self.cells.experiment
+        if experiment.tables:
+            write_tables(self.output, series, experiment.tables, notes, report=last)
+        if experiment.draw:
+            self.draw(series, last)
+
+    def draw(self, series: Sequence[Series], last: bool) -> None:
+        """Draw pictures and tables, and store the values of the papers' tables."""
+        drawings, files = self.cells.experiment.draw, list[Path]()
+        if keys := stored_keys(drawings):
+            files.append(self.output / f"{self.name}.csv")
+            write_stored(files[0], series, keys)
+        contents = draw(drawings, series)
+        files += write_drawings(self.name, self.heading, contents, self.output, self.forms)
+        if last:
+            for letter, (_, caption) in contents.items():
+                print(printable(f"{self.name}{letter}: {caption}"))
+            print(*(printable(str(path)) for path in files), sep="\n")
+
+    def refuse(self, failed: Mapping[str, str]) -> None:
+        """Raise where runs failed.
+
+        Raises:
+            ValueError: naming them.
+        """
+        if failed:
+            named = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise ValueError(
+                f"{len(failed)} run{'s' * (len(failed) != 1)} failed, and the tables are those of the others. {named}. "
+                f"{self.output}/logs has what each printed; the same command tries them again"
+            )

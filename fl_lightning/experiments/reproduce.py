@@ -1,0 +1,115 @@
+"""`fl-lightning reproduce`: lists the papers' figures and tables, or runs what one needs and draws it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.cli.configs import title
+from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.parser import CommandParser
+from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments.cells import CellFiles, Cells, Request
+from fl_lightning.experiments.composing import as_settings, combinations, parse_settings
+from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.results import Form
+from fl_lightning.experiments.running import duration
+from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.text import printable
+
+DESCRIPTION = (
+    "Reproduce a figure or table of a paper: run what it needs and write its pictures and tables. Without a name: list "
+    "all of them. Runs that are done are kept, and other experiments use them too: the same command goes on where it "
+    "was stopped, by several processes at once, too."
+)
+
+
+def run(argv: list[str]) -> None:
+    """List the papers' experiments, or make some.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: there is no such experiment, a setting is wrong, or naming the runs that failed.
+        KeyboardInterrupt: naming how to go on.
+    """
+    given = command_parser().parse_args(argv)
+    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
+    if given.rounds is not None and not (0 < given.rounds < 1 or given.rounds == int(given.rounds) > 0):
+        raise ValueError(
+            f"--rounds must be a whole number, or a share in (0, 1) of the experiment's, got {given.rounds}"
+        )
+    if not given.names:
+        print(listed())
+        return
+    (more,) = combinations(parse_settings(given.set, "--set"))
+    for path in files.paths_of(given.names):
+        experiment = files.read(path)
+        experiment.select(given.methods, given.cases)
+        if given.full:
+            experiment.enlarge()
+        cells = Cells(experiment, Request(given.config or (), as_settings(more), given.seeds, given.rounds))
+        if given.plan:
+            print(printable(plan(path, cells, given.output), keep="\n"))
+            continue
+        heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+        name = f"{path.parent.name}/{path.stem}"
+        Maker(cells, given.output, given.processes, name, heading, given.format).make(sources=given.merge)
+
+
+def command_parser() -> CommandParser:
+    """Build the parser of the command."""
+    parser = CommandParser(prog=f"{PROG} reproduce", description=DESCRIPTION)
+    add = parser.add_argument
+    add("names", nargs="*", type=str, help="paper/number, a paper for all that it has, or a file; none: list all")
+    add("-c", "--config", action="append", help="a YAML file over the experiment's own, such as data/cifar10")
+    add("--set", nargs="+", type=str, default=[], help="NAME=VALUE: a setting of all runs")
+    add("--methods", nargs="+", type=str, default=[], help="rows, by patterns such as 'FedED*'")
+    add("--cases", nargs="+", type=str, default=[], help="columns, by patterns such as '*0.05'")
+    add("--seeds", nargs="+", type=int | None, default=None, help="in place of the experiment's")
+    rounds = "the first ones of each run, which the full number continues later; below 1 a share of them"
+    add("--rounds", type=float | None, default=None, help=rounds)
+    add("--full", type=bool, nargs="?", const=True, default=False, help="a figure at the size of the paper's runs")
+    add("--plan", type=bool, nargs="?", const=True, default=False, help="list the runs and what they take; run nothing")
+    add("--merge", nargs="+", type=Path, default=[], help="folders of other machines whose runs are taken over")
+    add("--output", type=Path, default=Path("reproduced"), help="folder of the runs, the pictures and the tables")
+    add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
+    add("--processes", type=int, default=1, help="runs at once; 0: in this process")
+    return parser
+
+
+def listed() -> str:
+    """List all experiments: name, time, what each shows."""
+    names = files.names()
+    width = max(map(len, names))
+    times = {name: time_of(files.read(files.shipped_path(name))) for name in names}
+    lines = (f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}" for name, time in times.items())
+    return "\n".join(lines)
+
+
+def time_of(experiment: files.Experiment) -> str:
+    """Write how long the runs of an experiment take on two cores, empty where it does not tell.
+
+    >>> time_of(files.Experiment([], [], minutes=0.5))
+    '0.5 min'
+    """
+    if experiment.minutes is not None:
+        return f"{experiment.minutes:g} min"
+    hours = experiment.core_hours()
+    return "" if hours is None else duration(3600 * hours / 2)
+
+
+def plan(path: Path, cells: Cells, output: Path) -> str:
+    """List the runs of an experiment: seed, case, method, rounds that are done and asked for."""
+    every = cells.all()
+    lines, left = list[Sequence[str]](), 0
+    for cell in every:
+        done = CellFiles(output, cell.name).rounds
+        left += max(cell.max_rounds - done, 0)
+        lines.append((str(cell.seed), cell.case, cell.method, f"{done} of {cell.max_rounds}", cell.name))
+    table = [("seed", "case", "method", "rounds", "run"), *lines]
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
+    time = time_of(cells.experiment)
+    total = f"{path.parent.name}/{path.stem}: {len(every)} runs, {left} rounds left"
+    return "\n".join([*map(str.rstrip, padded), total + f"; all rounds take about {time} on two cores" * bool(time)])

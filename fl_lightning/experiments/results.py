@@ -1,0 +1,148 @@
+"""What is written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.experiments.cells import Cell, CellFiles
+from fl_lightning.experiments.experiment import Tables
+from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
+from fl_lightning.papers.drawing import unique
+from fl_lightning.papers.stored import write_stored
+from fl_lightning.reports.page import Picture, Section, drawn, write_page
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
+from fl_lightning.reports.results import as_csv, compare, known_metrics, table_of
+from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.utils.files import write_file
+from fl_lightning.utils.text import printable
+
+Form = Literal["png", "pdf", "svg"]
+WIDE = 6.5
+"""Inches; a wider picture has the whole width of the page."""
+
+
+def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) -> list[Series]:
+    """Read the complete runs, those of the seeds of one method and case together, and take why others failed.
+
+    Args:
+        cells: of the experiment.
+        folder: of their files.
+        failed: sentences by the names of cells.
+    """
+    series = dict[tuple[str, str], tuple[list[SavedRun], dict[str, str]]]()
+    for cell in cells:
+        runs, errors = series.setdefault((cell.method, cell.case), ([], {}))
+        files = CellFiles(folder, cell.name)
+        if cell.name in failed:
+            errors[str(cell.seed)] = failed[cell.name]
+        elif files.config.is_file() and files.is_complete():
+            runs.append(files.read(cell.max_rounds))
+    return [Series(method, case, Group("", runs), errors) for (method, case), (runs, errors) in series.items()]
+
+
+# --- drawings -------------------------------------------------------------------------------------
+
+
+def draw(drawings: Mapping[str, Drawing], series: Sequence[Series]) -> dict[str, Drawn]:
+    """Draw everything that there are runs for, by the letter of the panel.
+
+    Raises:
+        ValueError: a drawing lacks runs, which is named.
+    """
+    contents = dict[str, Drawn]()
+    for letter, drawing in drawings.items():
+        shown = [each for each in series if drawing.shows_missing or each.group.runs]
+        if not shown:
+            raise ValueError(f"drawing {letter or 'of the experiment'} needs runs, and none is complete")
+        contents[letter] = drawing.draw(shown)
+    return contents
+
+
+def write_drawings(
+    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[Form]
+) -> list[Path]:
+    """Write the pictures and tables of an experiment, each in its own file, and a page with all of them.
+
+    Args:
+        name: of the experiment, `paper/number`.
+        heading: of the page.
+        contents: by the letter of the panel.
+        output: folder.
+        forms: of the pictures.
+
+    Returns:
+        The files, the page last.
+    """
+    files, parts = dict[Path, str | bytes](), list[Picture | Table | str]()
+    for letter, (content, caption) in contents.items():
+        stem = f"{name}{letter}"
+        if isinstance(content, Table):
+            table = replace(content, title=content.title or heading, note=caption)
+            files |= {output / f"{stem}.md": as_markdown(table), output / f"{stem}.tex": as_latex(table)}
+            parts.append(table)
+        else:
+            files |= {output / f"{stem}.{form}": drawn(content, form) for form in forms}
+            below = f"({letter}) {caption}" if len(contents) > 1 else caption
+            parts.append(Picture(stem.replace("/", "-"), content, below, wide=bool(content.get_figwidth() > WIDE)))
+    for path, data in files.items():
+        write_file(path, data)
+    page = output / f"{name}.html"
+    write_page(page, heading, [Section(name, parts)])
+    return [*files, page]
+
+
+def stored_keys(drawings: Mapping[str, Drawing]) -> list[str]:
+    """List the log keys that the papers' tables among the drawings need, none where there is no such table."""
+    tables = [drawing for drawing in drawings.values() if isinstance(drawing, PaperTable)]
+    return unique(key for table in tables for key in table.log_keys())
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: Sequence[str], report: bool) -> None:
+    """Write the tables of a comparison, and its report.
+
+    Args:
+        folder: of the experiment.
+        series: of all methods and cases.
+        tables: settings.
+        notes: sentences that the tables need.
+        report: whether the report is written and everything printed.
+    """
+    by_case = {name: groups_of(series, name) for name in unique(each.case for each in series)}
+    groups = [group for of_case in by_case.values() for group in of_case]
+    keys = tables.metrics or known_metrics(groups)
+    baseline = tables.baseline or series[0].method
+    compared = [
+        compare(of_case, key, baseline, tables.target, case)
+        for case, of_case in by_case.items()
+        if of_case
+        for key in keys
+    ]
+    laid_out = list(map(table_of, compared))
+    write_file(folder / "results.csv", as_csv(compared))
+    write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, laid_out)]))
+    write_file(folder / "results.tex", "\n".join(map(as_latex, laid_out)))
+    write_stored(folder / "cells.csv", series, keys)
+    if report and groups:
+        page = write_report(curves_of(series), folder, tables=laid_out, notes=notes)
+        print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
+        print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
+
+
+def groups_of(series: Sequence[Series], case: str) -> list[Group]:
+    """Group the runs of each method in a case."""
+    return [Group(each.method, each.group.runs) for each in series if each.case == case and each.group.runs]
+
+
+def curves_of(series: Sequence[Series]) -> list[Group]:
+    """Group the runs of each method and case for the report, those that stand in several cases once."""
+    groups = dict[tuple[Path, ...], Group]()
+    for each in series:
+        if each.group.runs:
+            folders = tuple(run.folder for run in each.group.runs)
+            groups.setdefault(folders, Group(each.name, each.group.runs))
+    return list(groups.values())

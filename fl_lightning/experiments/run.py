@@ -1,0 +1,156 @@
+"""The run of one cell by the command line's own `fit` and `test`."""
+
+import gc
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from fl_lightning.cli.console import quiet_lightning
+from fl_lightning.cli.errors import one_line
+from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.experiments.cells import DONE, CellFiles, limits_of
+from fl_lightning.experiments.times import Times
+from fl_lightning.reports.saved import TEST
+from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint
+from fl_lightning.utils.files import write_file
+
+BEST = "best.ckpt"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """End of a cell.
+
+    Attributes:
+        error: a sentence; empty: it is done.
+        memory: whether memory ran out, so that it may succeed alone.
+        claimed: whether another process is at it.
+    """
+
+    error: str = ""
+    memory: bool = False
+    claimed: bool = False
+
+
+class Rounds(Callback):
+    """Tells how many rounds are complete."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.tell = tell
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.tell(trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.tell(trainer.current_epoch + 1)
+
+
+def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
+    """Run a cell, or what is left of it, and write what it prints to its log.
+
+    Args:
+        files: of the cell.
+        tell: is called with the number of complete rounds after each of them.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    with files.claimed() as free, files.log.open("a", encoding="utf-8", buffering=1) as log, printing_to(log):
+        if not free:
+            return Outcome(claimed=True)
+        try:
+            if not files.is_complete():  # else another process has made it in the meantime
+                with quiet_lightning():
+                    fit(files, tell)
+            return Outcome()
+        except SystemExit as stop:
+            return Outcome(stopped(stop))
+        except Exception as error:
+            traceback.print_exc()
+            memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            return Outcome(one_line(str(error)) or type(error).__name__, memory)
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def stopped(stop: BaseException) -> str:
+    """Sentence for a cell that was stopped."""
+    return f"it stopped ({one_line(str(stop)) or 'interrupted'})"
+
+
+@contextmanager
+def printing_to(log: TextIO) -> Iterator[None]:
+    """Send what is printed within the block to a file, also by libraries in C."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    try:
+        for stream, _ in kept:
+            os.dup2(log.fileno(), stream)
+        with redirect_stdout(log), redirect_stderr(log):
+            yield
+    finally:
+        for stream, before in kept:
+            os.dup2(before, stream)
+            os.close(before)
+
+
+def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
+    """Fit from the beginning or the last checkpoint, and test where the rounds are not evaluated on the test split."""
+    config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+    words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
+    words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
+    start = ["fit", *words]
+    if files.run is not None:
+        try:
+            start += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
+        except (ValueError, OSError):  # killed before its first round was complete, or nothing is left to continue from
+            shutil.rmtree(files.parent)
+    cli = command(start, [Rounds(tell), Times()])
+    run = files.run
+    if run is None or cli.folder is None:
+        raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
+    if files.test and cli.datamodule.evaluated == "val":
+        evaluate(run, words, cli.datamodule)
+    write_json(run / DONE, {**limits_of(config["trainer"]), "rounds": cli.trainer.global_step})
+
+
+def evaluate(run: Path, words: list[str], data: Any) -> None:
+    """Test the last model, and the one that is best on the validation split."""
+    with suppress(ValueError):  # there is no test split
+        data.split("test")
+        values: dict[str, float] = {}
+        for name, suffix in ((LAST, ""), (BEST, "_best")):
+            path = run / CHECKPOINTS / name
+            if path.is_file():
+                metrics = command(["test", *words, "--ckpt_path", str(path)], []).trainer.callback_metrics
+                values |= {f"{key}{suffix}": float(v) for key, v in metrics.items() if key.startswith("test/")}
+        write_json(run / TEST, values)
+
+
+def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
+    """Run a command of the command line, which the processes that it starts by script see as theirs."""
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        return FederatedCLI(callbacks=callbacks)
+    finally:
+        sys.argv = before
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain values, in one move."""
+    write_file(path, json.dumps(content, indent=1) + "\n")

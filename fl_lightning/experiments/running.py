@@ -1,0 +1,157 @@
+"""The run of many cells, with their progress on the console."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fl_lightning.experiments.cells import Cell, CellFiles, prepare
+from fl_lightning.experiments.run import Outcome
+from fl_lightning.experiments.workers import run_all
+from fl_lightning.utils.text import printable
+
+MINUTE = 60.0
+POLL = 2.0
+"""Seconds between two looks at the cells that other processes are at."""
+
+
+class Watch:
+    """Tells how far the cells are: by bars on a terminal, else by a line a minute.
+
+    Args:
+        cells: that are to be run.
+        total: number of all cells, with those that are done.
+        folder: of their files.
+    """
+
+    def __init__(self, cells: Sequence[Cell], total: int, folder: Path) -> None:
+        self.console = Console(highlight=False, markup=False, emoji=False)
+        self.total, self.folder, self.ended = total, folder, total - len(cells)
+        self.rounds = {cell.name: max(cell.max_rounds, 0) for cell in cells}
+        self.done = dict.fromkeys(self.rounds, 0)
+        self.first: dict[str, int] = {}
+        self.began = self.printed = time.monotonic()
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        last = (TextColumn("rounds"), TimeRemainingColumn())
+        self.progress = Progress(*columns, *last, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.progress.add_task(f"{total} runs", total=sum(self.rounds.values()))
+        self.tasks = {
+            name: self.progress.add_task(f"  {name}", total=most, visible=False) for name, most in self.rounds.items()
+        }
+        if self.ended:
+            self.print(f"{self.ended} of {total} runs in {folder} are done already")
+
+    def print(self, line: str) -> None:
+        """Print a line above the bars."""
+        self.console.print(printable(line), soft_wrap=True)
+
+    def on_round(self, files: CellFiles, done: int) -> None:
+        """Take the number of complete rounds of a cell."""
+        self.first.setdefault(files.name, done)
+        self.done[files.name] = done
+        self.progress.update(self.tasks[files.name], completed=done, visible=True)
+        self.progress.update(self.task, completed=sum(self.done.values()))
+        if not self.console.is_terminal and time.monotonic() - self.printed > MINUTE:
+            self.printed = time.monotonic()
+            self.print(self.line())
+
+    def on_end(self, files: CellFiles, outcome: Outcome) -> None:
+        """Take the end of a cell."""
+        self.ended += 1
+        if not outcome.error:
+            self.done[files.name] = self.rounds[files.name]
+        self.progress.update(self.tasks[files.name], visible=False)
+        self.print(f"[{self.ended}/{self.total}] {files.name}: {outcome.error or 'done'}")
+
+    def line(self) -> str:
+        """Describe what is done, what is left, and how long that takes at the pace so far."""
+        done, left = sum(self.done.values()), sum(self.rounds.values()) - sum(self.done.values())
+        made = sum(self.done[name] - first for name, first in self.first.items())
+        pace = (time.monotonic() - self.began) / made if made else 0.0
+        estimate = f", about {duration(pace * left)} left" if made else ""
+        return (
+            f"{time.strftime('%H:%M')} {self.ended} of {self.total} runs, "
+            f"{done} of {done + left} rounds of this session{estimate}"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in minutes, of more than an hour in hours.
+
+    >>> duration(40), duration(3000), duration(8000)
+    ('1 min', '50 min', '2 h 13 min')
+    """
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    processes: int,
+    folder: Path,
+    test: bool = True,
+    on_seed: Callable[[dict[str, str]], None] | None = None,
+) -> dict[str, str]:
+    """Run the cells that are not done, and wait for those that other processes are at.
+
+    Args:
+        cells: equal ones are run once.
+        processes: cells at once; 0: in this process.
+        folder: of their files.
+        test: whether the test split may be evaluated.
+        on_seed: is called with the sentences of those that failed whenever all cells of a further seed have ended.
+
+    Returns:
+        The sentences of those that failed, by name.
+
+    Raises:
+        KeyboardInterrupt: naming how to go on.
+    """
+    by_name = {cell.name: cell for cell in cells}
+    waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
+    watch, failed = Watch(waiting, len(by_name), folder), dict[str, str]()
+    of_seed: dict[int, set[str]] = {}
+    for cell in waiting:
+        of_seed.setdefault(cell.seed, set()).add(cell.name)
+    elsewhere: list[CellFiles] = []
+
+    def on_end(files: CellFiles, outcome: Outcome) -> None:
+        if outcome.claimed:
+            elsewhere.append(files)
+            return
+        if outcome.error:
+            failed[files.name] = outcome.error
+        watch.on_end(files, outcome)
+        left = of_seed[by_name[files.name].seed]
+        left.discard(files.name)
+        if on_seed is not None and not left and len(of_seed) > 1:
+            on_seed(failed)
+
+    left = [CellFiles(folder, cell.name, test) for cell in waiting]
+    with watch.progress:
+        try:
+            while left:
+                run_all(left, processes, watch.on_round, on_end)
+                left = free_again(elsewhere, watch)
+                elsewhere.clear()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted; {watch.ended} of {len(by_name)} runs in {folder} are done, and the same command goes on "
+                f"with the others"
+            ) from None
+    return failed
+
+
+def free_again(elsewhere: Sequence[CellFiles], watch: Watch) -> list[CellFiles]:
+    """Wait until a process is gone that is at one of the cells, and return all of them, for another try."""
+    if elsewhere:
+        watch.print(f"other processes are at {len(elsewhere)} runs in {watch.folder}; waiting for their end")
+    while elsewhere:
+        for files in elsewhere:
+            with files.claimed() as free:
+                if free:
+                    return list(elsewhere)
+        time.sleep(POLL)
+    return []

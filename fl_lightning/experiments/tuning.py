@@ -1,0 +1,95 @@
+"""Tuning: settings of each method, chosen on the server's validation split."""
+
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells
+from fl_lightning.experiments.composing import Settings, as_settings, combinations, described, option_names
+from fl_lightning.experiments.experiment import Runs
+from fl_lightning.experiments.running import run_cells
+from fl_lightning.reports.results import statistics_of
+from fl_lightning.reports.saved import is_data
+from fl_lightning.runs.value_names import is_lower_better
+from fl_lightning.utils.files import write_table
+
+Choices = dict[Settings, list[Cell]]
+"""Cells of each seed by candidate."""
+
+
+def tune(cells: Cells, processes: int, output: Path) -> list[str]:
+    """Choose settings for each method and case on the server's validation split.
+
+    Args:
+        cells: whose `chosen` is filled.
+        processes: cells at once.
+        output: folder of the experiment, of which `tuning` is used.
+
+    Returns:
+        Sentences that describe what was chosen.
+
+    Raises:
+        ValueError: the metric is none of the validation split, a setting is not to be tuned, or a method has no
+            complete candidate.
+    """
+    rows = [runs for runs in cells.experiment.runs if runs.tune]
+    if not rows:
+        return []
+    metric, folder = cells.experiment.tune_metric, output / "tuning"
+    if not metric.startswith("val/"):
+        raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
+    if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
+        raise ValueError(f"tune takes settings of the training, got {name}")
+    tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+    each = [cell for choices in tried.values() for group in choices.values() for cell in group]
+    failed = run_cells(each, processes, folder, test=False)
+    sentences, table = [], list[list[Any]]()
+    for (method, case), choices in tried.items():
+        scores = {candidate: mean_score(folder, group, metric, failed) for candidate, group in choices.items()}
+        scored = {candidate: score for candidate, score in scores.items() if score is not None}
+        if not scored:
+            problems = [failed[cell.name] for group in choices.values() for cell in group if cell.name in failed]
+            raise ValueError(
+                f"tuning needs {metric} of every seed, and no candidate of {method} has it; "
+                f"{(problems or ['set tune_metric to a value of the validation split'])[0]}"
+            )
+        best = (min if is_lower_better(metric) else max)(scored, key=lambda candidate: scored[candidate])
+        cells.chosen[method, case] = best
+        chosen = ", ".join(filter(None, (case, described(best))))
+        sentences.append(
+            f"Tuned on the validation split: {chosen} for {method} "
+            f"({metric} {scored[best]:.4g}, the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)})."
+        )
+        table += [[method, case, described(candidate), score, candidate == best] for candidate, score in scores.items()]
+    write_table(output / "tuning.csv", [["method", "case", "settings", metric, "chosen"], *table])
+    return sentences
+
+
+def choices_of(cells: Cells, runs: Runs) -> dict[tuple[str, str], Choices]:
+    """Compose the cells of each candidate of a row by method and case, of methods that know one of the settings."""
+    choices = dict[tuple[str, str], Choices]()
+    for method in runs.methods:
+        for name, case in cells.experiment.cases_of(runs).items():
+            config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
+            known, given = option_names(config), dict(cells.settings_of(case))
+            share = str(cells.experiment.val_fraction)
+            more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
+            tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}
+            for candidate in map(as_settings, combinations(tuned) if tuned else ()):
+                group = [cells.compose(runs, method, name, s, candidate, more) for s in seeds_of(cells, runs)]
+                choices.setdefault((runs.label or method, name), {})[candidate] = group
+    return choices
+
+
+def seeds_of(cells: Cells, runs: Runs) -> list[int]:
+    """List the seeds of a row."""
+    return list(cells.request.seeds or runs.seeds or cells.experiment.seeds)
+
+
+def mean_score(folder: Path, group: list[Cell], metric: str, failed: dict[str, str]) -> float | None:
+    """Average a metric's mean over the last five rounds over the seeds, None where a seed has none."""
+    if any(cell.name in failed for cell in group):
+        return None
+    runs = [CellFiles(folder, cell.name).read(cell.max_rounds) for cell in group]
+    values = [statistics_of(run, metric).get("last five") for run in runs]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(group) else None

@@ -1,0 +1,266 @@
+"""A paper's table beside ours: published and reached values, their difference, and the claims counted."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fl_lightning.functional.summary import Interval, paired_difference, welch_difference
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.results import HEADINGS, in_percent, rounds_until, statistics_of
+from fl_lightning.reports.saved import SavedRun
+from fl_lightning.runs.value_names import is_lower_better
+
+Published = float | str | None
+"""A number, a text such as `78.63 ± 0.42`, or None for a cell that the paper leaves empty."""
+
+LONGEST = 60
+"""Characters of the sentence of a run that failed."""
+
+
+@dataclass
+class Measure:
+    """What a column of a paper measures.
+
+    Attributes:
+        key: log key.
+        at: rounds after which the value counts; None: the statistics of the table.
+        until: method whose final value is the target of which the rounds are counted; None: they are not.
+        speed_up: whether its rounds are divided by those until the target.
+    """
+
+    key: str
+    at: int | None = None
+    until: str | None = None
+    speed_up: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a value at the end, which has several statistics."""
+        return self.at is None and self.until is None
+
+    @property
+    def scale(self) -> float:
+        """Factor of the values in print: 100 for shares, which are in percent."""
+        return 100.0 if self.until is None and in_percent(self.key) else 1.0
+
+    @property
+    def prefers_low(self) -> bool:
+        """True where lower is better."""
+        return not self.speed_up if self.until else is_lower_better(self.key)
+
+
+@dataclass
+class PaperTable(Drawing):
+    """Published values beside ours: a row for each measure, case and method.
+
+    Args:
+        keys: measures, or log keys, by their names.
+        paper: published values by measure and method, one for each case, in the unit of the table: shares in percent.
+        cases: in the order of the published values; none: as the experiment has them.
+        statistics: of ours, `final`, `last five`, `best`; the first one is compared.
+        baseline: method that the others are compared with, seed by seed; None: none.
+        claims: methods that the paper says are ahead, each with those that it says are behind.
+        paper_seeds: runs behind a published mean.
+    """
+
+    keys: Mapping[str, Measure | str]
+    paper: Mapping[str, Mapping[str, Sequence[Published]]]
+    cases: Sequence[str] = ()
+    statistics: Sequence[str] = ("final", "best")
+    baseline: str | None = None
+    claims: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    paper_seeds: int = 3
+    shows_missing: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.statistics if name not in HEADINGS]:
+            raise ValueError(f"statistics must be of {', '.join(HEADINGS)}, got {unknown[0]}")
+        if unknown := [name for name in self.paper if name not in self.keys]:
+            raise ValueError(f"paper must hold values of {', '.join(self.keys)}, got {unknown[0]}")
+
+    def log_keys(self) -> list[str]:
+        """List the log keys of its measures."""
+        return [measure if isinstance(measure, str) else measure.key for measure in self.keys.values()]
+
+    def draw(self, series: Sequence[Series]) -> Drawn:
+        content = Content(self, series)
+        rows = [
+            content.row(measure, case, method)
+            for measure in content.measures
+            for case in content.cases
+            for method in content.methods
+            if content.is_known(measure, case, method)
+        ]
+        return Drawn(Table("", content.header(), rows), " ".join(content.sentences()))
+
+
+class Content:
+    """The content of a table: what is published, and what the runs reached.
+
+    Args:
+        table: settings.
+        series: runs.
+    """
+
+    def __init__(self, table: PaperTable, series: Sequence[Series]) -> None:
+        self.table = table
+        self.series = {(each.case, each.method): each for each in series}
+        self.cases = list(table.cases) or unique(each.case for each in series)
+        published = (method for values in table.paper.values() for method in values)
+        self.methods = unique([*(each.method for each in series), *published])
+        self.measures = {n: Measure(m) if isinstance(m, str) else m for n, m in table.keys.items()}
+
+    def is_known(self, name: str, case: str, method: str) -> bool:
+        """Return True for a row that is published, or that the experiment runs."""
+        return (case, method) in self.series or bool(self.published(name, case, method))
+
+    def published(self, name: str, case: str, method: str) -> str:
+        """Look a published value up as text, empty where there is none."""
+        values = self.table.paper.get(name, {}).get(method, ())
+        i = self.cases.index(case)
+        return "" if i >= len(values) or values[i] is None else str(values[i])
+
+    def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
+        """Compute ours by seed, in the unit of the table; infinite: a target that is never reached."""
+        measure, series = self.measures[name], self.series.get((case, method))
+        values = dict[str, float]()
+        for run in series.group.runs if series else ():
+            value = self.rounds(measure, case, run) if measure.until else value_at(run, measure, statistic)
+            if value is not None:
+                values[run.seed] = measure.scale * value
+        return values
+
+    def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
+        """Count the rounds until the final value of another method with the same seed, or divide its rounds by them."""
+        other = self.series.get((case, str(measure.until)))
+        target = next((known for known in (other.group.runs if other else ()) if known.seed == run.seed), None)
+        final = statistics_of(target, measure.key).get("final") if target else None
+        if target is None or final is None:
+            return None
+        rounds = rounds_until(run, measure.key, final)
+        if rounds is None:
+            return -math.inf if measure.speed_up else math.inf
+        return len(target.history) / rounds if measure.speed_up else rounds
+
+    def header(self) -> list[str]:
+        """Name the columns."""
+        ours = [HEADINGS[statistic] for statistic in self.table.statistics]
+        baseline = [f"ours − {self.table.baseline}"] * bool(self.table.baseline)
+        return ["", "paper", *ours, "ours − paper", *baseline, "seeds × rounds"]
+
+    def row(self, name: str, case: str, method: str) -> list[Cell]:
+        """Write the cells of a row."""
+        statistics = self.table.statistics if self.measures[name].is_plain else self.table.statistics[:1]
+        ours = [self.values(name, case, method, statistic) for statistic in statistics]
+        published, first = self.published(name, case, method), ours[0]
+        title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
+        texts = [title, published or "–", *(spread(list(values.values())) for values in ours)]
+        texts += ["–"] * (len(self.table.statistics) - len(statistics))
+        texts.append(interval(self.to_paper(published, list(first.values()))))
+        if self.table.baseline:
+            base = self.values(name, case, self.table.baseline, statistics[0])
+            same = [seed for seed in first if seed in base and method != self.table.baseline]
+            difference = paired_difference([first[seed] for seed in same], [base[seed] for seed in same])
+            texts.append(interval(difference))
+        return list(map(Cell, [*texts, self.runs_of(case, method)]))
+
+    def to_paper(self, published: str, ours: Sequence[float]) -> Interval:
+        """Subtract the published value from ours."""
+        value = number_in(published)
+        if value is None or not all(map(math.isfinite, ours)):
+            return Interval(math.nan, math.nan, math.nan)
+        return welch_difference(ours, *value, count=self.table.paper_seeds)
+
+    def runs_of(self, case: str, method: str) -> str:
+        """Describe the runs of a row: seeds × rounds, what failed, or that it was not run."""
+        series = self.series.get((case, method))
+        if series is None or not (series.group.runs or series.failed):
+            return "not run"
+        rounds = " or ".join(map(str, sorted({len(run.history) for run in series.group.runs})))
+        parts = [f"{len(series.group.runs)} × {rounds}"] if series.group.runs else []
+        parts += [f"seed {seed} failed: {error[:LONGEST]}" for seed, error in series.failed.items()]
+        return "; ".join(parts)
+
+    def sentences(self) -> list[str]:
+        """Describe the columns, and count the claims."""
+        sentences = ["Mean ± sample standard deviation over the seeds; shares in percent."]
+        sentences.append("95 % intervals of the differences: Welch's to the paper, Student's among ours, seed by seed.")
+        for ahead, others in self.table.claims.items():
+            for other in others:
+                for name in self.table.paper:
+                    paper, ours = (self.count(name, ahead, other, of_paper) for of_paper in (True, False))
+                    if paper[1] or ours[1]:
+                        measured = f" in {name}" if len(self.measures) > 1 else ""
+                        sentences.append(
+                            f"{ahead} ahead of {other}{measured}: paper {paper[0]} of {paper[1]} cells, "
+                            f"ours {ours[0]} of {ours[1]}."
+                        )
+        return sentences
+
+    def count(self, name: str, ahead: str, other: str, of_paper: bool) -> tuple[int, int]:
+        """Count the cases in which a method is ahead of another, and those in which both are known."""
+        wins = total = 0
+        for case in self.cases:
+            pair = [self.mean(name, case, method, of_paper) for method in (ahead, other)]
+            if pair[0] is not None and pair[1] is not None:
+                total += 1
+                wins += pair[0] < pair[1] if self.measures[name].prefers_low else pair[0] > pair[1]
+        return wins, total
+
+    def mean(self, name: str, case: str, method: str, of_paper: bool) -> float | None:
+        """Give the published mean, or ours, None where there is none."""
+        if of_paper:
+            value = number_in(self.published(name, case, method))
+            return value and value[0]
+        values = self.values(name, case, method, self.table.statistics[0]).values()
+        return math.fsum(values) / len(values) if values else None
+
+
+def value_at(run: SavedRun, measure: Measure, statistic: str) -> float | None:
+    """Take a statistic of a run's value, or the value after some rounds, None where it is not known."""
+    if measure.at is None:
+        return statistics_of(run, measure.key).get(statistic)
+    return run.history.curve(measure.key).get(measure.at - 1)
+
+
+def number_in(published: str) -> tuple[float, float | None] | None:
+    """Read a published mean and its deviation, None where there is no number.
+
+    >>> number_in("78.63 ± 0.42"), number_in("never"), number_in("")
+    ((78.63, 0.42), None, None)
+    """
+    mean, _, std = published.partition("±")
+    try:
+        return float(mean), float(std) if std else None
+    except ValueError:
+        return None
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write mean ± sample standard deviation, and how many seeds never reach a target.
+
+    >>> spread([70.0, 72.0]), spread([70.0]), spread([]), spread([12.0, float("inf")])
+    ('71.0 ± 1.4', '70.0', '–', '12.0 (1 of 2)')
+    """
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return "never" if values else "–"
+    mean = math.fsum(known) / len(known)
+    text = f"{mean:.1f}"
+    if len(known) > 1:
+        text += f" ± {math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)):.1f}"
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+
+
+def interval(difference: Interval) -> str:
+    """Write a difference with its interval.
+
+    >>> interval(Interval(-0.54, -1.7, 0.62)), interval(Interval(2.0, math.nan, math.nan))
+    ('−0.5 [−1.7, +0.6]', '+2.0')
+    """
+    if math.isnan(difference.mean) or math.isinf(difference.mean):
+        return "–"
+    mean, low, high = (f"{value:+.1f}".replace("-", "−") for value in difference)
+    return mean if math.isnan(difference.low) else f"{mean} [{low}, {high}]"

@@ -1,0 +1,96 @@
+"""Results of an experiment in one csv file, of which its tables are made again without the runs."""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.metrics.history import History
+from fl_lightning.papers.drawing import Series, unique
+from fl_lightning.reports.results import STATISTICS, known_metrics, statistics_of
+from fl_lightning.reports.saved import TIMES, Group, SavedRun
+from fl_lightning.runs.round_table import read_cells
+from fl_lightning.utils.files import write_table
+
+RUN = ("rounds", "seconds", "cpu_seconds", "commit", "machine")
+COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
+DIGITS = 8
+"""Significant digits of the values of a curve."""
+
+
+def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ()) -> None:
+    """Write a line for each run and metric, and one for each run that failed.
+
+    Args:
+        path: of the file.
+        series: runs.
+        keys: log keys; none: the known ones.
+    """
+    lines = list[list[Any]]()
+    for each in series:
+        for run in each.group.runs:
+            info = list(made(run).values())
+            for key in keys or known_metrics([each.group]):
+                statistics = statistics_of(run, key)
+                if statistics:
+                    values = [statistics.get(name, "") for name in STATISTICS]
+                    start = [each.case, each.method, run.seed, key]
+                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key))])
+        empty = [""] * (1 + len(STATISTICS) + len(RUN))
+        lines += [[each.case, each.method, seed, *empty, error, ""] for seed, error in each.failed.items()]
+    write_table(path, [COLUMNS, *lines])
+
+
+def made(run: SavedRun) -> dict[str, str]:
+    """Sum up what a run took, and name what it was made with; what its folder does not tell is empty."""
+    path = run.folder / TIMES
+    table = read_cells(path) if path.is_file() else {}
+    sums = {name: f"{sum(map(float, table[name])):.1f}" if name in table else "" for name in ("seconds", "cpu_seconds")}
+    named = {name: "; ".join(unique(filter(None, table.get(name, [])))) for name in ("commit", "machine")}
+    return {"rounds": str(len(run.history)), **sums, **named}
+
+
+def curve_text(curve: dict[int, float]) -> str:
+    """Write the values of a curve round by round, from round 0 on, those that are unknown as nan.
+
+    >>> curve_text({0: 0.5, 2: 0.75})
+    '0.5 nan 0.75'
+    """
+    return " ".join(f"{curve.get(t, math.nan):.{DIGITS}g}" for t in range(max(curve, default=-1) + 1))
+
+
+def read_stored(path: Path) -> list[Series]:
+    """Read what `write_stored` wrote, as series of runs that know the stored metrics.
+
+    Raises:
+        ValueError: a line cannot be read.
+    """
+    table = read_cells(path)
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}, and lacks {', '.join(missing)}")
+    lines = [dict(zip(table, line, strict=True)) for line in zip(*table.values(), strict=True)]
+    series = []
+    for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
+        alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
+        failed = {line["seed"]: line["error"] for line in alike if line["error"]}
+        seeds = unique(line["seed"] for line in alike if not line["error"])
+        runs = [stored_run(path, [line for line in alike if line["seed"] == seed]) for seed in seeds]
+        series.append(Series(method, case, Group("", runs), failed))
+    return series
+
+
+def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
+    """Make a run of its lines."""
+    rows, test = dict[int, dict[str, float]](), dict[str, float]()
+    seed = ""
+    for line in lines:
+        seed, key = line["seed"], line["metric"]
+        for t, value in enumerate(map(float, line["curve"].split())):
+            if not math.isnan(value):
+                rows.setdefault(t, {})[key] = value
+        if not line["curve"]:
+            test[key] = float(line["final"])
+    history = History()
+    for t in sorted(rows):
+        history.record(t, rows[t])
+    return SavedRun(path.parent, history, {"seed_everything": seed}, test=test)
