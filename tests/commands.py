@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from fl_lightning.__main__ import main
 from fl_lightning.callbacks import plots
+from fl_lightning.experiments.cells import CellFiles
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EXPERIMENT = f"-c {CONFIGS}/experiment/digits_fedntd.yaml"
@@ -41,6 +42,12 @@ def empty_pictures() -> Iterator[None]:
             patch.setattr(plots, f"plot_{name}", lambda *_, **__: Figure(figsize=(1, 1)))
         patch.setattr(Figure, "draw", lambda figure, renderer: None)
         yield
+
+
+def cell_files(folder: str | Path, name: str) -> CellFiles:
+    """Find the files of a cell by its name without identity."""
+    (path,) = Path(folder, "cells").glob(f"{name}-????????.yaml")
+    return CellFiles(Path(folder), path.stem)
 
 
 class Said(NamedTuple):

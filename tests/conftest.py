@@ -73,14 +73,14 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def cells_here(monkeypatch):
-    """Runs a grid's cells one after the other in this process; gives their names, as they are begun."""
-    from fl_lightning.cli.compare import running, workers
+    """Runs cells one after the other in this process; gives their names without identity, as they are begun."""
+    from fl_lightning.experiments import running, workers
 
     begun = []
 
     def noted(cells):
         for files in cells:
-            begun.append(files.name)
+            begun.append(files.name.rpartition("-")[0])
             yield files
 
     monkeypatch.setattr(running, "run_all", lambda cells, _, *told: workers.run_here(noted(cells), *told))

@@ -148,7 +148,7 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
 def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, grids):
     """Each with two steps a client: that a run learns is shown elsewhere. Of a grid the methods are read by default."""
     from fl_lightning.__main__ import main
-    from fl_lightning.cli.compare.grid import method_file
+    from fl_lightning.experiments.composing import method_file
 
     monkeypatch.chdir(tmp_path)
     for path in readers_folder.iterdir():

@@ -72,12 +72,12 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     check = commands.add_parser("check", help="look for damage in checkpoints")
     check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
-    figures = [name.removeprefix("figure/") for name in configs.names() if name.count("/") == 2]
+    experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
         for option in vars(made.get_defaults()):
             if option == "names":
-                command.add_argument(option, nargs="*", choices=figures)
+                command.add_argument(option, nargs="*", choices=experiments)
             elif option in ("runs", "output"):
                 word = option if option == "runs" else f"--{option}"
                 command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]

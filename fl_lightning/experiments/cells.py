@@ -99,6 +99,21 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
     return f"{slug(stem)[:LONGEST_STEM]}-seed{seed}-{digest[:8]}"
 
 
+def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
+    """Give each cell the name that its run has in a folder already, or that an equal one before it has."""
+    names = {identity_in(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
+    return [replace(cell, name=names.setdefault(identity_in(cell.name), cell.name)) for cell in cells]
+
+
+def identity_in(name: str) -> str:
+    """Read the seed and the identity in a cell's name.
+
+    >>> identity_in("FedNTD-beta=0.3-seed0-1a2b3c4d")
+    'seed0-1a2b3c4d'
+    """
+    return "-".join(name.rsplit("-", 2)[1:])
+
+
 def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
     """Give a configuration fewer rounds, the first ones of the run that it was.
 
@@ -311,6 +326,8 @@ class CellFiles:
 
     def is_complete(self) -> bool:
         """Return True where its run has what its configuration asks for, or more rounds."""
+        if not self.config.is_file():
+            return False
         config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         cell, done = Cell("", "", 0, self.name, config), self.done
         if done is not None and limits_of(done) == cell.limits:

@@ -1,10 +1,10 @@
 """From an experiment to its results: what is left is run, and what is done is drawn, after each seed and at the end."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from fl_lightning.experiments.cells import Cell, Cells, merge, started
+from fl_lightning.experiments.cells import Cell, Cells, located, merge, started
 from fl_lightning.experiments.results import Form, draw, series_of, stored_keys, write_drawings, write_tables
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.experiments.tuning import tune
@@ -44,12 +44,14 @@ class Maker:
         """
         for note in (notes := [*notes, *tune(self.cells, self.processes, self.output)]):
             print(printable(note))
-        starts = self.cells.starts()
+        starts = located(self.cells.starts(), self.output)
         failed = self.run(starts, sources)
         self.refuse(failed)
-        cells = started(self.cells.all(), starts, self.output)
+        cells = located(started(self.cells.all(), starts, self.output), self.output)
         failed = self.run(cells, sources, notes)
-        self.write(cells, [*notes, *(f"{name} failed: {error}" for name, error in failed.items())], failed, last=True)
+        notes = [*notes, *(f"{name} failed: {error}" for name, error in failed.items())]
+        with suppress(ValueError) if failed else nullcontext():  # what failed is said, not what lacks it
+            self.write(cells, notes, failed, last=True)
         self.refuse(failed)
 
     def run(self, cells: Sequence[Cell], sources: Sequence[Path], notes: Sequence[str] | None = None) -> dict[str, str]:

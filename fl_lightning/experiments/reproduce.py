@@ -7,7 +7,7 @@ from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request
+from fl_lightning.experiments.cells import CellFiles, Cells, Request, located
 from fl_lightning.experiments.composing import as_settings, combinations, parse_settings
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
@@ -101,7 +101,7 @@ def time_of(experiment: files.Experiment) -> str:
 
 def plan(path: Path, cells: Cells, output: Path) -> str:
     """List the runs of an experiment: seed, case, method, rounds that are done and asked for."""
-    every = cells.all()
+    every = located(cells.all(), output)
     lines, left = list[Sequence[str]](), 0
     for cell in every:
         done = CellFiles(output, cell.name).rounds

@@ -37,7 +37,7 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
         files = CellFiles(folder, cell.name)
         if cell.name in failed:
             errors[str(cell.seed)] = failed[cell.name]
-        elif files.config.is_file() and files.is_complete():
+        elif files.is_complete():
             runs.append(files.read(cell.max_rounds))
     return [Series(method, case, Group("", runs), errors) for (method, case), (runs, errors) in series.items()]
 

@@ -1,6 +1,6 @@
 """A parser may be used again: the tests make the options of a command once, and a user's script may too."""
 
-from fl_lightning.cli.compare.grid import BuiltError, ParserOnly
+from fl_lightning.cli.parser_only import BuiltError, ParserOnly
 from tests.commands import EXPERIMENT, TINY, refusal, say
 
 USES = (

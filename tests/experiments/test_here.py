@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli.compare import cells, results, workers
-from fl_lightning.cli.compare.cells import CellFiles
-from tests.cli.test_compare import base, tables  # noqa: F401 - a fixture
-from tests.commands import say
+from fl_lightning.experiments import results, workers
+from fl_lightning.experiments import run as running
+from fl_lightning.experiments.cells import CellFiles
+from tests.commands import cell_files, say
+from tests.experiments.test_compare import base, tables  # noqa: F401 - a fixture
 
 GRID = "compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --processes"
 
@@ -26,8 +27,8 @@ def test_a_grid_in_this_process_leaves_its_streams_alone(base, capfd):  # noqa: 
     assert (sys.stdout, sys.stderr) == streams
     said = capfd.readouterr()
     assert "Class-wise accuracy" not in said.out
-    assert "Class-wise accuracy" in Path("here/logs/FedNTD-seed0.log").read_text(encoding="utf-8")
-    run = CellFiles(Path("here"), "FedAvg-seed0").run
+    assert "Class-wise accuracy" in cell_files("here", "FedNTD-seed0").log.read_text(encoding="utf-8")
+    run = cell_files("here", "FedAvg-seed0").run
     assert (run / "partition.csv").is_file()
     assert not list(run.glob("*.png"))  # the report has the pictures
 
@@ -41,18 +42,18 @@ def test_its_tables_are_those_of_one_in_other_processes(base):  # noqa: F811
 
 @pytest.mark.usefixtures("_without_report")
 def test_ctrl_c_ends_the_grid_and_it_goes_on(base, monkeypatch):  # noqa: F811
-    fitted = cells.fit
+    fitted = running.fit
 
     def fit(files, tell):
-        if files.name == "FedNTD-seed0":
+        if files.name.startswith("FedNTD-seed0"):
             raise KeyboardInterrupt
         fitted(files, tell)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "fit", fit)
+        patch.setattr(running, "fit", fit)
         said = say(f"{GRID} 0 --output here")
     assert said.code == 130
-    assert "1 of 2 cells in here are done, and the same command goes on with the others" in said.err
+    assert "1 of 2 runs in here are done, and the same command goes on with the others" in said.err
     assert say(f"{GRID} 0 --output here").code == 0
 
 
@@ -61,7 +62,7 @@ def test_a_cell_that_fails_here_is_an_outcome_and_its_log_has_the_traceback(tmp_
         tell(1)
         raise MemoryError("full")
 
-    monkeypatch.setattr(cells, "fit", fit)
+    monkeypatch.setattr(running, "fit", fit)
     told, ended = [], []
     workers.run_all(
         [CellFiles(tmp_path, "a")], 0, lambda *found: told.append(found), lambda *found: ended.append(found)

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_lightning.cli.compare import workers
-from fl_lightning.cli.compare.cells import CellFiles, Outcome
+from fl_lightning.experiments import workers
+from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.run import Outcome
 
 
 @pytest.fixture

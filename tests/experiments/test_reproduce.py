@@ -1,4 +1,4 @@
-"""`fl-lightning figure`: every figure's file, its drawing on made-up runs, and one figure from command to picture."""
+"""`fl-lightning reproduce`: every figure's file, its drawing on made-up runs, and one figure from command to picture."""
 
 import csv
 import math
@@ -10,10 +10,12 @@ import pytest
 import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fl_lightning.cli.compare.grid import method_file
 from fl_lightning.cli.configs import locate
+from fl_lightning.experiments import experiment as spec
+from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.experiments.composing import method_file
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers import Series, Sweep, spec
+from fl_lightning.papers import Series, Sweep
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import draw_line
 from fl_lightning.reports.result_tables import Table
@@ -117,7 +119,7 @@ def test_a_figure_can_be_drawn(name, made_up, monkeypatch):
         Series(runs.label or method, case, Group("", [run]))
         for runs in figure.runs
         for method in runs.methods
-        for case in runs.cases
+        for case in figure.cases_of(runs)
     ]
     contents = {letter: drawing.draw(series) for letter, drawing in figure.draw.items()}
     for content, caption in contents.values():
@@ -154,8 +156,9 @@ def test_settings_that_json_cannot_write_reach_the_runs():
     figure = spec.read(spec.shipped_path("fedcl/1"))
     (runs, *_) = figure.runs
     runs.methods, runs.cases = runs.methods[:1], {"α = ∞": runs.cases["α = ∞"]}
-    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
-    assert place.cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
+    figure.runs = [runs]
+    (cell,) = Cells(figure, Request()).all()
+    assert cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
 
 
 PUBLISHED = [
@@ -176,10 +179,11 @@ def composed(name, method):
     """The model's configuration of a method, as the figure names it, in the first case of its runs."""
     figure = spec.read(spec.shipped_path(name))
     (runs,) = (runs for runs in figure.runs if method == runs.label or (not runs.label and method in runs.methods))
-    runs.cases = dict(list(runs.cases.items())[:1])
+    runs.cases = dict(list(figure.cases_of(runs).items())[:1])
     runs.methods = runs.methods if runs.label else [method]
-    (place,) = spec.places_of(spec.composer_of(figure), runs, figure)
-    return place.cell.config["model"]
+    figure.runs, figure.seeds = [runs], [0]
+    (cell,) = Cells(figure, Request()).all()
+    return cell.config["model"]
 
 
 @pytest.mark.parametrize(("name", "method", "settings"), PUBLISHED)
@@ -232,14 +236,14 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
         return figure
 
     monkeypatch.setattr(spec, "read", short)
-    said = say(f"figure {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
+    said = say(f"reproduce {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
     assert cells_here
     assert list((tmp_path / name.partition("/")[0]).glob("*.html"))
 
 
 def test_the_list_has_every_figure_with_its_minutes():
-    lines = say("figure").out.splitlines()
+    lines = say("reproduce").out.splitlines()
     assert [line.split()[0] for line in lines] == spec.names()
     assert len(lines) == len(set(lines)) > 30
     assert all(float(line.split()[1]) > 0 and line.split()[2] == "min" for line in lines)
@@ -259,20 +263,20 @@ def begun(tmp_path, monkeypatch, cells_here, without_pictures):
 
 
 def test_a_figure_is_run_once_and_drawn_again(begun):
-    said = say("figure own/tiny.yaml --format png svg")
+    said = say("reproduce own/tiny.yaml --format png svg")
     assert said.code == 0, said
     assert len(begun) == 2
-    there = {path.name for path in Path("figures/own").iterdir()}
+    there = {path.name for path in Path("reproduced/own").iterdir()}
     assert there == {"tinya.png", "tinya.svg", "tinyb.md", "tinyb.tex", "tiny.html"}
-    table = Path("figures/own/tinyb.md").read_text()
+    table = Path("reproduced/own/tinyb.md").read_text()
     assert all(f"| FedAvg, {case} |" in table for case in ("few", "more"))
-    assert "A tiny figure." in Path("figures/own/tiny.html").read_text()
-    assert not list(Path("figures/runs").rglob("*.png"))
-    again = say("figure own/tiny.yaml")
+    assert "A tiny figure." in Path("reproduced/own/tiny.html").read_text()
+    assert not list(Path("reproduced/runs").rglob("*.png"))
+    again = say("reproduce own/tiny.yaml")
     assert again.code == 0, again
     assert len(begun) == 2
-    assert Path("figures/own/tinyb.md").read_text() == table
-    assert say("figure own/tiny.yaml --seeds 1 --set data.participation=0.3").code == 0
+    assert Path("reproduced/own/tinyb.md").read_text() == table
+    assert say("reproduce own/tiny.yaml --seeds 1 --set data.participation=0.3").code == 0
     assert len(begun) == 3  # a setting of the user wins over those of the cases, which are then the same runs
 
 
@@ -281,9 +285,9 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
     content = yaml.safe_load(TINY)
     content["start"] = {"methods": ["FedAvg"], "settings": {"trainer.max_epochs": 1}}
     Path("own/tiny.yaml").write_text("# Started.\n" + yaml.safe_dump(content, sort_keys=False))
-    assert say("figure own/tiny.yaml").code == 0
+    assert say("reproduce own/tiny.yaml").code == 0
     assert len(begun) == 3
-    for path in Path("figures/cells").glob("*.yaml"):
+    for path in Path("reproduced/cells").glob("*.yaml"):
         weights = yaml.safe_load(path.read_text())["model"]["initial_weights"]
         assert (weights is None) == (begun[0] in path.name), path
         assert weights is None or Path(weights).is_file()
@@ -292,10 +296,10 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
 @pytest.mark.parametrize(
     ("line", "code", "sentence"),
     [
-        ("fedntd/99", 1, "a figure is one that fl-lightning figure lists, or a file, got 'fedntd/99'"),
-        ("own/tiny.yaml --set model.nosuch=1", 2, "nosuch"),
+        ("fedntd/99", 1, "an experiment is one that fl-lightning reproduce lists, or a file, got 'fedntd/99'"),
+        ("own/tiny.yaml --set model.nosuch=1", 1, "nosuch"),
         ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
-        ("own/wrong.yaml", 1, "own/wrong.yaml must say what a figure needs and how it is drawn"),
+        ("own/wrong.yaml", 1, "own/wrong.yaml must say what an experiment needs and how it is drawn"),
         ("own/label.yaml", 1, "a label names one method, got 'both' for FedAvg, FedProx"),
     ],
     ids=lambda value: str(value)[:24],
@@ -303,12 +307,12 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
 def test_what_is_refused(begun, line, code, sentence):
     Path("own/wrong.yaml").write_text(TINY.replace("Curves", "NoSuchDrawing"))
     Path("own/label.yaml").write_text(TINY.replace("[FedAvg]\n", "[FedAvg, FedProx]\n    label: both\n"))
-    assert sentence in refusal(f"figure {line}", code)
+    assert sentence in refusal(f"reproduce {line}", code)
     assert not begun
 
 
 def test_a_run_that_fails_is_named(begun):
     Path("own/tiny.yaml").write_text(TINY.replace("max_epochs: 2", "max_epochs: 2, callbacks: [LearningRateFinder]"))
-    said = say("figure own/tiny.yaml")
+    said = say("reproduce own/tiny.yaml")
     assert said.code == 1
-    assert "a figure needs all its runs, and 2 failed. FedAvg-seed0-" in said.err
+    assert "2 runs failed, and the tables are those of the others. FedAvg-" in said.err
