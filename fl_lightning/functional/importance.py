@@ -1,4 +1,4 @@
-"""Importance of each parameter to a loss: sums of per-sample gradients, by `torch.func`."""
+"""Importance of each parameter to a loss: sums of per-sample gradients, or of those along a walk, by `torch.func`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -72,6 +72,51 @@ def importance(
     if not n:
         raise ValueError("importance needs at least one sample, got none; give a set with samples")
     return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
+
+
+def path_importance(
+    loss: Callable[[State, Any], Tensor],
+    params: StateLike,
+    batches: Iterable[Any],
+    lr: float,
+    damping: float = 1e-3,
+) -> State:
+    """Compute Synaptic Intelligence's Ω_j = ω_j / ((w_j(end) − w_j(start))² + ξ) along a walk by plain SGD.
+
+    ω_j = −Σ_t g_j(t) · (w_j(t+1) − w_j(t)) = lr · Σ_t g_j(t)² is what w_j contributes to the fall of the loss, one step
+    t a batch, in their order. `params` stay as they are.
+
+    Args:
+        loss: `(params, batch) -> ()`, the mean loss of a batch.
+        params: trainable parameters w(start), by name.
+        batches: of the walk; none: Ω is 0.
+        lr: of the walk, > 0.
+        damping: ξ > 0; the source has 1e-3, 0.1 on permuted MNIST.
+
+    Returns:
+        By name, ≥ 0, shaped as the parameters, in their types; the walk and its sums are in float64.
+
+    Source:
+        Zenke, Poole and Ganguli, ICML 2017, arXiv:1703.04200, Eqs. 3 and 5, for one task.
+
+    Note:
+        The source's walk is the training itself, by Adam; a walk of its own by plain SGD is ours. On it no ω_j is
+        negative, so that Ω needs no cut at 0, which the source's code has.
+
+    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0]])
+    >>> path_importance(lambda p, x: (x @ p["w"]).mean(), w, [x[:1], x[1:]], lr=0.5, damping=1.0)
+    {'w': tensor([2.5000, 0.4000])}
+    """
+    start = {name: value.detach() for name, value in params.items()}
+    moved = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+    fall = {name: torch.zeros_like(value) for name, value in moved.items()}
+    for batch in batches:
+        w = {name: (value + moved[name]).to(value.dtype) for name, value in start.items()}
+        for name, gradient in grad(loss)(w, batch).items():
+            g = gradient.double()
+            moved[name] -= lr * g
+            fall[name] += lr * g.square()
+    return {name: (fall[name] / (moved[name].square() + damping)).to(value.dtype) for name, value in start.items()}
 
 
 def samples_at_once(params: StateLike) -> int:

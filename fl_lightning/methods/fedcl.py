@@ -1,9 +1,13 @@
 """FedCL: penalise local changes of the weights that matter on the server's proxy data.
 
 Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedAvg, and Ω every `interval` rounds.
+Two further Ω that the paper names: `importance: mas`, Memory Aware Synapses (Aljundi et al., ECCV 2018,
+arXiv:1711.09601, Eq. 2 with the squared norm of the outputs), and `importance: si`, Synaptic Intelligence (Zenke et
+al., ICML 2017, arXiv:1703.04200, Eqs. 3 and 5).
 Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`),
 and has the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the
-paper's.
+paper's. Its `mas` is of batch means and one number for each tensor too, divided by the number of logits: ours is the
+source's. `si` is of training, and no source says how a server that does not train finds it: the walk is ours.
 """
 
 from collections.abc import Iterable
@@ -12,13 +16,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client import ClientModule
-from fl_lightning.functional.importance import Importance, importance_penalty, samples_at_once
 from fl_lightning.functional.importance import importance as estimated
+from fl_lightning.functional.importance import importance_penalty, path_importance, samples_at_once
+from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData, State
-from fl_lightning.utils.settings import check_at_least, check_choice
+from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 
 def extra_communication(rounds: int, interval: int) -> float:
@@ -61,11 +67,15 @@ class FedCL(ClientModule):
     Args:
         strength: λ ≥ 0; 0 is FedAvg, and nothing is estimated or sent.
         interval: Ω is estimated and sent every so many rounds, from round 0 on.
-        importance: Ω as `abs` or `square` of per-sample gradients, or `tensor`, one number for each tensor.
+        importance: Ω as `abs` or `square` of per-sample gradients of the loss, or `tensor`, one number for each tensor;
+            `mas`: as `abs`, of ‖f(x)‖² in place of the loss, f the net's logits, without labels; `si`: what each
+            parameter contributes to the fall of the loss on one pass of plain SGD over the proxy set, in its order and
+            in eval mode, from the weights as they are, which stay so (`path_importance`).
         when_missing: the client's Ω in rounds without one: `identity`: all ones (FedProx with μ = 2λ); `cached`: the
             last that it got, ones if none; `local`: estimated on its own data with the received weights.
         normalization: `none`, or `mean_one`: Ω is divided by its mean over all parameters.
-        importance_batch: samples per batch with `importance: tensor`.
+        importance_batch: samples per batch with `importance: tensor` or `si`.
+        importance_lr: learning rate of the pass of `importance: si`, > 0, the same in all rounds.
         base: of `ClientModule`.
     """
 
@@ -77,30 +87,48 @@ class FedCL(ClientModule):
         self,
         strength: float = 0.5,
         interval: int = 1,
-        importance: Importance = "abs",
+        importance: Literal["abs", "square", "tensor", "mas", "si"] = "abs",
         when_missing: Literal["identity", "cached", "local"] = "identity",
         normalization: Literal["none", "mean_one"] = "none",
         importance_batch: int = 64,
+        importance_lr: float = 0.01,
         **base: Any,
     ) -> None:
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", strength=strength)
         check_at_least(1, interval=interval, importance_batch=importance_batch)
-        check_choice(("abs", "square", "tensor"), importance=importance)
+        check_above(0, importance_lr=importance_lr)
+        check_choice(("abs", "square", "tensor", "mas", "si"), importance=importance)
         check_choice(("identity", "cached", "local"), when_missing=when_missing)
         check_choice(("none", "mean_one"), normalization=normalization)
+        if importance == "mas" and self.module is not None:
+            raise ValueError(
+                f"importance=mas needs the logits of a net, got module={type(self.module).__name__}; give FedCL "
+                f"net= (a factory of a classifier), or set importance to abs, square, tensor or si"
+            )
         self.strength, self.interval, self.importance = strength, interval, importance
         self.when_missing, self.normalization = when_missing, normalization
-        self.importance_batch = importance_batch
+        self.importance_batch, self.importance_lr = importance_batch, importance_lr
 
     def samples_at_once(self, weights: State) -> int:
         """Compute the number of samples whose gradients are taken together."""
-        return self.importance_batch if self.importance == "tensor" else samples_at_once(weights)
+        return self.importance_batch if self.importance in ("tensor", "si") else samples_at_once(weights)
+
+    def squared_norm_at(self, params: State, batch: Batch) -> Tensor:
+        """Compute the mean ‖f(x)‖² of a batch at other values of some parameters, by name, in full precision."""
+        entries = {name.removeprefix("net."): value for name, value in params.items()}
+        return to_float32(functional_call(self.built_net, entries, (batch[0],))).square().sum(1).mean()
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Estimate Ω of the shared trainable `weights`, the net in eval mode."""
         with self.evaluation_mode():
-            omega = estimated(self.loss_at, weights, map(self.transferred, batches), self.importance)
+            given = map(self.transferred, batches)
+            if self.importance == "si":
+                omega = path_importance(self.loss_at, weights, given, self.importance_lr)
+            elif self.importance == "mas":
+                omega = estimated(self.squared_norm_at, weights, given, "abs")
+            else:
+                omega = estimated(self.loss_at, weights, given, self.importance)
         if self.normalization == "none":
             return omega
         sizes = {name: weights[name].numel() / value.numel() for name, value in omega.items()}

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
@@ -11,10 +12,11 @@ from torch.nn import functional as F
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.data import TensorSource
+from fl_lightning.functional.importance import path_importance
 from fl_lightning.methods import FedAvg, FedCL, FedProx
 from fl_lightning.methods.fedcl import FedCLServer
 from tests.methods.stacked import stacked_and_alone
-from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, weights_of
 
 PROXY = samples(11, seed=5)
 
@@ -82,8 +84,68 @@ def test_importance_is_that_of_a_loop_of_backward_passes(kind, size, monkeypatch
     assert all(parameter.grad is None for parameter in client.parameters())
 
 
+class Linear(nn.Linear):
+    def __init__(self, num_classes, shape):
+        super().__init__(*shape, num_classes)
+
+
+def test_mas_of_a_linear_net_is_its_closed_form(monkeypatch):
+    """The mean of 2 |f_c(x) x_j|, of single samples, whatever the labels."""
+    client = fedcl(importance="mas", net=Linear, num_classes=3, input_shape=(4,))
+    weights = {name: value.detach() for name, value in client.params().items()}
+    x, y = PROXY
+    f = client.net(x).detach()
+    for floats in (4 * 15, 10**6):  # in batches of 4, and all at once
+        monkeypatch.setattr("fl_lightning.functional.importance.GRADIENT_FLOATS", floats)
+        cut = client.samples_at_once(weights)
+        omega = client.importance_of(weights, zip(x.split(cut), y.flip(0).split(cut), strict=True))
+        wanted = {"net.weight": 2 * (f.abs().T @ x.abs()) / len(x), "net.bias": 2 * f.abs().mean(0)}
+        torch.testing.assert_close(omega, wanted)
+
+
+def test_si_of_a_quadratic_is_that_of_its_path_by_hand():
+    """L = ½ a (w − b)²: two steps, by the mean of two samples and by a third."""
+    w, targets = {"w": torch.tensor([1.0, 5.0])}, torch.tensor([[3.0, 5.0], [5.0, 5.0], [0.0, 6.0]])
+    curvature = torch.tensor([2.0, 1.0])
+
+    def loss(params, b):
+        return (0.5 * curvature * (params["w"] - b).square()).sum(1).mean()
+
+    omega = path_importance(loss, w, [targets[:2], targets[2:]], lr=0.25, damping=0.5)
+    # w_0: 1 -> 1 + .25 * 6 = 2.5 -> 2.5 - .25 * 5 = 1.25; w_1: 5 -> 5 -> 5.25
+    torch.testing.assert_close(omega["w"], torch.tensor([0.25 * (36 + 25) / (0.25**2 + 0.5), 0.25 / (0.25**2 + 0.5)]))
+    assert torch.equal(w["w"], torch.tensor([1.0, 5.0]))
+    assert torch.equal(path_importance(loss, w, [], lr=0.25)["w"], torch.zeros(2))
+
+
+def test_si_is_that_of_sgd_over_the_proxy_set():
+    """Of torch's own SGD on a copy in float64, BatchNorm on running statistics; the weights stay as they are."""
+    client = fedcl(importance="si", importance_batch=4, importance_lr=0.1, num_classes=3, input_shape=(4,))
+    net, before = copy.deepcopy(client.net).double().eval(), copy.deepcopy(client.state_dict())
+    weights = {name: value.detach() for name, value in client.params().items()}
+    assert client.samples_at_once(weights) == 4
+    batches = [*zip(*(t.split(4) for t in PROXY), strict=True)]
+    omega = client.importance_of(weights, batches)
+    start = {name: value.detach().clone() for name, value in net.named_parameters()}
+    optimizer, fall = torch.optim.SGD(net.parameters(), lr=0.1), dict.fromkeys(start, 0.0)
+    for inputs, labels in batches:
+        last = {name: value.detach().clone() for name, value in net.named_parameters()}
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs.double()), labels).backward()
+        optimizer.step()
+        for name, value in net.named_parameters():
+            fall[name] = fall[name] - value.grad * (value.detach() - last[name])
+    wanted = {
+        f"net.{name}": fall[name] / ((value.detach() - start[name]).square() + 1e-3)
+        for name, value in net.named_parameters()
+    }
+    torch.testing.assert_close(omega, wanted, rtol=1e-4, atol=1e-6, check_dtype=False)
+    assert all(value.min() >= 0 for value in omega.values())
+    assert equal(client.state_dict(), before)
+
+
 def test_scaled_importance_has_mean_one():
-    for kind in ("abs", "tensor"):
+    for kind in ("abs", "tensor", "mas", "si"):
         client = fedcl(normalization="mean_one", importance=kind, num_classes=3, input_shape=(4,))
         weights = {name: value.detach() for name, value in client.params().items()}
         omega = client.importance_of(weights, [PROXY])
@@ -115,7 +177,7 @@ def test_with_ones_it_is_fedprox_with_twice_the_strength():
 
 def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
     floats = 4 * 83  # of parameters; BatchNorm's two buffers of 8 travel with the weights
-    for kind, extra in (("abs", floats), ("tensor", 4 * 6)):
+    for kind, extra in (("abs", floats), ("tensor", 4 * 6), ("mas", floats), ("si", floats)):
         watch = Watch()
         fit(fedcl(interval=2, importance=kind), 3, data(), callbacks=[watch])
         weights = 5 * (floats + 4 * 16)
@@ -162,6 +224,46 @@ def test_resume_with_a_cached_importance_is_exact(tmp_path):
     assert resumed.round_metrics == whole.round_metrics
 
 
+def edges(kind, rounds=3, strength=0.5, personal=None, **settings):
+    """A run with awkward clients, Ω at the server in rounds 0 and 2 and at the clients in round 1."""
+    client = fedcl(
+        importance=kind,
+        strength=strength,
+        interval=2,
+        when_missing="local",
+        normalization="mean_one",
+        net=partial(BatchNormNet, dropout=0.0),
+        optimizer=sgd(0.05),
+    )
+    source = data(sizes=EdgePartition.SIZES, schedule=[[0, 1, 2, 3], [1, 2, 3, 4], [0, 4]], batch_size=8)
+    loop = fit(client, rounds, source, personal=personal, **settings)
+    assert all(value.isfinite().all() for value in loop.state_dict().values())
+    return loop
+
+
+@pytest.mark.parametrize("kind", ["mas", "si"])
+def test_a_run_with_a_further_importance_keeps_the_laws_of_runs(kind, tmp_path):
+    """Deterministic, resumed exactly, the same with clients trained at once, close to itself in bfloat16."""
+    whole, half = edges(kind), edges(kind, 1)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = edges(kind, ckpt_path=tmp_path / "half.ckpt")
+    assert equal(weights_of(resumed), weights_of(whole))
+    assert resumed.round_metrics == whole.round_metrics
+    together = edges(kind, chunk=4, precision="64-true")
+    torch.testing.assert_close(together.state_dict(), edges(kind, chunk=1, precision="64-true").state_dict())
+    rounded = edges(kind, 1, precision="bf16-mixed").round_metrics
+    for name in ("train/ce", "train/importance", "train/penalty"):
+        assert rounded[name] == pytest.approx(half.round_metrics[name], rel=0.02, abs=0.01)
+    assert not equal(weights_of(whole), weights_of(edges("abs")))
+
+
+@pytest.mark.parametrize("kind", ["mas", "si"])
+def test_a_further_importance_is_of_what_is_shared_and_not_estimated_at_strength_0(kind):
+    loop = edges(kind, personal=["net.head.*"])
+    assert set(loop.client.round["importance"]) == set(loop.server.trainable)
+    assert equal(weights_of(edges(kind, strength=0.0)), weights_of(edges("abs", strength=0.0)))
+
+
 def test_entries_that_stay_with_a_client_are_not_pulled():
     watch = Watch()
     loop = fit(fedcl(strength=1e3), 2, data(), callbacks=[watch], personal=["net.head.*"])
@@ -185,15 +287,14 @@ class Classifier(pl.LightningModule):
         return sgd()(self.parameters())
 
 
-class Linear(nn.Linear):
-    def __init__(self, num_classes, shape):
-        super().__init__(*shape, num_classes)
-
-
-def test_around_a_user_s_module():
+@pytest.mark.parametrize("kind", ["abs", "si"])
+def test_around_a_user_s_module(kind):
     """The same as with the net inside; what is logged while Ω is estimated is forgotten."""
     runs = []
-    for client in (FedCL(module=Classifier()), FedCL(net=Linear, optimizer=sgd(), num_classes=3, input_shape=(4,))):
+    for client in (
+        FedCL(module=Classifier(), importance=kind),
+        FedCL(net=Linear, optimizer=sgd(), importance=kind, num_classes=3, input_shape=(4,)),
+    ):
         with torch.no_grad():
             for parameter in client.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
@@ -203,8 +304,13 @@ def test_around_a_user_s_module():
     assert module["loss"] == pytest.approx(net["train/ce"], rel=1e-6)
     for one, other in zip(inside.values(), outside.values(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_what_a_user_s_module_cannot_have():
     with pytest.raises(RuntimeError, match="take the gradients of batches"):
         fit(FedCL(module=Classifier(reads=True)), 1, data())
+    with pytest.raises(ValueError, match=r"importance=mas needs the logits of a net, got module=Classifier.*net="):
+        FedCL(module=Classifier(), importance="mas")
 
 
 class Turns(Classifier):
@@ -246,8 +352,9 @@ def test_a_step_can_be_stacked():
     torch.testing.assert_close(*stacked_and_alone(client, {"importance": omega}, x, y))
 
 
-def test_finite_where_logits_are_huge():
-    client = fedcl(num_classes=3, input_shape=(4,))
+@pytest.mark.parametrize("kind", ["abs", "mas", "si"])
+def test_finite_where_logits_are_huge(kind):
+    client = fedcl(importance=kind, num_classes=3, input_shape=(4,))
     weights = {name: value.detach() * 1e4 for name, value in client.params().items()}
     omega = client.importance_of(weights, [PROXY])
     assert all(value.isfinite().all() for value in omega.values())
@@ -258,7 +365,8 @@ def test_finite_where_logits_are_huge():
     [
         ({"strength": -1}, "strength must be at least 0, got -1"),
         ({"interval": 0}, "interval must be at least 1, got 0"),
-        ({"importance": "fisher"}, "importance must be one of abs, square, tensor, got 'fisher'"),
+        ({"importance": "fisher"}, "importance must be one of abs, square, tensor, mas, si, got 'fisher'"),
+        ({"importance_lr": 0}, "importance_lr must be above 0, got 0"),
         ({"when_missing": "zero"}, "when_missing must be one of"),
         ({"normalization": "max"}, "normalization must be one of"),
     ],
