@@ -134,7 +134,7 @@ def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
 
 @dataclass
 class Request:
-    """What is asked of an experiment besides its file.
+    """Holds what is asked of an experiment besides its file.
 
     Attributes:
         configs: files over the experiment's own, below those of the methods.
@@ -180,8 +180,8 @@ class Cells:
 
     def configs_of(self, case: Mapping[str, Any]) -> list[str]:
         """List the files over the base that a case has, and those that were asked for."""
-        own = case.get(CONFIG, [])
-        return [*([own] if isinstance(own, str) else own), *self.request.configs]
+        files = case.get(CONFIG, [])
+        return [*([files] if isinstance(files, str) else files), *self.request.configs]
 
     def settings_of(self, case: Mapping[str, Any]) -> Settings:
         """Join the settings of a case with those that were asked for."""
@@ -352,7 +352,7 @@ class CellFiles:
                 os.close(descriptor)
 
     def read(self, max_rounds: int = -1) -> SavedRun:
-        """Read its run, up to a number of rounds; -1: all."""
+        """Read its run up to a number of rounds, or with -1 all of it."""
         return read_run(self.begun_run, None if max_rounds < 0 else max_rounds)
 
 

@@ -49,7 +49,7 @@ class Runs:
 
 @dataclass
 class Tables:
-    """What `compare` writes: tables of each metric with differences to a baseline, and a report.
+    """Describes the tables of each metric, with differences to a baseline, that `compare` writes with a report.
 
     Attributes:
         baseline: method that the others are compared with; None: the first.

@@ -55,7 +55,7 @@ class Maker:
         self.refuse(failed)
 
     def run(self, cells: Sequence[Cell], sources: Sequence[Path], notes: Sequence[str] | None = None) -> dict[str, str]:
-        """Run cells after those of other folders were taken over; with notes results are written after each seed."""
+        """Take the runs of other folders over, and run what is left, with notes writing the results after each seed."""
         for source in sources:
             copied = merge(cells, source, self.output)
             print(printable(f"{copied} of {len(cells)} runs are taken over from {source}"))
@@ -67,7 +67,7 @@ class Maker:
         return run_cells(cells, self.processes, self.output, on_seed=None if notes is None else on_seed)
 
     def write(self, cells: Sequence[Cell], notes: Sequence[str], failed: Mapping[str, str], last: bool = False) -> None:
-        """Write what is done; the last time with the report of a comparison, and with what was written on the console.
+        """Write what is done, the last time with the report of a comparison and the names of the files on the console.
 
         Raises:
             ValueError: a drawing lacks runs.

@@ -1,4 +1,4 @@
-"""What is written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
+"""Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run took, and what it was made with, in `times.csv` of its folder."""
+"""Time that a run took, and versions that it was made with, in `times.csv` of its folder."""
 
 import os
 import platform

@@ -21,7 +21,7 @@ LONGEST = 60
 
 @dataclass
 class Measure:
-    """What a column of a paper measures.
+    """Names a value of a run that a paper prints.
 
     Attributes:
         key: log key.
@@ -123,7 +123,7 @@ class Content:
         return "" if i >= len(values) or values[i] is None else str(values[i])
 
     def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
-        """Compute ours by seed, in the unit of the table; infinite: a target that is never reached."""
+        """Compute ours by seed, in the unit of the table, infinite where a target is never reached."""
         measure, series = self.measures[name], self.series.get((case, method))
         values = dict[str, float]()
         for run in series.group.runs if series else ():

@@ -42,7 +42,7 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
 
 
 def made(run: SavedRun) -> dict[str, str]:
-    """Sum up what a run took, and name what it was made with; what its folder does not tell is empty."""
+    """Sum up what a run took, and name what it was made with, empty where its folder does not tell."""
     path = run.folder / TIMES
     table = read_cells(path) if path.is_file() else {}
     sums = {name: f"{sum(map(float, table[name])):.1f}" if name in table else "" for name in ("seconds", "cpu_seconds")}

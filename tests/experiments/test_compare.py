@@ -347,9 +347,7 @@ def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here
     grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
     said = say(grid)
     assert said.code == 1
-    assert said.err.startswith(
-        "fl-lightning: error: 1 run failed, and the tables are those of the others. Krum-seed0-"
-    )
+    assert said.err.startswith("fl-lightning: error: 1 run failed, and the tables are those of the others. Krum-seed0-")
     assert {row["method"] for row in rows("out/results.csv")} == {"FedAvg"}
     assert "Krum-seed0-" in Path("out/results.md").read_text(encoding="utf-8")
     say(grid)

@@ -1,4 +1,4 @@
-"""`fl-lightning reproduce`: every figure's file, its drawing on made-up runs, and one figure from command to picture."""
+"""`fl-lightning reproduce`: every figure's file, its drawing on made-up runs, and one from command to picture."""
 
 import csv
 import math

@@ -1,0 +1,108 @@
+"""What makes two runs one: more rounds and another place continue a run, anything that changes a number does not."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, shortened
+from fl_lightning.experiments.experiment import Experiment, Runs
+
+BASE = ["experiment/digits_fedntd"]
+
+
+def cell(settings=None, experiment=None, **request):
+    """The only cell of an experiment with these settings."""
+    whole = experiment or Experiment(BASE, [Runs(["FedNTD"], settings=settings or {})])
+    (only,) = Cells(whole, Request(**request)).all()
+    return only
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trainer.max_epochs": 99},
+        {"trainer.max_epochs": -1, "trainer.max_steps": 9},
+        {"model.threads": 2},
+        {"model.chunk": 3},
+        {"trainer.accelerator": "auto", "trainer.enable_progress_bar": False},
+        {"data.source": {"class_path": "MNIST", "init_args": {"root": "elsewhere", "download": True}}},
+    ],
+    ids=str,
+)
+def test_where_and_how_long_a_run_runs_is_not_what_it_is(settings):
+    source = {"data.source": {"class_path": "MNIST"}} if "data.source" in settings else {}
+    assert cell(settings).name == cell(source).name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model.client.beta": 0.3},
+        {"model.local_epochs": 1},
+        {"data.partition.alpha": 0.2},
+        {"trainer.precision": "bf16-mixed"},
+        {"trainer.callbacks": [{"class_path": "fl_lightning.monitors.DriftMonitor"}]},
+        {"model.evaluate_clients_every": 1},
+        {"model.initial_weights": "weights.pt"},
+        {"data.val_fraction": 0.2},
+        {"data.seed": 3},
+    ],
+    ids=str,
+)
+def test_a_setting_that_changes_a_value_or_what_is_on_record_is_another_run(settings):
+    held = Experiment(BASE, [Runs(["FedNTD"], settings=settings)], hold=["partition", "cohorts", "training"])
+    plain = Experiment(BASE, [Runs(["FedNTD"])], hold=["partition", "cohorts", "training"])
+    assert cell(experiment=held).name != cell(experiment=plain).name
+
+
+def test_a_seed_is_another_run_and_a_start_too():
+    config = dict(cell().config)
+    assert cell(seeds=[1]).name != cell().name
+    assert name_of("FedNTD", 0, config, "FedAvg-seed0-12345678") != name_of("FedNTD", 0, config)
+
+
+COSINE = {"model.lr_decay": "{cosine: 0.001}"}
+
+
+def test_a_cosine_over_all_rounds_is_part_of_a_run_and_fewer_rounds_of_it_are_its_beginning():
+    whole, other = cell(COSINE), cell({**COSINE, "trainer.max_epochs": 60})
+    assert whole.name != other.name
+    half = cell(COSINE, rounds=0.5)
+    assert half.name == whole.name
+    assert (whole.max_rounds, half.max_rounds) == (30, 15)
+    assert half.config["model"]["lr_decay"]["rounds"] == 30
+
+
+@pytest.mark.parametrize(("asked", "rounds"), [(20, 20), (0.25, 8), (0.1, 3), (0.01, 1)])
+def test_rounds_are_a_number_or_a_share(asked, rounds):
+    assert shortened(cell().config, asked)["trainer"]["max_epochs"] == rounds
+
+
+def test_equal_runs_of_several_names_are_made_once_and_found_again(tmp_path):
+    rows = [Runs(["FedNTD"], label="first"), Runs(["FedNTD"], label="second", settings={"model.client.beta": 1.0})]
+    first, second = located(Cells(Experiment(BASE, rows), Request()).all(), tmp_path)
+    assert (first.method, second.method) == ("first", "second")
+    assert first.name == second.name
+    (tmp_path / "cells").mkdir()
+    (tmp_path / f"cells/older-{identity_in(first.name)}.yaml").touch()
+    assert {each.name for each in located([first, second], Path(tmp_path))} == {f"older-{identity_in(first.name)}"}
+
+
+def test_a_setting_of_a_case_is_left_out_where_a_method_does_not_know_it():
+    experiment = Experiment(BASE, [Runs(["FedAvg", "FedNTD"])], {"": {"model.client.beta": 0.3}})
+    first, second = Cells(experiment, Request()).all()
+    assert "beta" not in first.config["model"]["client"]["init_args"]
+    assert second.config["model"]["client"]["init_args"]["beta"] == 0.3
+
+
+def test_what_is_below_a_class_that_the_case_names_is_known():
+    case = {"data.partition": "ShardPartition", "data.partition.shards_per_client": 3}
+    partition = cell(experiment=Experiment(BASE, [Runs(["FedAvg"])], {"s = 3": case})).config["data"]["partition"]
+    assert partition["init_args"]["shards_per_client"] == 3
+
+
+def test_files_of_a_case_lie_over_the_base_and_a_users_over_them():
+    experiment = Experiment(BASE, [Runs(["FedAvg"])], {"": {"config": ["federation/cross_device"]}})
+    assert cell(experiment=experiment).config["data"]["num_clients"] == 100
+    users = cell(experiment=experiment, configs=["federation/cross_silo"])
+    assert users.config["data"]["participation"] == 1.0

@@ -1,0 +1,202 @@
+"""Experiments that are stopped, shared, shortened, selected and merged: always the same csv."""
+
+import csv
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.experiments import making
+from fl_lightning.papers.stored import RUN
+from tests.commands import cell_files, refusal, say
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = """
+# A tiny table.
+base: [experiment/digits_fedavg]
+config:
+  trainer: {max_epochs: 3}
+  model: {local_epochs: 1, max_local_steps: 1}
+  data: {num_clients: 4, partition: {init_args: {min_samples: 1}}}
+seeds: [0, 1]
+cases:
+  few: {core_hours: 0.01, data.participation: 0.3}
+  many: {core_hours: 0.02, data.participation: 0.6}
+runs:
+  - methods: [FedAvg]
+  - {methods: [FedNTD], label: "FedNTD, weak", settings: {model.client.beta: 0.1}, cases: [many]}
+draw:
+  "":
+    class_path: fl_lightning.papers.PaperTable
+    init_args:
+      keys: {accuracy: global/acc}
+      paper: {accuracy: {FedAvg: [20 ± 1, 30], "FedNTD, weak": [null, 40]}}
+      baseline: FedAvg
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/table.yaml").write_text(TABLE.lstrip(), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def here(folder, cells_here):
+    """Runs are made in this process; their names, as they are begun."""
+    return cells_here
+
+
+def stored(output="reproduced"):
+    """What was stored of the runs, but for what they took."""
+    with (Path(output) / "own/table.csv").open(newline="", encoding="utf-8") as file:
+        return [{name: row[name] for name in row if name not in RUN[1:]} for row in csv.DictReader(file)]
+
+
+def start(folder, *more):
+    command = [sys.executable, "-m", "fl_lightning", "reproduce", "own/table.yaml", *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_table_is_made_seed_by_seed_and_read_again(here, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        making.Maker, "write", lambda maker, cells, notes, failed, last=False: written.append((len(here), last))
+    )
+    assert say("reproduce own/table.yaml").code == 0
+    assert here == [
+        f"{name}-seed{seed}" for seed in (0, 1) for name in ("FedAvg-few", "FedAvg-many", "FedNTD_weak-many")
+    ]
+    assert written == [(3, False), (6, False), (6, True)]
+    monkeypatch.undo()
+
+
+def test_its_files_are_a_table_in_three_forms_a_page_and_the_values(here):
+    said = say("reproduce own/table.yaml --seeds 0")
+    assert said.code == 0, said
+    there = {path.name for path in Path("reproduced/own").iterdir()}
+    assert there == {"table.md", "table.tex", "table.html", "table.csv"}
+    assert [(row["case"], row["method"], row["seed"], row["rounds"]) for row in stored()] == [
+        ("few", "FedAvg", "0", "3"),
+        ("many", "FedAvg", "0", "3"),
+        ("many", "FedNTD, weak", "0", "3"),
+    ]
+    times = (cell_files("reproduced", "FedAvg-few-seed0").run / "times.csv").read_text().splitlines()
+    assert times[0].startswith("began,first_round,rounds,seconds,cpu_seconds,host_load,threads,machine,commit,")
+    assert len(times) == 2
+    assert "| many, FedNTD, weak | 40.0 |" in Path("reproduced/own/table.md").read_text()
+
+
+def test_fewer_rounds_are_the_beginning_and_the_rest_continues_them(here):
+    assert say("reproduce own/table.yaml --seeds 0 --output whole").code == 0
+    assert say("reproduce own/table.yaml --seeds 0 --rounds 1").code == 0
+    assert {len(row["curve"].split()) for row in stored()} == {1}
+    short = stored()
+    del here[:]
+    assert say("reproduce own/table.yaml --seeds 0").code == 0
+    assert len(here) == 3
+    assert stored() == stored("whole")
+    assert say("reproduce own/table.yaml --seeds 0 --rounds 0.3").code == 0  # ⌈0.9⌉: read, not run
+    assert len(here) == 3
+    assert stored() == short
+
+
+def test_rows_and_columns_are_chosen_by_patterns(here):
+    assert say("reproduce own/table.yaml --seeds 3 --methods 'FedNTD*' FedAvg --cases 'm*'").code == 0
+    assert here == ["FedAvg-many-seed3", "FedNTD_weak-many-seed3"]
+    assert "--cases must match one of few; many, got 'none'" in refusal("reproduce own/table.yaml --cases none", 1)
+    assert "--methods must match one of FedAvg; FedNTD, weak" in refusal("reproduce own/table.yaml --methods Ditto", 1)
+
+
+def test_a_plan_runs_nothing_and_tells_what_is_done(here):
+    plan = say("reproduce own/table.yaml --plan").out.splitlines()
+    assert plan[0].split() == ["seed", "case", "method", "rounds", "run"]
+    assert plan[-1] == "own/table: 6 runs, 18 rounds left; all rounds take about 3 min on two cores"
+    assert not here
+    assert say("reproduce own/table.yaml --methods FedAvg --seeds 0 --rounds 2").code == 0
+    plan = say("reproduce own/table.yaml --plan").out.splitlines()
+    assert plan[-1].startswith("own/table: 6 runs, 14 rounds left")
+    assert sum("2 of 3" in line for line in plan) == 2
+
+
+def test_runs_of_another_folder_are_taken_over(here):
+    assert say("reproduce own/table.yaml --seeds 0 --output a").code == 0
+    assert say("reproduce own/table.yaml --seeds 1 --output b --rounds 2").code == 0
+    assert say("reproduce own/table.yaml --output whole").code == 0
+    del here[:]
+    said = say("reproduce own/table.yaml --output a --merge b")
+    assert said.code == 0, said
+    assert "3 of 6 runs are taken over from b" in said.out
+    assert here == ["FedAvg-few-seed1", "FedAvg-many-seed1", "FedNTD_weak-many-seed1"]  # of which one round was left
+    assert stored("a") == stored("whole")
+
+
+def test_a_run_that_fails_is_a_cell_with_its_reason(here):
+    text = TABLE.lstrip().replace(
+        "model.client.beta: 0.1", "model.client.beta: 0.1, model.client.optimizer.lr: 1.0e+30"
+    )
+    Path("own/table.yaml").write_text(text, encoding="utf-8")
+    said = say("reproduce own/table.yaml --seeds 0")
+    assert said.code == 1
+    assert "1 run failed, and the tables are those of the others. FedNTD_weak-many-seed0-" in said.err
+    (row,) = (row for row in stored() if row["error"])
+    assert (row["method"], row["final"]) == ("FedNTD, weak", "")
+    assert (
+        "| many, FedNTD, weak | 40.0 | – | – | – | – | seed 0 failed: " in Path("reproduced/own/table.md").read_text()
+    )
+
+
+def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
+    assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'").code == 0
+    files, slept = cell_files("reproduced", "FedNTD_weak-many-seed0"), []
+    claim = files.claimed()
+    (files.run / "done.json").unlink()
+    assert claim.__enter__()
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 2:
+            claim.__exit__(None, None, None)
+
+    monkeypatch.setattr("fl_lightning.experiments.running.time.sleep", sleep)
+    said = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'")
+    assert said.code == 0, said
+    assert "other processes are at 1 runs in reproduced; waiting for their end" in said.out
+    assert len(slept) == 2
+    assert len(stored()) == 1
+
+
+def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatch):
+    monkeypatch.setattr("fl_lightning.experiments.running.MINUTE", 0.0)
+    said = say("reproduce own/table.yaml --seeds 0 --methods FedAvg")
+    lines = [line for line in said.out.splitlines() if "rounds of this session" in line]
+    assert len(lines) == 8  # each run's begin and its three rounds
+    assert lines[1].partition(" ")[2] == "0 of 2 runs, 1 of 6 rounds of this session, about 1 min left"
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_by_two_processes_at_once_the_csv_is_the_same(folder):
+    """By SIGKILL, at random moments, each time with one or two processes of its own."""
+    whole = start(folder, "--output", "whole")
+    assert whole.wait(timeout=300) == 0, whole.stdout.read()
+    for _ in range(3):
+        pair = [start(folder, "--processes", str(random.choice([1, 2]))) for _ in range(2)]
+        time.sleep(random.uniform(7, 14))
+        for process in pair:
+            process.kill()
+            process.communicate()
+    pair = [start(folder, "--processes", str(n)) for n in (1, 2)]
+    for process in pair:
+        printed = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, printed
+    assert stored() == stored("whole")
+    assert all(len(list(path.iterdir())) == 1 for path in Path("reproduced/runs").iterdir())

@@ -1,0 +1,141 @@
+"""A paper's table beside ours, on runs whose numbers are known, and the csv file that it is made again of."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fl_lightning.functional.summary import welch_difference
+from fl_lightning.papers import Measure, PaperTable, Series
+from fl_lightning.papers.stored import read_stored, write_stored
+from fl_lightning.reports.saved import Group, read_run
+from tests.reports.saved_runs import settings, write_run
+
+CURVES = {
+    "FedAvg": {0: [0.1, 0.3, 0.5, 0.4], 1: [0.2, 0.3, 0.4, 0.6]},
+    "FedNTD": {0: [0.3, 0.6, 0.7, 0.8], 1: [0.2, 0.2, 0.3, 0.5]},
+}
+PAPER = {"accuracy": {"FedAvg": ["48.0 ± 2.0"], "FedNTD": [64.5], "MOON": ["50.0 ± 1.0"]}}
+NAMES = ["name", "paper", "final", "best", "to paper", "to baseline", "runs"]
+
+
+@pytest.fixture
+def series(tmp_path):
+    made = []
+    for method, curves in CURVES.items():
+        runs = [
+            read_run(write_run(tmp_path / f"{method}/{seed}", curve, settings(method, seed)))
+            for seed, curve in curves.items()
+        ]
+        made.append(Series(method, "s = 2", Group("", runs)))
+    return [*made, Series("FedProx", "s = 2", Group("", []), {"0": "NaN in round 1"})]
+
+
+def table(series, **own):
+    drawing = PaperTable(**{"keys": {"accuracy": "global/acc"}, "paper": PAPER, "baseline": "FedAvg", **own})
+    content, caption = drawing.draw(series)
+    return {row[0].text: dict(zip(NAMES, (cell.text for cell in row), strict=True)) for row in content.rows}, caption
+
+
+def test_published_and_reached_values_stand_side_by_side(series):
+    rows, _ = table(series)
+    assert list(rows) == ["s = 2, FedAvg", "s = 2, FedNTD", "s = 2, FedProx", "s = 2, MOON"]
+    avg, ntd, prox, moon = rows.values()
+    assert (avg["paper"], avg["final"], avg["best"], avg["runs"]) == (
+        "48.0 ± 2.0",
+        "50.0 ± 14.1",
+        "55.0 ± 7.1",
+        "2 × 4",
+    )
+    assert (ntd["paper"], ntd["final"]) == ("64.5", "65.0 ± 21.2")
+    assert (avg["to baseline"], prox["final"], moon["final"]) == ("–", "–", "–")
+    assert (prox["runs"], moon["runs"]) == ("seed 0 failed: NaN in round 1", "not run")
+
+
+def test_differences_to_the_paper_are_welchs_and_among_ours_students(series):
+    rows, _ = table(series)
+    ours = [100 * CURVES["FedAvg"][seed][-1] for seed in (0, 1)]
+    theirs = [46.0, 48.0, 50.0]  # mean 48, sample deviation 2
+    welch = stats.ttest_ind(ours, theirs, equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    assert welch_difference(ours, 48.0, 2.0, 3) == pytest.approx((2.0, interval.low, interval.high))
+    mean, low, high = (f"{value:+.1f}".replace("-", "−") for value in (2.0, interval.low, interval.high))
+    assert rows["s = 2, FedAvg"]["to paper"] == f"{mean} [{low}, {high}]"
+    paired = stats.ttest_1samp([40.0, -10.0], 0).confidence_interval(0.95)
+    low, high = (f"{value:+.1f}".replace("-", "−") for value in (paired.low, paired.high))
+    assert rows["s = 2, FedNTD"]["to baseline"] == f"+15.0 [{low}, {high}]"
+
+
+def test_a_published_mean_without_deviation_is_taken_as_exact():
+    ours = [1.0, 2.0, 4.0]
+    interval = stats.ttest_1samp(ours, 2.0).confidence_interval(0.95)
+    assert welch_difference(ours, 2.0, None, 3) == pytest.approx(
+        (np.mean(ours) - 2, interval.low - 2, interval.high - 2)
+    )
+    assert np.isnan(welch_difference([1.0], 2.0, 0.1, 3).low)
+    assert welch_difference([1.0, 1.0], 2.0, None, 3) == (-1.0, -1.0, -1.0)
+
+
+def test_an_interval_to_the_paper_holds_the_true_difference_as_often_as_it_says():
+    draws = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        ours, theirs = draws.normal(1.0, 2.0, 3), draws.normal(0.7, 1.0, 3)
+        _, low, high = welch_difference(list(ours), float(theirs.mean()), float(theirs.std(ddof=1)), 3)
+        held += low <= 0.3 <= high
+    assert held / 2000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_accuracy_after_some_rounds_rounds_to_a_target_and_speed_up(series):
+    keys = {
+        "after 2": {"key": "global/acc", "at": 2},
+        "rounds": {"key": "global/acc", "until": "FedAvg"},
+        "speed-up": {"key": "global/acc", "until": "FedAvg", "speed_up": True},
+        "after 9": {"key": "global/acc", "at": 9},
+    }
+    rows, _ = table(series, keys={name: Measure(**given) for name, given in keys.items()}, paper={})
+    assert rows["after 2, s = 2, FedAvg"]["final"] == "30.0 ± 0.0"
+    assert rows["after 9, s = 2, FedAvg"]["final"] == "–"
+    # FedAvg ends at 0.4 and 0.6: reached by itself in rounds 3 and 4, by FedNTD in round 2 and never
+    assert rows["rounds, s = 2, FedAvg"]["final"] == "3.5 ± 0.7"
+    assert rows["rounds, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
+    assert rows["speed-up, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
+    assert rows["speed-up, s = 2, FedNTD"]["to paper"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "counted"),
+    [
+        ("global/acc", [40, 60, 50], "paper 2 of 2 cells, ours 1 of 1"),
+        ("global/loss", [40, 60, 50], "paper 0 of 2 cells, ours 1 of 1"),  # lower is better; ours has less of it, too
+    ],
+)
+def test_claims_are_counted_where_both_are_known(series, key, values, counted):
+    paper = {"x": {"FedAvg": [values[0], None, values[2]], "FedNTD": [values[1], 90, values[1]]}}
+    cases = ["s = 2", "s = 3", "s = 5"]
+    _, caption = table(series, keys={"x": key}, paper=paper, cases=cases, claims={"FedNTD": ["FedAvg"]})
+    assert f"FedNTD ahead of FedAvg: {counted}." in caption
+
+
+def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
+    path = tmp_path / "results.csv"
+    write_stored(path, series, ["global/acc"])
+    again = read_stored(path)
+    assert [(each.method, each.case, dict(each.failed)) for each in again] == [
+        (each.method, each.case, dict(each.failed)) for each in series
+    ]
+    assert table(again) == table(series)
+    write_stored(tmp_path / "again.csv", again, ["global/acc"])
+    first, second = ((tmp_path / name).read_text().splitlines() for name in ("results.csv", "again.csv"))
+    assert [line.rpartition(",")[2] for line in first] == [line.rpartition(",")[2] for line in second]
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"statistics": ["mean"]}, "statistics must be of final, last five, best, got mean"),
+        ({"paper": {"F": {}}}, "paper must hold values of accuracy, got F"),
+    ],
+)
+def test_what_a_table_refuses(own, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PaperTable(**{"keys": {"accuracy": "global/acc"}, "paper": PAPER, **own})
