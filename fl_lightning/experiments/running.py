@@ -1,5 +1,6 @@
 """The run of many cells, with their progress on the console."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ class Watch:
     """
 
     def __init__(self, cells: Sequence[Cell], total: int, folder: Path) -> None:
-        self.console = Console(highlight=False, markup=False, emoji=False)
+        self.console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.total, self.folder, self.ended = total, folder, total - len(cells)
         self.rounds = {cell.name: max(cell.max_rounds, 0) for cell in cells}
         self.done = dict.fromkeys(self.rounds, 0)
