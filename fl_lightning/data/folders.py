@@ -244,7 +244,7 @@ def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     ((0.5,), (0.5,))
     """
     counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
-    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256) / 255.0
-    mean = shares @ values.double()
+    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ values
     std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
     return tuple(mean.tolist()), tuple(std.tolist())

@@ -194,8 +194,9 @@ class TensorSource(Source):
 class PooledSource(Source):
     """A source whose training and test samples are pooled and split anew at random.
 
-    As FedED's code does with MNIST. Training samples are transformed as the source's training samples, with its
-    augmentation, test samples as its test samples.
+    FedED's code does so with MNIST, but divides the pool among the clients first and then splits each client's samples.
+    Training samples are transformed as the source's training samples, with its augmentation, test samples as its test
+    samples.
 
     Args:
         source: with samples in memory, such as `MNIST`.
