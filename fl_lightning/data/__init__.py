@@ -2,6 +2,8 @@
 
 from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
 from fl_lightning.data.datasets import DatasetSource as DatasetSource
+from fl_lightning.data.folders import ImageFolder as ImageFolder
+from fl_lightning.data.folders import TinyImageNet as TinyImageNet
 from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
 from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition
 from fl_lightning.data.partitions import ColumnPartition as ColumnPartition
@@ -14,6 +16,7 @@ from fl_lightning.data.partitions import PartitionInput as PartitionInput
 from fl_lightning.data.partitions import QuantityPartition as QuantityPartition
 from fl_lightning.data.partitions import ShardPartition as ShardPartition
 from fl_lightning.data.sources import Digits as Digits
+from fl_lightning.data.sources import PooledSource as PooledSource
 from fl_lightning.data.sources import Source as Source
 from fl_lightning.data.sources import TensorSource as TensorSource
 from fl_lightning.data.splits import Split as Split

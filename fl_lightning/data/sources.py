@@ -1,4 +1,4 @@
-"""Sources of samples: the base class, scikit-learn's digits, and a user's tensors."""
+"""Sources of samples: the base class, scikit-learn's digits, a user's tensors, and a new split of another source."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
-from fl_lightning.utils.settings import described
+from fl_lightning.utils.settings import check_above, check_below, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
 
 
@@ -189,3 +189,42 @@ class TensorSource(Source):
     def load(self) -> tuple[Split, Split]:
         train = labelled_split(*self.train, self.num_classes, self.transform)
         return train, labelled_split(*self.test, self.num_classes, self.transform, "test")
+
+
+class PooledSource(Source):
+    """A source whose training and test samples are pooled and split anew at random.
+
+    FedED's code does so with MNIST, but divides the pool among the clients first and then splits each client's samples.
+    Training samples are transformed as the source's training samples, with its augmentation, test samples as its test
+    samples.
+
+    Args:
+        source: with samples in memory, such as `MNIST`.
+        test_share: share of all samples in the new test split, in (0, 1).
+        seed: of the draw, which is the same in runs with other seeds.
+    """
+
+    def __init__(self, source: Source, test_share: float = 0.25, seed: int = 0) -> None:
+        check_kind(Source, "a source of fl_lightning.data", "give such as MNIST()", source=source)
+        check_above(0, test_share=test_share)
+        check_below(1, test_share=test_share)
+        check_whole(seed=seed)
+        self.source, self.test_share, self.seed = source, test_share, seed
+
+    def prepare(self) -> None:
+        self.source.prepare()
+
+    def load(self) -> tuple[Split, Split]:
+        train, test = self.source.load()
+        if not (isinstance(train, TensorSplit) and isinstance(test, TensorSplit)):
+            raise TypeError(
+                f"PooledSource needs a training and a test split in memory, which {type(self.source).__name__} does "
+                f"not give; use a source such as MNIST or TensorSource"
+            )
+        self.num_classes, self.class_names = self.source.num_classes, self.source.class_names
+        x, y = torch.cat([train.x, test.x]), torch.cat([train.y, test.y])
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed))
+        new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
+        labelled = train.labels is not None
+        training = TensorSplit(x[new_train], y[new_train], train.transform, labelled)
+        return training, TensorSplit(x[new_test], y[new_test], test.transform, labelled)

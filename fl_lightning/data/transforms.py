@@ -70,15 +70,17 @@ class Normalize:
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Pad each image with zeros, cut a window of the old size at a random place, mirror it half of the time.
+    """Pad each image, cut a window of the old size at a random place, mirror it half of the time.
 
-    Put before `Normalize`, the padding is black, as with torchvision's `RandomCrop` before `ToTensor`.
+    Put before `Normalize`, padding with zeros is black, as with torchvision's `RandomCrop` before `ToTensor`.
 
     Args:
         padding: pixels on every side, >= 0; 0: only the mirroring.
+        reflect: pad with the image reflected at its outermost pixels, which are not repeated, in place of zeros.
     """
 
     padding: int = 4
+    reflect: bool = False
 
     def __post_init__(self) -> None:
         if self.padding < 0:
@@ -92,14 +94,26 @@ class CropFlip:
         places = 2 * self.padding + 1
         draw = torch.rand((3, batch, 1), generator=generator)
         top, left = (draw[:2] * places).long()
-        wide = width + 2 * self.padding
         rows = top + torch.arange(height)
         columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
+        padded = x
+        if self.reflect:
+            rows, columns = self._reflected(rows, height), self._reflected(columns, width)
+        elif self.padding:
+            padded = F.pad(x, (self.padding,) * 4)
         rows, columns = (to_device(place, x.device) for place in (rows, columns))
-        index = (rows * wide)[:, None, :, None] + columns[:, None, None, :]
+        index = (rows * padded.shape[3])[:, None, :, None] + columns[:, None, None, :]
         index = index.flatten(2).expand(-1, channels, -1)
-        padded = F.pad(x, (self.padding,) * 4) if self.padding else x
         return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
+
+    def _reflected(self, place: Tensor, length: int) -> Tensor:
+        """Turn places in the padded image into places in the image."""
+        if self.padding >= length:
+            raise ValueError(
+                f"the padding of CropFlip must be smaller than the image to be reflected, got {self.padding} for "
+                f"{length} pixels"
+            )
+        return length - 1 - (length - 1 - (place - self.padding).abs()).abs()
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,21 @@ import hashlib
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fl_lightning.data.sources import Source, labelled_split
+from fl_lightning.data.images import Augmentation, ImageSource, Normalization, error_line
+from fl_lightning.data.sources import labelled_split
 from fl_lightning.data.splits import Split, Transform
-from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
-from fl_lightning.utils.settings import check_choice
-
-Augmentation = Literal["none", "flip", "crop_flip", "resized_crop_flip", "fedntd"]
-Normalization = Literal["standard", "half"] | list[list[float]]
 
 
-class _VisionSource(Source):
-    """A data set of torchvision: finds its files, checks them and normalises the images."""
+class _VisionSource(ImageSource):
+    """A data set of torchvision: finds its files and checks them."""
 
     dataset: ClassVar[str]
     """Name of the class in `torchvision.datasets`."""
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
     named: ClassVar[bool] = True
     """True where the names of the classes say more than their numbers."""
 
@@ -35,9 +29,8 @@ class _VisionSource(Source):
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
     ) -> None:
-        check_choice(get_args(Augmentation), augmentation=augmentation)
-        self.root, self.download, self.augmentation = root, download, augmentation
-        self.normalize = normalization(normalize, self.mean, self.std)
+        super().__init__(root, augmentation, normalize)
+        self.download = download
 
     def prepare(self) -> None:
         if self.download:
@@ -46,15 +39,7 @@ class _VisionSource(Source):
     def load(self) -> tuple[Split, Split]:
         train, test = self._open(train=True), self._open(train=False)
         self.class_names = tuple(train.classes) if self.named else None
-        normalize = self.normalize
-        augmented: dict[Augmentation, Transform] = {
-            "none": normalize,
-            "flip": Compose(CropFlip(0), normalize),
-            "crop_flip": Compose(CropFlip(4), normalize),
-            "resized_crop_flip": Compose(ResizedCropFlip(), normalize),
-            "fedntd": Compose(CropFlip(4), normalize, Cutout(16)),
-        }
-        return self._split(train, augmented[self.augmentation], "train"), self._split(test, normalize, "test")
+        return self._split(train, self.training_transform(), "train"), self._split(test, self.normalize, "test")
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
@@ -91,10 +76,10 @@ class _VisionSource(Source):
                 if fault := _fault(path, md5):
                     return ValueError(f"{path} is corrupt ({fault}): {again}")
             folder = next(iter(files)).parent
-            return ValueError(f"{self.dataset} in {folder} could not be read ({_line(error)}): {again}")
+            return ValueError(f"{self.dataset} in {folder} could not be read ({error_line(error)}): {again}")
         if download:
             return OSError(
-                f"{self.dataset} could not be downloaded to {self.root} ({_line(error)}): "
+                f"{self.dataset} could not be downloaded to {self.root} ({error_line(error)}): "
                 f"put its files where {missing} is looked for and leave `download: false`"
             )
         remedy = "call prepare() first" if self.download else "set `download: true`"
@@ -111,8 +96,11 @@ class MNIST(_VisionSource):
         root: folder that holds, or will hold, `MNIST/raw/*-ubyte`.
         download: fetch what is missing into `root`.
         augmentation: of training batches. `flip`: mirrored half of the time; `crop_flip`: padded by 4 and
-            cropped at random as well; `resized_crop_flip`: a random rectangle, resized, as in FedCL's code; `fedntd`:
-            `crop_flip` and a Cutout of 16 after normalising, as in FedNTD's code (MNIST is mirrored too).
+            cropped at random as well; `reflect_crop_flip`: the same with reflected padding, as in FedNTD's code for
+            CINIC-10; `resized_crop_flip`: a random rectangle, resized, as in FedCL's code; `fedntd`: `crop_flip` and a
+            Cutout of 16 after normalising, as in FedNTD's code (MNIST is mirrored too); `autoaugment`: `crop_flip` and
+            AutoAugment with the policy found on CIFAR-10, as in FedED's code for CIFAR; `autoaugment_only`: without
+            `crop_flip`, as in FedED's code for Tiny-ImageNet.
         normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
             by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
     """
@@ -171,31 +159,6 @@ class CIFAR100(CIFAR10):
     num_classes = 100
     dataset = "CIFAR100"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-
-
-def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Choose how images are normalised, where `mean` and `std` are the data set's own.
-
-    Raises:
-        ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.
-
-    >>> normalization("half", (0.1307,), (0.3081,))
-    Normalize(mean=(0.5,), std=(0.5,), divisor=255.0)
-    """
-    if given == "standard":
-        return Normalize(mean, std)
-    if given == "half":
-        return Normalize((0.5,) * len(mean), (0.5,) * len(std))
-    if isinstance(given, str) or len(given) != 2 or any(len(part) not in {1, len(mean)} for part in given):
-        raise ValueError(
-            f"normalize must be standard, half or [means, standard deviations] with 1 or {len(mean)} numbers each, got "
-            f"{given!r}"
-        )
-    return Normalize(given[0], given[1])
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _fault(path: Path, md5: str | None) -> str | None:

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fl_lightning.data.sources import Digits, TensorSource, check_labels, labelled_split
+from fl_lightning.data.datasets import DatasetSource
+from fl_lightning.data.sources import Digits, PooledSource, TensorSource, check_labels, labelled_split
 from fl_lightning.data.transforms import Scale
 
 
@@ -86,3 +87,61 @@ def test_splits_that_do_not_match_are_refused():
         TensorSource((x, y), (x, y.float()))
     with pytest.raises(ValueError, match="2 samples and 1 labels"):
         TensorSource((x, y[:1]), (x, y)).load()
+
+
+class Pictures(TensorSource):
+    """Ten samples that are their own numbers, whose splits have transforms of their own."""
+
+    class_names = ("even", "odd")
+
+    def load(self):
+        train, test = super().load()
+        train.transform, test.transform = (lambda x, generator: x + 100), (lambda x, generator: -x)
+        return train, test
+
+
+def pictures():
+    numbers = torch.arange(10)
+    x, y = numbers.float()[:, None], numbers % 2
+    return Pictures((x[:8], y[:8]), (x[8:], y[8:]))
+
+
+def test_pooled_samples_are_split_anew():
+    source = PooledSource(pictures(), test_share=0.3)
+    source.prepare()
+    train, test = source.load()
+    assert (len(train), len(test), source.num_classes, source.class_names) == (7, 3, 2, ("even", "odd"))
+    assert sorted([*train.x.flatten().tolist(), *test.x.flatten().tolist()]) == list(range(10))
+    for split in (train, test):
+        assert torch.equal(split.labels, split.x.flatten().long() % 2)
+    assert torch.equal(train.all()[0], train.x + 100)
+    assert torch.equal(test.all()[0], -test.x)
+
+
+def test_a_new_split_depends_on_its_seed_alone():
+    def test_samples(seed):
+        return PooledSource(pictures(), 0.5, seed).load()[1].x.flatten().tolist()
+
+    assert test_samples(3) == test_samples(3)
+    drawn = [test_samples(seed) for seed in range(40)]
+    assert len({tuple(sorted(samples)) for samples in drawn}) > 20
+    assert {number for samples in drawn for number in samples} == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (lambda: PooledSource("mnist"), TypeError, "source must be a source of fl_lightning.data, got 'mnist'"),
+        (lambda: PooledSource(pictures(), 0), ValueError, "test_share must be above 0, got 0"),
+        (lambda: PooledSource(pictures(), 1), ValueError, "test_share must be below 1, got 1"),
+        (lambda: PooledSource(pictures(), seed=0.5), TypeError, "seed must be a whole number, got 0.5"),
+        (
+            lambda: PooledSource(DatasetSource([(torch.zeros(1), 0)], None)).load(),
+            TypeError,
+            "needs a training and a test split in memory, which DatasetSource does not give",
+        ),
+    ],
+)
+def test_wrong_pools_are_refused(make, error, sentence):
+    with pytest.raises(error, match=sentence):
+        make()

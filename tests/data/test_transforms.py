@@ -50,6 +50,26 @@ def test_crop_flip_is_the_loop_over_images(padding, dtype):
     assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("padding", [0, 1, 4, 5])
+def test_a_reflected_crop_is_a_crop_of_torchvisions_padded_image(padding):
+    from torchvision.transforms import functional as tv
+
+    x = images()
+    draw = torch.rand((3, 7, 1), generator=generator())
+    expected = []
+    for image, (top, left, mirror) in zip(x, draw[:, :, 0].T.tolist(), strict=True):
+        padded = tv.pad(image, [padding] * 4, padding_mode="reflect")
+        places = 2 * padding + 1
+        cut = tv.crop(padded, int(top * places), int(left * places), *image.shape[1:])
+        expected.append(tv.hflip(cut) if mirror < 0.5 else cut)
+    assert torch.equal(CropFlip(padding, reflect=True)(x, generator()), torch.stack(expected))
+
+
+def test_a_reflection_needs_an_image_larger_than_the_padding():
+    with pytest.raises(ValueError, match="smaller than the image to be reflected, got 6 for 6 pixels"):
+        CropFlip(6, reflect=True)(images(), generator())
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
 def test_cutout_is_the_loop_over_images(size):
     x = images().float()

@@ -10,6 +10,8 @@ import torch
 from torchvision import datasets
 
 from fl_lightning import FederatedDataModule
+from fl_lightning.data.autoaugment import AutoAugment
+from fl_lightning.data.transforms import Compose, CropFlip
 from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST
 
 
@@ -173,8 +175,24 @@ def test_augmentations_touch_training_batches_only(mnist, cifar, source_class):
     assert (seen[2] == 0).all(1).flatten(1).sum(1).min() >= 8 * 8  # a quarter of the square lies inside
 
 
+def test_autoaugment_stands_between_the_crop_and_the_normalisation(cifar):
+    for name, before in (("autoaugment", [CropFlip(4)]), ("autoaugment_only", [])):
+        source = CIFAR10(str(cifar), augmentation=name)
+        train, _ = source.load()
+        x, _ = first_batch(train, 20, torch.Generator().manual_seed(0))
+        expected = Compose(*before, AutoAugment(), source.normalize)
+        assert torch.equal(x, expected(train.x, torch.Generator().manual_seed(0)))
+
+
+def test_reflected_padding_holds_colours_of_the_image_only(cifar):
+    train, _ = CIFAR10(str(cifar), augmentation="reflect_crop_flip").load()
+    train.x.clamp_(min=1)
+    x, _ = first_batch(train, 20, torch.Generator().manual_seed(0))
+    assert x.amin() >= train.all()[0].amin()
+
+
 def test_unknown_augmentation():
-    with pytest.raises(ValueError, match="one of none, flip, crop_flip, resized_crop_flip, fedntd, got 'crop'"):
+    with pytest.raises(ValueError, match=r"one of none, flip, crop_flip, .*, fedntd, autoaugment.*, got 'crop'"):
         CIFAR10(augmentation="crop")
 
 
