@@ -1,0 +1,106 @@
+"""Write docs/results.md of the stored results: `python docs/write_results.py`.
+
+Results of an experiment, such as feded/table1, stand in results/feded/table1.csv as `fl-lightning reproduce` leaves
+them; sentences on them, if there are any, in results/feded/table1.md.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fl_lightning.cli.configs import title
+from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments.experiment import HOURS, Experiment
+from fl_lightning.papers import PaperTable
+from fl_lightning.papers.stored import read_stored
+from fl_lightning.reports.result_tables import Table, as_markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """# Results
+
+The tables of the five papers beside what this package reached, written by `python docs/write_results.py` of
+`results/PAPER/TABLE.csv`, in which each run has its whole curve, seconds, commit and machine. One table is made, or one of
+its cells, by
+
+```sh
+fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg FedED
+```
+
+A cell has three seeds unless its row tells another number. *final*: after the last round; *best over rounds* is known to no one
+before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of the machines named
+here, estimated for nets that need a GPU.
+"""
+
+
+def tables() -> Iterator[tuple[str, Experiment, PaperTable]]:
+    """Find the experiments with a paper's table."""
+    for name in files.names():
+        experiment = files.read(files.shipped_path(name))
+        for drawing in (experiment.draw | experiment.draw_full).values():
+            if isinstance(drawing, PaperTable):
+                yield name, experiment, drawing
+
+
+def text() -> str:
+    """Write the page."""
+    parts, papers = [HEAD], dict[str, None]()
+    for name, experiment, table in tables():
+        paper = name.partition("/")[0]
+        if paper not in papers:
+            papers[paper] = None
+            parts.append(f"## {paper}\n")
+        parts.append(f"### {name}\n\n{title(f'{files.FOLDER}/{name}')}\n")
+        parts += section(name, experiment, table)
+    return "\n".join(parts)
+
+
+def section(name: str, experiment: Experiment, table: PaperTable) -> list[str]:
+    """Write what was reached of a table, how, and what was not run."""
+    path = ROOT / "results" / f"{name}.csv"
+    done, parts = set[tuple[str, str]](), list[str]()
+    if path.is_file():
+        series = read_stored(path)
+        done = {(each.case, each.method) for each in series}
+        content, caption = table.draw(series)
+        assert isinstance(content, Table)
+        rows = [row for row in content.rows if row[-1].text != "not run"]
+        parts += [as_markdown(replace(content, rows=rows, note=caption)), made(path)]
+        if (remarks := path.with_suffix(".md")).is_file():
+            parts.append(remarks.read_text(encoding="utf-8"))
+    return [*parts, *left(experiment, done)]
+
+
+def made(path: Path) -> str:
+    """Name the commits and machines of stored runs, and the time that they took."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    commits, machines = (
+        ", ".join(dict.fromkeys(row[name] for row in rows if row[name])) for name in ("commit", "machine")
+    )
+    runs = {(row["case"], row["method"], row["seed"]): row["cpu_seconds"] for row in rows}
+    known = [float(seconds) for seconds in runs.values() if seconds]
+    took = f" {sum(known) / 3600:.1f} hours of CPU time for {len(known)} of the runs." if known else ""
+    return f"{len(runs)} runs; commit {commits}; {machines}.{took}\n"
+
+
+def left(experiment: Experiment, done: set[tuple[str, str]]) -> list[str]:
+    """List the cells that were not run, with their cost."""
+    methods, hours = dict[str, list[str]](), dict[str, float]()
+    for runs in experiment.runs:
+        for case, settings in experiment.cases_of(runs).items():
+            for method in runs.methods:
+                if (case, runs.label or method) not in done:
+                    methods.setdefault(case, []).append(runs.label or method)
+                    cost = settings.get(HOURS, 0.0) * len(runs.seeds or experiment.seeds)
+                    hours[case] = hours.get(case, 0.0) + cost
+    lines = [
+        f"- {case or 'all'}: {', '.join(names)}" + f" ({hours[case]:.3g} core-hours)" * bool(hours[case])
+        for case, names in methods.items()
+    ]
+    return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")
