@@ -37,7 +37,7 @@ ROOMS = {
     "fl_lightning.monitors": "Monitors of clients",
     "fl_lightning.attacks": "Attacks, for studies of robust rules",
     "fl_lightning.metrics": "Metrics",
-    "fl_lightning.papers": "Drawings of the papers' figures",
+    "fl_lightning.papers": "Drawings and tables of the papers",
     "fl_lightning.distributed": "Several processes",
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",

@@ -13,6 +13,7 @@ from fl_lightning.cli.configs import title
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import PaperTable
+from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import read_stored
 from fl_lightning.reports.result_tables import Table, as_markdown
 
@@ -21,16 +22,16 @@ PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
 The tables of the five papers beside what this package reached, written by `python docs/write_results.py` of
-`results/PAPER/TABLE.csv`, in which each run has its whole curve, seconds, commit and machine. One table is made, or one of
-its cells, by
+`results/PAPER/TABLE.csv`, in which each run has its whole curve, seconds, commit and machine. A table, or one
+cell of it, is made by
 
 ```sh
-fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg FedED
+fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 ```
 
-A cell has three seeds unless its row tells another number. *final*: after the last round; *best over rounds* is known to no one
-before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of the machines named
-here, estimated for nets that need a GPU.
+The last column has seeds × rounds. *final*: after the last round; *best over rounds* is known to no one before the
+end of a run. Cells that were not run are listed with what they would cost: hours of one core of the machines
+named here, estimated for nets that need a GPU.
 """
 
 
@@ -76,13 +77,11 @@ def made(path: Path) -> str:
     """Name the commits and machines of stored runs, and the time that they took."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    commits, machines = (
-        ", ".join(dict.fromkeys(row[name] for row in rows if row[name])) for name in ("commit", "machine")
-    )
+    commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
     runs = {(row["case"], row["method"], row["seed"]): row["cpu_seconds"] for row in rows}
     known = [float(seconds) for seconds in runs.values() if seconds]
     took = f" {sum(known) / 3600:.1f} hours of CPU time for {len(known)} of the runs." if known else ""
-    return f"{len(runs)} runs; commit {commits}; {machines}.{took}\n"
+    return f"{len(runs)} runs; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
 
 
 def left(experiment: Experiment, done: set[tuple[str, str]]) -> list[str]:

@@ -144,7 +144,7 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
 @pytest.mark.usefixtures("without_pictures", "cells_here")
 @pytest.mark.parametrize(
     "grids", [False, pytest.param(True, marks=pytest.mark.slow)]
-)  # tests/cli/test_compare.py has some
+)  # tests/experiments/test_compare.py has some
 def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, grids):
     """Each with two steps a client: that a run learns is shown elsewhere. Of a grid the methods are read by default."""
     from fl_lightning.__main__ import main
@@ -160,9 +160,9 @@ def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, g
             main([verb, *arguments])
             assert re.search("digits_fedntd|copied", capsys.readouterr().out)
             continue
-        if verb == "figure":  # one is drawn in tests/cli/test_figure.py
-            main([verb])
-            assert {"fedntd/2", *arguments} <= set(capsys.readouterr().out.split())
+        if verb == "reproduce":  # one is drawn in tests/experiments/test_reproduce.py
+            main([verb, *(arguments if "--plan" in arguments else [])])
+            assert {"fedntd/2", *arguments[:1]} & set(capsys.readouterr().out.replace(":", "").split())
             continue
         only_parsed = any(name in argument for argument in arguments for name in ("gpu", "cifar", "print_config"))
         ending = ["--print_config"] if only_parsed else []

@@ -164,7 +164,7 @@ class Cells:
         self.check_settings()
 
     def check_settings(self) -> None:
-        """Refuse a setting of a case or of all runs that no method knows.
+        """Refuse a setting of a case, of all runs or of tuning that no method knows.
 
         Raises:
             ValueError: naming it.
@@ -172,9 +172,10 @@ class Cells:
         known, asked = set[str](), set[str]()
         for row in self.experiment.runs:
             for name, case in self.experiment.cases_of(row).items():
-                asked |= {setting for setting, _ in self.settings_of(case)}
+                asked |= {setting for setting, _ in self.settings_of(case)} | set(row.tune)
                 for method in row.methods:
                     known |= {setting for setting, _ in self.known_settings(row, method, name)}
+                    known |= set(row.tune) & self.options_of(row, method, case)
         if unknown := sorted(asked - known):
             raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}")
 
@@ -190,13 +191,17 @@ class Cells:
     def known_settings(self, row: Runs, method: str, name: str, more: Settings = ()) -> Settings:
         """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
         case = self.experiment.cases_of(row)[name]
-        fixed = (*as_settings(row.settings), *more)
-        known, taken = option_names(self.composer.compose(method, fixed, self.configs_of(case))), list[Setting]()
+        known, taken = self.options_of(row, method, case, more), list[Setting]()
         for option, value in self.settings_of(case):
             short = option.removesuffix(".class_path").replace(".init_args", "")
             if short in known or any(short.startswith(f"{parent}.") for parent, _ in taken):
                 taken.append((option, value))
         return tuple(taken)
+
+    def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: Settings = ()) -> set[str]:
+        """Collect the names of the options that a method of a row has in a case, before the case's settings."""
+        settings = (*as_settings(row.settings), *more)
+        return option_names(self.composer.compose(method, settings, self.configs_of(case)))
 
     def seeds(self) -> list[int]:
         """List the seeds of all rows, each once."""
@@ -367,7 +372,8 @@ def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
     """Copy the runs of cells that another folder has, or has more rounds of, and return their number."""
     copied = 0
     for cell in cells:
-        there, here = CellFiles(source, cell.name), CellFiles(folder, cell.name)
+        (other,) = located([cell], source)
+        there, here = CellFiles(source, other.name), CellFiles(folder, cell.name)
         if (there.done is not None, there.rounds) <= (here.done is not None, here.rounds):
             continue
         with here.claimed() as free:

@@ -76,7 +76,7 @@ def experiment_of(given: Any) -> Experiment:
         runs=[Runs([method], tune=tuned) for method in given.methods],
         seeds=given.seeds,
         hold=given.hold,
-        tables=Tables(baseline, given.metrics, given.target, given.allow_different_data),
+        tables=Tables(baseline, given.metrics, given.target),
         val_fraction=given.val_fraction,
         tune_metric=given.tune_metric,
     )

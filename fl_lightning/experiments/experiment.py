@@ -55,13 +55,11 @@ class Tables:
         baseline: method that the others are compared with; None: the first.
         metrics: log keys; none: the known ones.
         target: of the rounds to it; None: the baseline's mean of the last five.
-        allow_different_data: one table although data or cohorts differ.
     """
 
     baseline: str | None = None
     metrics: list[str] = field(default_factory=list)
     target: float | None = None
-    allow_different_data: bool = False
 
 
 @dataclass

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells
-from fl_lightning.experiments.composing import Settings, as_settings, combinations, described, option_names
+from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.reports.results import statistics_of
@@ -70,7 +70,7 @@ def choices_of(cells: Cells, runs: Runs) -> dict[tuple[str, str], Choices]:
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
-            known, given = option_names(config), dict(cells.settings_of(case))
+            known, given = cells.options_of(runs, method, case), dict(cells.settings_of(case))
             share = str(cells.experiment.val_fraction)
             more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
             tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}

@@ -206,6 +206,17 @@ def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
     assert len(here) == 5  # another setting, another cell
 
 
+def test_its_file_is_an_experiment_that_reproduce_makes_again(base, here):
+    grid = "compare -c base.yaml --methods FedAvg FedProx --seeds 0 --set data.participation=0.3,0.6 --output out"
+    assert say(f"{grid} --metrics global/acc --hold cohorts").code == 0
+    before = tables("out")
+    del here[:]
+    said = say("reproduce out/experiment.yaml --output out")
+    assert said.code == 0, said
+    assert not here
+    assert tables("out") == before
+
+
 class Stopped(BaseException):
     """In place of the death of the process."""
 
@@ -468,6 +479,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --set model.client.beta=1", "no method of the experiment knows 'model.client.beta'"),
         ("--methods FedAvg --set model.client.beta", "--set must be NAME=VALUE or NAME=VALUE,VALUE"),
         ("--methods FedAvg --set seed_everything=1,2", "got seed_everything; see --seeds"),
+        ("--methods FedAvg --tune model.client.mu=1", "no method of the experiment knows 'model.client.mu'"),
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
         ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 makes the runs in"),
