@@ -71,6 +71,7 @@ class Experiment:
         runs: rows.
         cases: columns, which all rows share: settings by the name of the case; a value is YAML, as on the command line.
             `config` in it names further configurations, `core_hours` what one run costs.
+        cases_full: columns of runs as large as the paper's; none: `cases`.
         draw: drawings and tables by the letter of their panel, or their name.
         draw_full: likewise, of runs as large as the paper's.
         tables: those of `compare`; None: none.
@@ -87,6 +88,7 @@ class Experiment:
     base: list[str]
     runs: list[Runs]
     cases: Cases = field(default_factory=lambda: {"": {}})
+    cases_full: Cases = field(default_factory=dict)
     draw: dict[str, Drawing] = field(default_factory=dict)
     draw_full: dict[str, Drawing] = field(default_factory=dict)
     tables: Tables | None = None
@@ -137,6 +139,7 @@ class Experiment:
     def enlarge(self) -> None:
         """Make the runs as large as the paper's."""
         self.base, self.config, self.minutes = [*self.base, *self.config_text(), *self.full], {}, None
+        self.cases = self.cases_full or self.cases
         self.draw |= self.draw_full
 
     def config_text(self) -> list[str]:

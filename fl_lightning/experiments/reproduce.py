@@ -45,9 +45,9 @@ def run(argv: list[str]) -> None:
     (more,) = combinations(parse_settings(given.set, "--set"))
     for path in files.paths_of(given.names):
         experiment = files.read(path)
-        experiment.select(given.methods, given.cases)
         if given.full:
             experiment.enlarge()
+        experiment.select(given.methods, given.cases)
         cells = Cells(experiment, Request(given.config or (), as_settings(more), given.seeds, given.rounds))
         if given.plan:
             print(printable(plan(path, cells, given.output), keep="\n"))
