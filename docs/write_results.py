@@ -5,8 +5,8 @@ them; sentences on them, if there are any, in results/feded/table1.md.
 """
 
 import csv
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from fl_lightning.cli.configs import title
@@ -35,39 +35,44 @@ named here, estimated for nets that need a GPU.
 """
 
 
-def tables() -> Iterator[tuple[str, Experiment, PaperTable]]:
-    """Find the experiments with a paper's table."""
+@cache
+def tables() -> list[tuple[str, Experiment, list[PaperTable]]]:
+    """Find the experiments with tables of a paper, as large as the paper's."""
+    experiments = []
     for name in files.names():
         experiment = files.read(files.shipped_path(name))
-        for drawing in (experiment.draw | experiment.draw_full).values():
-            if isinstance(drawing, PaperTable):
-                yield name, experiment, drawing
+        if experiment.full:
+            experiment.enlarge()
+        if drawn := [drawing for drawing in experiment.draw.values() if isinstance(drawing, PaperTable)]:
+            experiments.append((name, experiment, drawn))
+    return experiments
 
 
 def text() -> str:
     """Write the page."""
     parts, papers = [HEAD], dict[str, None]()
-    for name, experiment, table in tables():
+    for name, experiment, drawn in tables():
         paper = name.partition("/")[0]
         if paper not in papers:
             papers[paper] = None
             parts.append(f"## {paper}\n")
         parts.append(f"### {name}\n\n{title(f'{files.FOLDER}/{name}')}\n")
-        parts += section(name, experiment, table)
+        parts += section(name, experiment, drawn)
     return "\n".join(parts)
 
 
-def section(name: str, experiment: Experiment, table: PaperTable) -> list[str]:
+def section(name: str, experiment: Experiment, drawn: list[PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
     done, parts = set[tuple[str, str]](), list[str]()
     if path.is_file():
         series = read_stored(path)
         done = {(each.case, each.method) for each in series}
-        content, caption = table.draw(series)
-        assert isinstance(content, Table)
-        rows = [row for row in content.rows if row[-1].text != "not run"]
-        parts += [as_markdown(replace(content, rows=rows, note=caption)), made(path)]
+        for content, caption in (table.draw(series) for table in drawn):
+            rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
+            if rows and isinstance(content, Table):
+                parts.append(as_markdown(replace(content, title=name, rows=rows, note=caption)))
+        parts.append(made(path))
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
     return [*parts, *left(experiment, done)]
@@ -95,7 +100,7 @@ def left(experiment: Experiment, done: set[tuple[str, str]]) -> list[str]:
                     cost = settings.get(HOURS, 0.0) * len(runs.seeds or experiment.seeds)
                     hours[case] = hours.get(case, 0.0) + cost
     lines = [
-        f"- {case or 'all'}: {', '.join(names)}" + f" ({hours[case]:.3g} core-hours)" * bool(hours[case])
+        f"- {case or 'all'}: {'; '.join(names)} ({hours[case]:,.{0 if hours[case] > 10 else 1}f} core-hours)"
         for case, names in methods.items()
     ]
     return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []

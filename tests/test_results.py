@@ -17,10 +17,10 @@ def test_the_page_is_written_of_the_stored_results():
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_stored_results_are_those_of_an_experiment_with_a_table(path):
     name = f"{path.parent.name}/{path.stem}"
-    known = {experiment: (file, table) for experiment, file, table in tables()}
-    experiment, table = known[name]
+    known = {experiment: (file, drawn) for experiment, file, drawn in tables()}
+    experiment, drawn = known[name]
     rows = {(c, row.label or m) for row in experiment.runs for m in row.methods for c in experiment.cases_of(row)}
     for series in read_stored(path):
         assert (series.case, series.method) in rows
         for run in series.group.runs:
-            assert set(run.history.names) <= set(table.log_keys())
+            assert set(run.history.names) <= {key for table in drawn for key in table.log_keys()}

@@ -178,7 +178,7 @@ class Content:
         series = self.series.get((case, method))
         if series is None or not (series.group.runs or series.failed):
             return "not run"
-        rounds = " or ".join(map(str, sorted({len(run.history) for run in series.group.runs})))
+        rounds = " or ".join(map(str, sorted({run.rounds or len(run.history) for run in series.group.runs})))
         parts = [f"{len(series.group.runs)} × {rounds}"] if series.group.runs else []
         parts += [f"seed {seed} failed: {error[:LONGEST]}" for seed, error in series.failed.items()]
         return "; ".join(parts)

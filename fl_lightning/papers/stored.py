@@ -82,9 +82,9 @@ def read_stored(path: Path) -> list[Series]:
 def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     """Make a run of its lines."""
     rows, test = dict[int, dict[str, float]](), dict[str, float]()
-    seed = ""
+    seed = rounds = ""
     for line in lines:
-        seed, key = line["seed"], line["metric"]
+        seed, key, rounds = line["seed"], line["metric"], line["rounds"]
         for t, value in enumerate(map(float, line["curve"].split())):
             if not math.isnan(value):
                 rows.setdefault(t, {})[key] = value
@@ -93,4 +93,4 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     history = History()
     for t in sorted(rows):
         history.record(t, rows[t])
-    return SavedRun(path.parent, history, {"seed_everything": seed}, test=test)
+    return SavedRun(path.parent, history, {"seed_everything": seed}, test=test, rounds=int(rounds))

@@ -1,0 +1,32 @@
+"""A source of random images in the shape and with the classes of a data set, a few of each class."""
+
+import torch
+
+from fl_lightning.data import TensorSource
+
+SHAPES = {
+    "MNIST": (1, 28, 28, 10),
+    "CIFAR10": (3, 32, 32, 10),
+    "CIFAR100": (3, 32, 32, 100),
+    "ImageFolder": (3, 32, 32, 10),
+    "TinyImageNet": (3, 64, 64, 200),
+    "PooledSource": (1, 28, 28, 10),
+}
+
+
+class TinyImages(TensorSource):
+    """Random images.
+
+    Args:
+        like: name of the class of a source.
+        train: images of each class in the training split.
+    """
+
+    def __init__(self, like: str, train: int = 40) -> None:
+        *shape, classes = SHAPES[like]
+        splits = []
+        for each in (train, 2):
+            y = torch.arange(classes).repeat_interleave(each)
+            splits.append((torch.rand(len(y), *shape, generator=torch.Generator().manual_seed(0)), y))
+        super().__init__(*splits, num_classes=classes)
+        self.like, self.each = like, train
