@@ -79,13 +79,15 @@ class Watch:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in minutes, of more than an hour in hours.
+    """Write a duration in minutes, of more than an hour in hours and minutes, of more than a day in hours.
 
-    >>> duration(40), duration(3000), duration(8000)
-    ('1 min', '50 min', '2 h 13 min')
+    >>> duration(40), duration(3000), duration(8000), duration(5e6)
+    ('1 min', '50 min', '2 h 13 min', '1,389 h')
     """
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    if hours >= 24:
+        return f"{seconds / 3600:,.0f} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def run_cells(

@@ -33,7 +33,7 @@ def script(tmp_path_factory):
         ("c", ["configs", "check", "compare"]),
         ("compare --see", ["--seeds"]),
         ("report --for", ["--format"]),
-        ("reproduce fedntd/table1", ["fedntd/table12", "fedntd/table14"]),
+        ("reproduce feded/t", [f"feded/table{n}" for n in range(1, 8)]),
         ("pre", ["predict"]),
         ("fit --trainer.max_ep", ["--trainer.max_epochs"]),
         ("fit --data.partition.al", ["--data.partition.alpha"]),

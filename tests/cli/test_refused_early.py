@@ -93,7 +93,7 @@ def test_a_key_that_stands_twice_is_refused(here, text, says):
     (here / "twice.yaml").write_text(text)
     for command in ("fit -c twice.yaml", "fit --config twice.yaml", "fit --config=twice.yaml", "test -c twice.yaml"):
         assert f"twice.yaml, {says} already, where it would be dropped; keep one" in refusal(command, 2)
-    assert f"twice.yaml, {says}" in refusal("figure twice.yaml", 1)
+    assert f"twice.yaml, {says}" in refusal("reproduce twice.yaml", 1)
     assert f"twice.yaml, {says}" in refusal("compare -c twice.yaml --methods FedAvg --output out", 2)
 
 
@@ -117,7 +117,9 @@ def test_a_file_without_settings_is_said_to_be_one(here):
 # --- a reader that goes away
 
 
-@pytest.mark.parametrize("words", [["configs"], ["--help"], ["fit", "--help"], ["fit", "--print_config"], ["figure"]])
+@pytest.mark.parametrize(
+    "words", [["configs"], ["--help"], ["fit", "--help"], ["fit", "--print_config"], ["reproduce"]]
+)
 def test_a_reader_that_goes_away_ends_a_command_quietly(here, words):
     read, write = os.pipe()
     os.close(read)

@@ -71,7 +71,7 @@ def tiny(config, source):
     if "samples_per_client" in partition:
         partition |= {"samples_per_client": min(partition["samples_per_client"] or 4, 4), "overlap": True}
     data["participation"] = min(1.0, 2 / data["num_clients"])
-    model["evaluate_clients_every"] = min(model["evaluate_clients_every"], 1)
+    model |= {"evaluate_clients_every": 1} if model["evaluate_clients_every"] else {}
     data["transfer_size"], data["client_test_size"] = 8 if data["transfer_size"] else 0, None
     data["batch_size"] = 4
     model |= {"max_local_steps": 1, "local_epochs": 1, "threads": 1}
