@@ -124,7 +124,7 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(here, words):
     read, write = os.pipe()
     os.close(read)
     try:
-        command = [sys.executable, "-m", "fl_lightning", *words]
+        command = [sys.executable, "-m", "fl_lightning", *words.split()]
         done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     finally:
         os.close(write)
