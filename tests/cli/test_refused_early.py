@@ -117,9 +117,7 @@ def test_a_file_without_settings_is_said_to_be_one(here):
 # --- a reader that goes away
 
 
-@pytest.mark.parametrize(
-    "words", [["configs"], ["--help"], ["fit", "--help"], ["fit", "--print_config"], ["reproduce"]]
-)
+@pytest.mark.parametrize("words", ["configs", "--help", "fit --help", "fit --print_config", "reproduce"])
 def test_a_reader_that_goes_away_ends_a_command_quietly(here, words):
     read, write = os.pipe()
     os.close(read)
