@@ -75,6 +75,9 @@ class Comparison:
 SHARES = ("forgetting", "acc_in_local", "acc_out_local", "local/train")
 """Ends of keys whose values are shares, besides those of accuracies."""
 
+ALIGNMENTS = ("local/weight_alignment", "global/weight_alignment")
+"""Beginnings of keys whose values are shares of neurons; they end with the monitor's name."""
+
 KINDS = ("/std", "/weighted", "/received")
 """Ends of keys that monitors log beside a value, in its unit."""
 
@@ -84,10 +87,12 @@ def in_percent(key: str) -> bool:
 
     >>> in_percent("local/acc_in_local/received/std"), in_percent("local/drift/std")
     (True, False)
+    >>> in_percent("global/weight_alignment/first")
+    True
     """
     while key.endswith(KINDS):
         key = key.rpartition("/")[0]
-    return is_accuracy(key) or key.endswith(SHARES)
+    return is_accuracy(key) or key.endswith(SHARES) or key.startswith(ALIGNMENTS)
 
 
 def known_metrics(groups: Sequence[Group]) -> list[str]:
