@@ -1,5 +1,7 @@
 """Every table of the papers: its file, its published values, and two rounds of its cells at tiny scale."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,18 @@ from tests.commands import say
 NAMES = [name for name in files.names() if "table" in name]
 
 
-def whole(name):
-    """The experiment at the paper's size."""
+@cache
+def read_whole(name):
     experiment = files.read(files.shipped_path(name))
     if experiment.full:
         experiment.enlarge()
     experiment.seeds = [0]
     return experiment
+
+
+def whole(name):
+    """The experiment at the paper's size, to be changed at will."""
+    return deepcopy(read_whole(name))
 
 
 def paper_tables(experiment):
