@@ -41,6 +41,7 @@ RECORDED = (("trainer", "callbacks"), ("model", "metrics"), ("model", "evaluate_
 """Settings that a run may be continued with other values of, but that decide what is on record of it."""
 
 LONGEST_STEM = 80
+ROUNDS = "trainer.max_epochs"
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ class Cells:
         if unknown := sorted(asked - known):
             raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}")
 
-    def configs_of(self, case: Mapping[str, Any]) -> list[str]:
+    def configs_of(self, case: Mapping[str, Any], asked: bool = True) -> list[str]:
         """List the files over the base that a case has, and those that were asked for."""
         files = case.get(CONFIG, [])
-        return [*([files] if isinstance(files, str) else files), *self.request.configs]
+        return [*([files] if isinstance(files, str) else files), *(self.request.configs if asked else ())]
 
     def settings_of(self, case: Mapping[str, Any]) -> Settings:
         """Join the settings of a case with those that were asked for."""
@@ -237,12 +238,22 @@ class Cells:
         taken = self.known_settings(row, method, name, more)
         settings = (*as_settings(row.settings), *more, *taken, *tuned)
         config = self.composer.compose(method, settings, self.configs_of(case))
+        if self.request.configs and ROUNDS not in dict(self.request.settings):
+            config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
         if self.request.rounds is not None:
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or (Path(method).stem if "/" in method else method)
         stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
         return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned)
+
+    def rounds_of(self, row: Runs, method: str, name: str) -> int | None:
+        """Look up the experiment's own rounds, which files that were asked for, such as trainer/gpu, leave alone."""
+        case = self.experiment.cases_of(row)[name]
+        given = [(option, value) for option, value in (*row.settings.items(), *case.items()) if option == ROUNDS]
+        config = self.composer.compose(method, as_settings(dict(given)), self.configs_of(case, asked=False))
+        rounds: int | None = config["trainer"]["max_epochs"]
+        return rounds
 
     def starts(self) -> list[Cell]:
         """Compose the run of each seed whose last weights all others start from, none where they start anew."""

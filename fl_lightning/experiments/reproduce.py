@@ -102,14 +102,17 @@ def time_of(experiment: files.Experiment) -> str:
 def plan(path: Path, cells: Cells, output: Path) -> str:
     """List the runs of an experiment: seed, case, method, rounds that are done and asked for."""
     every = located(cells.all(), output)
-    lines, left = list[Sequence[str]](), 0
+    lines, left, time = list[Sequence[str]](), 0, 0.0
+    columns = (column for runs in cells.experiment.runs for column in cells.experiment.cases_of(runs).items())
+    hours = {name: case.get(files.HOURS, 0.0) for name, case in columns}
     for cell in every:
         done = CellFiles(output, cell.name).rounds
-        left += max(cell.max_rounds - done, 0)
+        rounds = max(cell.max_rounds - done, 0)
+        left, time = left + rounds, time + hours[cell.case] * rounds / max(cell.max_rounds, 1)
         lines.append((str(cell.seed), cell.case, cell.method, f"{done} of {cell.max_rounds}", cell.name))
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
-    time = time_of(cells.experiment)
     total = f"{path.parent.name}/{path.stem}: {len(every)} runs, {left} rounds left"
-    return "\n".join([*map(str.rstrip, padded), total + f"; all rounds take about {time} on two cores" * bool(time)])
+    takes = f", which take about {duration(3600 * time / 2)} on two cores" if time else ""
+    return "\n".join([*map(str.rstrip, padded), total + takes])

@@ -104,5 +104,8 @@ def test_what_is_below_a_class_that_the_case_names_is_known():
 def test_files_of_a_case_lie_over_the_base_and_a_users_over_them():
     experiment = Experiment(BASE, [Runs(["FedAvg"])], {"": {"config": ["federation/cross_device"]}})
     assert cell(experiment=experiment).config["data"]["num_clients"] == 100
+    assert cell(experiment=experiment, configs=["trainer/gpu"]).max_rounds == 30  # not 100
+    asked = Request(["trainer/gpu"], (("trainer.max_epochs", "7"),))
+    assert [each.max_rounds for each in Cells(experiment, asked).all()] == [7]
     users = cell(experiment=experiment, configs=["federation/cross_silo"])
     assert users.config["data"]["participation"] == 1.0

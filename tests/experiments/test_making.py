@@ -120,7 +120,7 @@ def test_rows_and_columns_are_chosen_by_patterns(here):
 def test_a_plan_runs_nothing_and_tells_what_is_done(here):
     plan = say("reproduce own/table.yaml --plan").out.splitlines()
     assert plan[0].split() == ["seed", "case", "method", "rounds", "run"]
-    assert plan[-1] == "own/table: 6 runs, 18 rounds left; all rounds take about 3 min on two cores"
+    assert plan[-1] == "own/table: 6 runs, 18 rounds left, which take about 3 min on two cores"
     assert not here
     assert say("reproduce own/table.yaml --methods FedAvg --seeds 0 --rounds 2").code == 0
     plan = say("reproduce own/table.yaml --plan").out.splitlines()
