@@ -14,7 +14,7 @@ from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.suggestions import nearest
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.experiments.composing import Held
-from fl_lightning.papers import Drawing
+from fl_lightning.papers import Drawing, PaperTable
 
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
@@ -102,6 +102,8 @@ class Experiment:
     tune_metric: str = "val/acc"
 
     def __post_init__(self) -> None:
+        self.draw = with_cases(self.draw, self.cases)
+        self.draw_full = with_cases(self.draw_full, self.cases_full or self.cases)
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
                 raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
@@ -155,6 +157,11 @@ class Experiment:
                     return None
                 total += case[HOURS] * len(runs.methods) * len(runs.seeds or self.seeds)
         return total
+
+
+def with_cases(drawings: dict[str, Drawing], cases: Cases) -> dict[str, Drawing]:
+    """Let the papers' tables among drawings know the columns that their published values belong to."""
+    return {n: d.of_cases(list(cases)) if isinstance(d, PaperTable) else d for n, d in drawings.items()}
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fl_lightning.functional.summary import Interval, paired_difference, welch_difference
@@ -58,7 +58,7 @@ class PaperTable(Drawing):
     Args:
         keys: measures, or log keys, by their names.
         paper: published values by measure and method, one for each case, in the unit of the table: shares in percent.
-        cases: in the order of the published values; none: as the experiment has them.
+        cases: in the order of the published values; none: those of the experiment.
         statistics: of ours, `final`, `last five`, `best`; the first one is compared.
         baseline: method that the others are compared with, seed by seed; None: none.
         claims: methods that the paper says are ahead, each with those that it says are behind.
@@ -79,6 +79,10 @@ class PaperTable(Drawing):
             raise ValueError(f"statistics must be of {', '.join(HEADINGS)}, got {unknown[0]}")
         if unknown := [name for name in self.paper if name not in self.keys]:
             raise ValueError(f"paper must hold values of {', '.join(self.keys)}, got {unknown[0]}")
+
+    def of_cases(self, cases: Sequence[str]) -> "PaperTable":
+        """Give the table whose published values are those of these cases, unless it has its own."""
+        return self if self.cases else replace(self, cases=cases)
 
     def log_keys(self) -> list[str]:
         """List the log keys of its measures."""
@@ -107,7 +111,9 @@ class Content:
     def __init__(self, table: PaperTable, series: Sequence[Series]) -> None:
         self.table = table
         self.series = {(each.case, each.method): each for each in series}
-        self.cases = list(table.cases) or unique(each.case for each in series)
+        shown = unique(each.case for each in series)
+        self.columns = list(table.cases) or shown
+        self.cases = [case for case in self.columns if case in shown]
         published = (method for values in table.paper.values() for method in values)
         self.methods = unique([*(each.method for each in series), *published])
         self.measures = {n: Measure(m) if isinstance(m, str) else m for n, m in table.keys.items()}
@@ -119,7 +125,7 @@ class Content:
     def published(self, name: str, case: str, method: str) -> str:
         """Look a published value up as text, empty where there is none."""
         values = self.table.paper.get(name, {}).get(method, ())
-        i = self.cases.index(case)
+        i = self.columns.index(case)
         return "" if i >= len(values) or values[i] is None else str(values[i])
 
     def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
@@ -202,7 +208,7 @@ class Content:
     def count(self, name: str, ahead: str, other: str, of_paper: bool) -> tuple[int, int]:
         """Count the cases in which a method is ahead of another, and those in which both are known."""
         wins = total = 0
-        for case in self.cases:
+        for case in self.columns:
             pair = [self.mean(name, case, method, of_paper) for method in (ahead, other)]
             if pair[0] is not None and pair[1] is not None:
                 total += 1

@@ -117,6 +117,16 @@ def test_rows_and_columns_are_chosen_by_patterns(here):
     assert "--methods must match one of FedAvg; FedNTD, weak" in refusal("reproduce own/table.yaml --methods Ditto", 1)
 
 
+def test_published_values_stay_with_their_columns_where_some_are_chosen(here):
+    assert say("reproduce own/table.yaml --seeds 0 --cases many").code == 0
+    rows = Path("reproduced/own/table.md").read_text().splitlines()
+    assert [row.split("|")[1:3] for row in rows if row.startswith("| many")] == [
+        [" many, FedAvg ", " 30.0 "],
+        [" many, FedNTD, weak ", " 40.0 "],
+    ]
+    assert not [row for row in rows if row.startswith("| few")]
+
+
 def test_a_plan_runs_nothing_and_tells_what_is_done(here):
     plan = say("reproduce own/table.yaml --plan").out.splitlines()
     assert plan[0].split() == ["seed", "case", "method", "rounds", "run"]
