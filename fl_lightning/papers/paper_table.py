@@ -148,7 +148,7 @@ class Content:
         rounds = rounds_until(run, measure.key, final)
         if rounds is None:
             return -math.inf if measure.speed_up else math.inf
-        return len(target.history) / rounds if measure.speed_up else rounds
+        return (target.rounds or len(target.history)) / rounds if measure.speed_up else rounds
 
     def header(self) -> list[str]:
         """Name the columns."""

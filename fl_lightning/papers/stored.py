@@ -11,6 +11,7 @@ from fl_lightning.reports.results import STATISTICS, known_metrics, statistics_o
 from fl_lightning.reports.saved import TIMES, Group, SavedRun
 from fl_lightning.runs.round_table import read_cells
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.text import of_cell
 
 RUN = ("rounds", "seconds", "cpu_seconds", "commit", "machine")
 COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
@@ -68,7 +69,7 @@ def read_stored(path: Path) -> list[Series]:
     table = read_cells(path)
     if missing := [name for name in COLUMNS if name not in table]:
         raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}, and lacks {', '.join(missing)}")
-    lines = [dict(zip(table, line, strict=True)) for line in zip(*table.values(), strict=True)]
+    lines = [dict(zip(table, map(of_cell, line), strict=True)) for line in zip(*table.values(), strict=True)]
     series = []
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
