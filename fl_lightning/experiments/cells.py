@@ -72,7 +72,16 @@ class Cell:
     @property
     def max_rounds(self) -> int:
         """Rounds that it has at most, -1 without a limit."""
-        return min((int(value) for name, value in self.limits.items() if name != "max_time"), default=-1)
+        return most_rounds(self.limits)
+
+
+def most_rounds(limits: Mapping[str, Any]) -> int:
+    """Compute the rounds that limits allow at most, -1 without one.
+
+    >>> most_rounds({"max_epochs": 9, "max_steps": 5}), most_rounds({"max_time": "00:00:10:00"})
+    (5, -1)
+    """
+    return min((int(value) for name, value in limits.items() if name != "max_time"), default=-1)
 
 
 def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,11 +299,18 @@ class CellFiles:
         folder: of the experiment's runs.
         name: of the cell.
         test: whether its model may be evaluated on the test split.
+        limits: that end its run, by the names in `LIMITS`; others may ask for the same run with other ones.
     """
 
     folder: Path
     name: str
     test: bool = True
+    limits: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, cell: Cell, folder: Path, test: bool = True) -> "CellFiles":
+        """Name the files of a cell that asks for its own rounds."""
+        return cls(folder, cell.name, test, tuple(cell.limits.items()))
 
     @property
     def config(self) -> Path:
@@ -341,15 +357,13 @@ class CellFiles:
         return 0 if self.run is None else max(RoundCSVLogger(self.run).rows_on_disk(), default=-1) + 1
 
     def is_complete(self) -> bool:
-        """Return True where its run has what its configuration asks for, or more rounds."""
-        if not self.config.is_file():
-            return False
-        config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        cell, done = Cell("", "", 0, self.name, config), self.done
-        if done is not None and limits_of(done) == cell.limits:
+        """Return True where its run has what its limits ask for, or more rounds."""
+        limits, done = dict(self.limits), self.done
+        if done is not None and limits_of(done) == limits:
             return True
-        least = cell.max_rounds + (done is None)  # a run that stopped right there may lack its test
-        return "max_time" not in cell.limits and cell.max_rounds > 0 and least <= self.rounds
+        most = most_rounds(limits)
+        least = most + (done is None)  # a run that stopped right there may lack its test
+        return most > 0 and least <= self.rounds
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
@@ -374,7 +388,7 @@ class CellFiles:
 
 def prepare(cell: Cell, folder: Path) -> bool:
     """Write a cell's configuration, and return whether the cell is left to be run."""
-    files = CellFiles(folder, cell.name)
+    files = CellFiles.of(cell, folder)
     write_file(files.config, yaml.safe_dump(dict(cell.config), sort_keys=False))
     return not files.is_complete()
 

@@ -34,7 +34,7 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
     series = dict[tuple[str, str], tuple[list[SavedRun], dict[str, str]]]()
     for cell in cells:
         runs, errors = series.setdefault((cell.method, cell.case), ([], {}))
-        files = CellFiles(folder, cell.name)
+        files = CellFiles.of(cell, folder)
         if cell.name in failed:
             errors[str(cell.seed)] = failed[cell.name]
         elif files.is_complete():

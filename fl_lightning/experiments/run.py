@@ -19,13 +19,15 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.experiments.cells import DONE, CellFiles, limits_of
+from fl_lightning.experiments.cells import DONE, LIMITS, CellFiles
 from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import TEST
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint
 from fl_lightning.utils.files import write_file
 
 BEST = "best.ckpt"
+NONE = {"max_epochs": "null", "max_steps": "-1", "max_time": "null"}
+"""Values of settings that are no limits."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
     words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
-    start = ["fit", *words]
+    limits = dict(files.limits)  # which the file, that others write as well, may not have
+    asked = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, NONE[name])))]
+    start = ["fit", *words, *asked]
     if files.run is not None:
         try:
             start += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
@@ -126,7 +130,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
     if files.test and cli.datamodule.evaluated == "val":
         evaluate(run, words, cli.datamodule)
-    write_json(run / DONE, {**limits_of(config["trainer"]), "rounds": cli.trainer.global_step})
+    write_json(run / DONE, {**limits, "rounds": cli.trainer.global_step})
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:

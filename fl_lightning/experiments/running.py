@@ -100,7 +100,7 @@ def run_cells(
     """Run the cells that are not done, and wait for those that other processes are at.
 
     Args:
-        cells: equal ones are run once.
+        cells: equal ones are run once, as long as the longest.
         processes: cells at once; 0: in this process.
         folder: of their files.
         test: whether the test split may be evaluated.
@@ -112,7 +112,11 @@ def run_cells(
     Raises:
         KeyboardInterrupt: naming how to go on.
     """
-    by_name = {cell.name: cell for cell in cells}
+    by_name = dict[str, Cell]()
+    for cell in cells:
+        other = by_name.setdefault(cell.name, cell)
+        if other.max_rounds >= 0 and not 0 <= cell.max_rounds <= other.max_rounds:
+            by_name[cell.name] = cell  # the longer one has the rounds of both
     waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
     watch, failed = Watch(waiting, len(by_name), folder), dict[str, str]()
     of_seed: dict[int, set[str]] = {}
@@ -132,7 +136,7 @@ def run_cells(
         if on_seed is not None and not left and len(of_seed) > 1:
             on_seed(failed)
 
-    left = [CellFiles(folder, cell.name, test) for cell in waiting]
+    left = [CellFiles.of(cell, folder, test) for cell in waiting]
     with watch.progress:
         try:
             while left:

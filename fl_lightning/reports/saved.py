@@ -182,7 +182,8 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     data = {name: value for name, value in objects.items() if is_data(name)}
     test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
-    return SavedRun(folder, history, settings, data, test, partition, clients, rounds)
+    limit = None if rounds is None else min(rounds, len(on_disk))
+    return SavedRun(folder, history, settings, data, test, partition, clients, limit)
 
 
 def read_config(path: Path) -> Settings:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.experiments import making
+from fl_lightning.experiments import run as running
 from fl_lightning.papers.stored import RUN
 from tests.commands import cell_files, refusal, say
 
@@ -108,6 +109,30 @@ def test_fewer_rounds_are_the_beginning_and_the_rest_continues_them(here):
     assert say("reproduce own/table.yaml --seeds 0 --rounds 0.3").code == 0  # ⌈0.9⌉: read, not run
     assert len(here) == 3
     assert stored() == short
+
+
+def test_columns_that_are_the_beginning_of_each_other_share_a_run(here):
+    text = TABLE.replace("data.participation: 0.3", "trainer.max_epochs: 3").replace(
+        "data.participation: 0.6", "trainer.max_epochs: 2"
+    )
+    Path("own/table.yaml").write_text(text.lstrip(), encoding="utf-8")
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg").code == 0
+    assert len(here) == 1
+    few, many = (row["curve"].split() for row in stored())
+    assert (len(few), many) == (3, few[:2])
+
+
+def test_a_run_has_the_rounds_that_are_asked_whatever_another_process_writes_of_it(here, monkeypatch):
+    fitted = running.fit
+
+    def fit(files, tell):
+        text = files.config.read_text(encoding="utf-8")
+        files.config.write_text(text.replace("max_epochs: 3", "max_epochs: 1"), encoding="utf-8")
+        fitted(files, tell)
+
+    monkeypatch.setattr(running, "fit", fit)
+    assert say("reproduce own/table.yaml --seeds 0").code == 0
+    assert {len(row["curve"].split()) for row in stored()} == {3}
 
 
 def test_rows_and_columns_are_chosen_by_patterns(here):
