@@ -100,10 +100,10 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
         stem: that a reader knows it by.
         seed: of the run.
         config: whole configuration.
-        start: name of the cell whose weights it begins with.
+        start: identity and limits of the cell whose weights it begins with.
     """
     settings = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
-    recorded = [config[part].get(name) for part, name in RECORDED]
+    recorded = [config[part].get(name) for part, name in RECORDED] + [config.get("best")]
     content = json.dumps([settings, recorded, start or config["model"].get("initial_weights")], default=str)
     digest = hashlib.sha256(json.dumps(json.loads(content), sort_keys=True).encode()).hexdigest()
     return f"{slug(stem)[:LONGEST_STEM]}-seed{seed}-{digest[:8]}"
@@ -171,6 +171,8 @@ class Cells:
         self.experiment, self.request = experiment, request
         self.composer = Composer([*experiment.base, *experiment.config_text()])
         self.chosen: dict[tuple[str, str], Settings] = {}
+        start = experiment.start
+        self.start = start and replace(start, cases=start.cases or {"": {}})
         self.check_settings()
 
     def check_settings(self) -> None:
@@ -249,7 +251,7 @@ class Cells:
         config = self.composer.compose(method, settings, self.configs_of(case))
         if self.request.configs and ROUNDS not in dict(self.request.settings):
             config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
-        if self.request.rounds is not None:
+        if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or (Path(method).stem if "/" in method else method)
@@ -266,17 +268,18 @@ class Cells:
 
     def starts(self) -> list[Cell]:
         """Compose the run of each seed whose last weights all others start from, none where they start anew."""
-        start = self.experiment.start
-        if start is None:
+        if self.start is None:
             return []
-        row = replace(start, cases=start.cases or {"": {}})
-        (name,) = self.experiment.cases_of(row)
-        return [self.compose(row, row.methods[0], name, seed) for seed in self.seeds()]
+        (name,) = self.experiment.cases_of(self.start)
+        return [self.compose(self.start, self.start.methods[0], name, seed) for seed in self.seeds()]
 
 
 def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list[Cell]:
     """Let each cell begin with the last weights of the start of its seed, if there are starts, which are done."""
-    files = {start.seed: CellFiles(folder, start.name) for start in starts}
+    files, identity = dict[int, CellFiles](), dict[int, str]()
+    for start in starts:
+        files[start.seed] = CellFiles.of(start, folder)
+        identity[start.seed] = f"{identity_in(start.name)} {start.limits}"
     if not files:
         return list(cells)
     begun = []
@@ -284,7 +287,7 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
         weights = str(files[cell.seed].begun_run / CHECKPOINTS / LAST)
         config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
         stem = cell.name.rpartition("-seed")[0]
-        begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, files[cell.seed].name)))
+        begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, identity[cell.seed])))
     return begun
 
 

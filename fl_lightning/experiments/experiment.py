@@ -104,12 +104,23 @@ class Experiment:
     def __post_init__(self) -> None:
         self.draw = with_cases(self.draw, self.cases)
         self.draw_full = with_cases(self.draw_full, self.cases_full or self.cases)
+        places = set[tuple[str, str]]()
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
                 raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
             for name in runs.cases if isinstance(runs.cases, list) else ():
                 if name not in self.cases:
                     raise ValueError(f"a row names cases of the experiment, got {name!r}{nearest(name, self.cases)}")
+            for method in runs.methods:
+                for name in self.cases_of(runs):
+                    if not isinstance(name, str):
+                        raise TypeError(f"the name of a case must be text, got {name!r}; put it in quotes")
+                    if (runs.label or method, name) in places:
+                        raise ValueError(
+                            f"rows need names of their own in each case, and {runs.label or method!r} stands twice in "
+                            f"{name!r}; give one a label"
+                        )
+                    places.add((runs.label or method, name))
 
     def cases_of(self, runs: Runs) -> Cases:
         """Look the cases of a row up, by name."""

@@ -82,11 +82,11 @@ def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path
     """Find the last file of a monitor in a run's folder, by the pattern of its names, within the run's rounds.
 
     Raises:
-        FileNotFoundError: the run has none.
+        ValueError: the run has none.
     """
     files = [path for path in sorted(run.folder.glob(pattern)) if run.has_round(round_in(path))]
     if not files:
-        raise FileNotFoundError(f"this drawing needs {pattern}, and {run.folder} has none; add {monitor}")
+        raise ValueError(f"this drawing needs {pattern}, and {run.folder} has none; add {monitor}")
     return files[-1]
 
 

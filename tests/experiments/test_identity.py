@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, shortened
+from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, shortened, started
 from fl_lightning.experiments.experiment import Experiment, Runs
 
 BASE = ["experiment/digits_fedntd"]
@@ -46,6 +46,7 @@ def test_where_and_how_long_a_run_runs_is_not_what_it_is(settings):
         {"model.initial_weights": "weights.pt"},
         {"data.val_fraction": 0.2},
         {"data.seed": 3},
+        {"best.monitor": "global/loss"},
     ],
     ids=str,
 )
@@ -109,3 +110,32 @@ def test_files_of_a_case_lie_over_the_base_and_a_users_over_them():
     assert [each.max_rounds for each in Cells(experiment, asked).all()] == [7]
     users = cell(experiment=experiment, configs=["federation/cross_silo"])
     assert users.config["data"]["participation"] == 1.0
+
+
+def test_a_start_keeps_its_rounds_and_they_belong_to_what_begins_with_it(tmp_path):
+    names = []
+    for rounds, asked in ((6, None), (6, 2), (4, None)):
+        start = Runs(["FedAvg"], settings={"trainer.max_epochs": rounds})
+        cells = Cells(Experiment(BASE, [Runs(["FedNTD"])], start=start), Request(rounds=asked))
+        (begin,) = cells.starts()
+        assert begin.max_rounds == rounds
+        (tmp_path / "runs" / begin.name / "0").mkdir(parents=True, exist_ok=True)
+        names += [each.name for each in started(cells.all(), [begin], tmp_path)]
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cases", "sentence"),
+    [
+        (
+            [Runs(["FedAvg"]), Runs(["FedNTD"], label="FedAvg")],
+            {"": {}},
+            "'FedAvg' stands twice in ''; give one a label",
+        ),
+        ([Runs(["FedAvg"])], {0.1: {}}, "the name of a case must be text, got 0.1; put it in quotes"),
+    ],
+    ids=["twice", "no text"],
+)
+def test_rows_and_columns_have_names_of_their_own(rows, cases, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        Experiment(BASE, rows, cases)
