@@ -398,17 +398,22 @@ def prepare(cell: Cell, folder: Path) -> bool:
 
 def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
     """Copy the runs of cells that another folder has, or has more rounds of, and return their number."""
+    if not (source / "cells").is_dir():
+        raise ValueError(f"--merge takes folders that reproduce or compare wrote, and {source} is none")
     copied = 0
     for cell in cells:
         (other,) = located([cell], source)
         there, here = CellFiles(source, other.name), CellFiles(folder, cell.name)
-        if (there.done is not None, there.rounds) <= (here.done is not None, here.rounds):
+        if (there.rounds, there.done is not None) <= (here.rounds, here.done is not None):
             continue
         with here.claimed() as free:
             if not free:
                 raise ValueError(f"--merge needs runs that nobody is at, and another process has {here.parent}")
+            part = here.parent.with_name(f"{here.name}.part")  # whole before it counts
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(there.parent, part)
             shutil.rmtree(here.parent, ignore_errors=True)
-            shutil.copytree(there.parent, here.parent)
+            part.rename(here.parent)
             with suppress(OSError):
                 shutil.copyfile(there.log, here.log)
         copied += 1

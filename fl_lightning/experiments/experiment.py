@@ -177,7 +177,7 @@ def with_cases(drawings: dict[str, Drawing], cases: Cases) -> dict[str, Drawing]
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Return True where there is no pattern, or one of them matches."""
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    return not patterns or any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 # --- files ----------------------------------------------------------------------------------------

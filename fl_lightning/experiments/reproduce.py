@@ -8,7 +8,7 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request, located
-from fl_lightning.experiments.composing import as_settings, combinations, parse_settings
+from fl_lightning.experiments.composing import as_settings, parse_settings
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
@@ -42,7 +42,13 @@ def run(argv: list[str]) -> None:
     if not given.names:
         print(listed())
         return
-    (more,) = combinations(parse_settings(given.set, "--set"))
+    settings = parse_settings(given.set, "--set")
+    if several := next((name for name, values in settings.items() if len(values) > 1), None):
+        count = len(settings[several])
+        raise ValueError(
+            f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
+        )
+    more = {name: value for name, (value,) in settings.items()}
     for path in files.paths_of(given.names):
         experiment = files.read(path)
         if given.full:

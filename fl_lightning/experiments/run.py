@@ -122,7 +122,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     if files.run is not None:
         try:
             start += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
-        except (ValueError, OSError):  # killed before its first round was complete, or nothing is left to continue from
+        except (ValueError, FileNotFoundError):  # killed before its first round was complete, or nothing is left of it
             shutil.rmtree(files.parent)
     cli = command(start, [Rounds(tell), Times()])
     run = files.run

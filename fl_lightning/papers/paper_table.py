@@ -75,6 +75,8 @@ class PaperTable(Drawing):
     shows_missing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.paper_seeds < 2:
+            raise ValueError(f"paper_seeds must be at least 2, for a deviation, got {self.paper_seeds}")
         if unknown := [name for name in self.statistics if name not in HEADINGS]:
             raise ValueError(f"statistics must be of {', '.join(HEADINGS)}, got {unknown[0]}")
         if unknown := [name for name in self.paper if name not in self.keys]:
@@ -167,7 +169,8 @@ class Content:
         texts.append(interval(self.to_paper(published, list(first.values()))))
         if self.table.baseline:
             base = self.values(name, case, self.table.baseline, statistics[0])
-            same = [seed for seed in first if seed in base and method != self.table.baseline]
+            both = [seed for seed in first if seed in base and method != self.table.baseline]
+            same = [seed for seed in both if math.isfinite(first[seed]) and math.isfinite(base[seed])]
             difference = paired_difference([first[seed] for seed in same], [base[seed] for seed in same])
             texts.append(interval(difference))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))

@@ -175,6 +175,17 @@ def test_runs_of_another_folder_are_taken_over(here):
     assert stored("a") == stored("whole")
 
 
+def test_a_folder_without_runs_is_not_merged_and_a_run_with_more_rounds_is(here):
+    assert "and nowhere is none" in refusal("reproduce own/table.yaml --merge nowhere", 1)
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --output a").code == 0
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --rounds 1").code == 0
+    (cell_files("a", "FedAvg-few-seed0").run / "done.json").unlink()  # as one that was killed
+    said = say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --merge a")
+    assert said.code == 0, said
+    assert "1 of 1 runs are taken over from a" in said.out
+    assert {len(row["curve"].split()) for row in stored()} == {3}
+
+
 def test_a_run_that_fails_is_a_cell_with_its_reason(here):
     text = TABLE.lstrip().replace(
         "model.client.beta: 0.1", "model.client.beta: 0.1, model.client.optimizer.lr: 1.0e+30"

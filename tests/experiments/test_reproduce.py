@@ -298,6 +298,7 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
     [
         ("fedntd/99", 1, "an experiment is one that fl-lightning reproduce lists, or a file, got 'fedntd/99'"),
         ("own/tiny.yaml --set model.nosuch=1", 1, "nosuch"),
+        ("own/tiny.yaml --set data.participation=0.1,0.2", 1, "--set takes one value of each setting, got 2 of data.p"),
         ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what an experiment needs and how it is drawn"),
         ("own/label.yaml", 1, "a label names one method, got 'both' for FedAvg, FedProx"),

@@ -100,6 +100,7 @@ def test_accuracy_after_some_rounds_rounds_to_a_target_and_speed_up(series):
     assert rows["rounds, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
     assert rows["speed-up, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
     assert rows["speed-up, s = 2, FedNTD"]["to paper"] == "–"
+    assert rows["rounds, s = 2, FedNTD"]["to baseline"] == "−1.0"  # of the seed in which both get there
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [
+        ({"paper_seeds": 1}, "paper_seeds must be at least 2, for a deviation, got 1"),
         ({"statistics": ["mean"]}, "statistics must be of final, last five, best, got mean"),
         ({"paper": {"F": {}}}, "paper must hold values of accuracy, got F"),
     ],
