@@ -66,6 +66,8 @@ class ImageFolder(_FolderSource):
     """
 
     remedy = RESIZE
+    named_by_root: ClassVar[bool] = True
+    """The name of `root` tells which images these are."""
 
     def __init__(
         self,

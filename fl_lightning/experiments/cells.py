@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -26,7 +27,7 @@ from fl_lightning.experiments.composing import (
 )
 from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
-from fl_lightning.reports.saved import SavedRun, read_run
+from fl_lightning.reports.saved import SEEDS, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
@@ -41,7 +42,11 @@ RECORDED = (("trainer", "callbacks"), ("model", "metrics"), ("model", "evaluate_
 """Settings that a run may be continued with other values of, but that decide what is on record of it."""
 
 LONGEST_STEM = 80
+"""Bytes of a name that a reader knows a cell by."""
+
 ROUNDS = "trainer.max_epochs"
+PLACES = ("trainer.default_root_dir", "trainer.logger", "trainer.fast_dev_run", "trainer.barebones")
+"""Settings that decide where and whether a run leaves its folder."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +109,13 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
     """
     settings = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
     recorded = [config[part].get(name) for part, name in RECORDED] + [config.get("best")]
+    source = config["data"]["source"]
+    if getattr(resolve_name(source["class_path"]), "named_by_root", False):
+        settings["data.source.root"] = Path(source["init_args"]["root"]).name
     content = json.dumps([settings, recorded, start or config["model"].get("initial_weights")], default=str)
     digest = hashlib.sha256(json.dumps(json.loads(content), sort_keys=True).encode()).hexdigest()
-    return f"{slug(stem)[:LONGEST_STEM]}-seed{seed}-{digest[:8]}"
+    short = slug(stem).encode()[:LONGEST_STEM].decode(errors="ignore")
+    return f"{short}-seed{seed}-{digest[:8]}"
 
 
 def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
@@ -130,12 +139,17 @@ def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
     Args:
         config: whole configuration.
         rounds: their number; below 1 as a share of those that it has.
+
+    Raises:
+        ValueError: a share of rounds that have no limit.
     """
     short = deepcopy(dict(config))
-    most, settings = short["trainer"].get("max_epochs"), flat(config)
+    most, settings = most_rounds(limits_of(config["trainer"])), flat(config)
+    if rounds < 1 and most < 1:
+        raise ValueError(f"--rounds {rounds} is a share of trainer.max_epochs or max_steps, and there is neither")
     if COSINE_ROUNDS in settings:
         short["model"]["lr_decay"]["rounds"] = settings[COSINE_ROUNDS]
-    short["trainer"]["max_epochs"] = ceil(rounds * (most or 0) - 1e-9) if rounds < 1 else int(rounds)
+    short["trainer"]["max_epochs"] = ceil(rounds * most - 1e-9) if rounds < 1 else int(rounds)
     return short
 
 
@@ -176,7 +190,7 @@ class Cells:
         self.check_settings()
 
     def check_settings(self) -> None:
-        """Refuse a setting of a case, of all runs or of tuning that no method knows.
+        """Refuse a setting of a case, of all runs or of tuning that no method knows, or that is not to be set.
 
         Raises:
             ValueError: naming it.
@@ -188,6 +202,8 @@ class Cells:
                 for method in row.methods:
                     known |= {setting for setting, _ in self.known_settings(row, method, name)}
                     known |= set(row.tune) & self.options_of(row, method, case)
+        if fixed := sorted(asked & {*SEEDS, *PLACES}):
+            raise ValueError(f"an experiment sets seeds, folders and loggers itself, got {fixed[0]}; see --seeds")
         if unknown := sorted(asked - known):
             raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}")
 
@@ -275,7 +291,7 @@ class Cells:
 
 
 def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list[Cell]:
-    """Let each cell begin with the last weights of the start of its seed, if there are starts, which are done."""
+    """Let each cell begin with the last weights of the start of its seed, if there are starts."""
     files, identity = dict[int, CellFiles](), dict[int, str]()
     for start in starts:
         files[start.seed] = CellFiles.of(start, folder)
@@ -284,7 +300,8 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
         return list(cells)
     begun = []
     for cell in cells:
-        weights = str(files[cell.seed].begun_run / CHECKPOINTS / LAST)
+        run = files[cell.seed].run or files[cell.seed].parent / "0"  # where it will be, for a plan
+        weights = str(run / CHECKPOINTS / LAST)
         config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
         stem = cell.name.rpartition("-seed")[0]
         begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, identity[cell.seed])))

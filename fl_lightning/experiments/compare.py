@@ -12,7 +12,7 @@ from fl_lightning.experiments.composing import Held, combinations, described, pa
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text
 from fl_lightning.experiments.making import Maker
 from fl_lightning.federation.identity import differences, flat
-from fl_lightning.reports.saved import SEEDS, is_data
+from fl_lightning.reports.saved import is_data
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 
@@ -62,11 +62,6 @@ def experiment_of(given: Any) -> Experiment:
     if baseline not in given.methods:
         raise ValueError(f"--baseline must be one of --methods ({', '.join(given.methods)}), got {baseline}")
     settings, tuned = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune")
-    for name in (*settings, *tuned):
-        if name in (*SEEDS, "trainer.default_root_dir", "trainer.logger"):
-            raise ValueError(
-                f"--set and --tune take settings that the experiment does not set itself, got {name}; see --seeds"
-            )
     for name in tuned:
         if is_data(name) or name in settings:
             raise ValueError(f"--tune takes settings of the training that --set does not take, got {name}")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,6 @@ class Experiment:
     tune_metric: str = "val/acc"
 
     def __post_init__(self) -> None:
-        self.draw = with_cases(self.draw, self.cases)
-        self.draw_full = with_cases(self.draw_full, self.cases_full or self.cases)
         places = set[tuple[str, str]]()
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
@@ -121,6 +119,28 @@ class Experiment:
                             f"{name!r}; give one a label"
                         )
                     places.add((runs.label or method, name))
+        self.draw = with_cases(self.draw, self.columns(self.cases))
+        self.draw_full = with_cases(self.draw_full, self.columns(self.cases_full or self.cases))
+
+    def check(self) -> None:
+        """Refuse an experiment that runs or shows nothing, and tables that name rows it has not.
+
+        Raises:
+            ValueError: naming what is missing.
+        """
+        if not any(runs.methods and self.cases_of(runs) and (runs.seeds or self.seeds) for runs in self.runs):
+            raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
+        if not (self.draw or self.draw_full or self.tables):
+            raise ValueError("there must be draw (pictures, tables) or tables (a comparison), and there is neither")
+        rows = {runs.label or method for runs in self.runs for method in runs.methods}
+        for drawing in (*self.draw.values(), *self.draw_full.values()):
+            for name in drawing.named_rows() - rows if isinstance(drawing, PaperTable) else ():
+                raise ValueError(f"a table names rows of the experiment, got {name!r}{nearest(name, rows)}")
+
+    def columns(self, cases: Cases) -> list[str]:
+        """List the columns of all rows, those of the experiment first, in their order."""
+        used = dict.fromkeys(name for runs in self.runs for name in (cases if runs.cases is None else runs.cases))
+        return [*(name for name in cases if name in used), *(name for name in used if name not in cases)]
 
     def cases_of(self, runs: Runs) -> Cases:
         """Look the cases of a row up, by name."""
@@ -142,7 +162,7 @@ class Experiment:
             labels |= dict.fromkeys([runs.label] if runs.label else runs.methods)
             names |= dict.fromkeys(self.cases_of(runs))
             if chosen and columns:
-                kept.append(Runs(**{**vars(runs), "methods": chosen, "cases": columns}))
+                kept.append(replace(runs, methods=chosen, cases=columns))
         for option, patterns, known in (("--methods", methods, labels), ("--cases", cases, names)):
             for pattern in patterns:
                 if not any(matches(name, [pattern]) for name in known):
@@ -170,9 +190,9 @@ class Experiment:
         return total
 
 
-def with_cases(drawings: dict[str, Drawing], cases: Cases) -> dict[str, Drawing]:
+def with_cases(drawings: dict[str, Drawing], cases: Sequence[str]) -> dict[str, Drawing]:
     """Let the papers' tables among drawings know the columns that their published values belong to."""
-    return {n: d.of_cases(list(cases)) if isinstance(d, PaperTable) else d for n, d in drawings.items()}
+    return {n: d.of_cases(cases) if isinstance(d, PaperTable) else d for n, d in drawings.items()}
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -239,7 +259,9 @@ def read(path: Path) -> Experiment:
         drawn = drawings.instantiate(drawings.parse_object({name: content.get(name, {}) for name in DRAWINGS}))
         runs, start, tables = [Runs(**row) for row in content["runs"]], content.get("start"), content.get("tables")
         parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
-        return Experiment(**{**content, **parts, **{name: drawn[name] for name in DRAWINGS}})
+        experiment = Experiment(**{**content, **parts, **{name: drawn[name] for name in DRAWINGS}})
+        experiment.check()
+        return experiment
     except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} must say what an experiment needs and how it is drawn, but {error}") from error
 

@@ -56,7 +56,7 @@ class Maker:
 
     def run(self, cells: Sequence[Cell], sources: Sequence[Path], notes: Sequence[str] | None = None) -> dict[str, str]:
         """Take the runs of other folders over, and run what is left, with notes writing the results after each seed."""
-        for source in sources:
+        for source in sources if cells else ():
             copied = merge(cells, source, self.output)
             print(printable(f"{copied} of {len(cells)} runs are taken over from {source}"))
 

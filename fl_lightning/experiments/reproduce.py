@@ -7,7 +7,7 @@ from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, located
+from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
 from fl_lightning.experiments.composing import as_settings, parse_settings
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
@@ -107,14 +107,15 @@ def time_of(experiment: files.Experiment) -> str:
 
 def plan(path: Path, cells: Cells, output: Path) -> str:
     """List the runs of an experiment: seed, case, method, rounds that are done and asked for."""
-    every = located(cells.all(), output)
+    starts = located(cells.starts(), output)
+    every = [*starts, *located(started(cells.all(), starts, output), output)]
     lines, left, time = list[Sequence[str]](), 0, 0.0
     columns = (column for runs in cells.experiment.runs for column in cells.experiment.cases_of(runs).items())
     hours = {name: case.get(files.HOURS, 0.0) for name, case in columns}
     for cell in every:
         done = CellFiles(output, cell.name).rounds
         rounds = max(cell.max_rounds - done, 0)
-        left, time = left + rounds, time + hours[cell.case] * rounds / max(cell.max_rounds, 1)
+        left, time = left + rounds, time + hours.get(cell.case, 0.0) * rounds / max(cell.max_rounds, 1)
         lines.append((str(cell.seed), cell.case, cell.method, f"{done} of {cell.max_rounds}", cell.name))
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]

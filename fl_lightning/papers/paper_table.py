@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from fl_lightning.functional.summary import Interval, paired_difference, welch_difference
+from fl_lightning.functional.summary import Interval, paired_difference, speed_up, welch_difference
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import HEADINGS, in_percent, rounds_until, statistics_of
@@ -34,6 +34,12 @@ class Measure:
     at: int | None = None
     until: str | None = None
     speed_up: bool = False
+
+    def __post_init__(self) -> None:
+        if self.until and is_lower_better(self.key):
+            raise ValueError(
+                f"rounds are counted until a value is as high as the target, and lower is better in {self.key}"
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -83,8 +89,25 @@ class PaperTable(Drawing):
             raise ValueError(f"paper must hold values of {', '.join(self.keys)}, got {unknown[0]}")
 
     def of_cases(self, cases: Sequence[str]) -> "PaperTable":
-        """Give the table whose published values are those of these cases, unless it has its own."""
-        return self if self.cases else replace(self, cases=cases)
+        """Give the table whose published values are those of these cases, unless it has its own.
+
+        Raises:
+            ValueError: there are not as many published values as cases.
+        """
+        table = self if self.cases else replace(self, cases=cases)
+        for values in self.paper.values():
+            for method, row in values.items():
+                if len(row) != len(table.cases):
+                    raise ValueError(
+                        f"paper must hold a value for each of {len(table.cases)} cases, {method} has {len(row)}"
+                    )
+        return table
+
+    def named_rows(self) -> set[str]:
+        """Collect the names of the rows that it compares with."""
+        measures = [measure.until for measure in self.keys.values() if isinstance(measure, Measure)]
+        claimed = [name for ahead, others in self.claims.items() for name in (ahead, *others)]
+        return {name for name in (self.baseline, *measures, *claimed) if name}
 
     def log_keys(self) -> list[str]:
         """List the log keys of its measures."""
@@ -150,7 +173,7 @@ class Content:
         rounds = rounds_until(run, measure.key, final)
         if rounds is None:
             return -math.inf if measure.speed_up else math.inf
-        return (target.rounds or len(target.history)) / rounds if measure.speed_up else rounds
+        return speed_up(rounds, target.rounds or len(target.history)) if measure.speed_up else rounds
 
     def header(self) -> list[str]:
         """Name the columns."""

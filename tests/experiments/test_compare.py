@@ -478,7 +478,10 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
         ("--methods FedAvg --set model.client.beta=1", "no method of the experiment knows 'model.client.beta'"),
         ("--methods FedAvg --set model.client.beta", "--set must be NAME=VALUE or NAME=VALUE,VALUE"),
-        ("--methods FedAvg --set seed_everything=1,2", "got seed_everything; see --seeds"),
+        (
+            "--methods FedAvg --set seed_everything=1,2",
+            "sets seeds, folders and loggers itself, got seed_everything",
+        ),
         ("--methods FedAvg --tune model.client.mu=1", "no method of the experiment knows 'model.client.mu'"),
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),

@@ -139,3 +139,16 @@ def test_a_start_keeps_its_rounds_and_they_belong_to_what_begins_with_it(tmp_pat
 def test_rows_and_columns_have_names_of_their_own(rows, cases, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         Experiment(BASE, rows, cases)
+
+
+def test_folders_of_images_are_told_apart_by_their_names():
+    def name(root):
+        return cell({"data.source": {"class_path": "ImageFolder", "init_args": {"root": root}}}).name
+
+    assert name("a/cinic") == name("b/cinic") != name("a/mine")
+
+
+def test_a_share_of_rounds_needs_their_number():
+    assert cell({"trainer.max_epochs": -1, "trainer.max_steps": 8}, rounds=0.5).max_rounds == 4
+    with pytest.raises(ValueError, match=r"a share of trainer\.max_epochs or max_steps"):
+        cell({"trainer.max_epochs": -1, "trainer.max_time": "00:00:10:00"}, rounds=0.5)

@@ -301,6 +301,11 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
         ("own/tiny.yaml --set data.participation=0.1,0.2", 1, "--set takes one value of each setting, got 2 of data.p"),
         ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what an experiment needs and how it is drawn"),
+        ("own/empty.yaml", 1, "there must be runs with methods, cases and seeds, and one of them is empty"),
+        ("own/shown.yaml", 1, "there must be draw (pictures, tables) or tables (a comparison)"),
+        ("own/named.yaml", 1, "a table names rows of the experiment, got 'FedAvgg'; the nearest is 'FedAvg'"),
+        ("own/long.yaml", 1, "paper must hold a value for each of 2 cases, FedAvg has 1"),
+        ("own/tiny.yaml --set trainer.logger=false", 1, "sets seeds, folders and loggers itself, got trainer.logger"),
         ("own/label.yaml", 1, "a label names one method, got 'both' for FedAvg, FedProx"),
     ],
     ids=lambda value: str(value)[:24],
@@ -308,6 +313,12 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
 def test_what_is_refused(begun, line, code, sentence):
     Path("own/wrong.yaml").write_text(TINY.replace("Curves", "NoSuchDrawing"))
     Path("own/label.yaml").write_text(TINY.replace("[FedAvg]\n", "[FedAvg, FedProx]\n    label: both\n"))
+    Path("own/empty.yaml").write_text(TINY.replace("[FedAvg]", "[]"))
+    Path("own/shown.yaml").write_text(TINY.partition("draw:")[0])
+    table = TINY.partition("draw:")[0] + "draw: {'': {class_path: fl_lightning.papers.PaperTable, init_args: {%s}}}\n"
+    keys = "keys: {x: global/acc}"
+    Path("own/named.yaml").write_text(table % f"{keys}, paper: {{}}, baseline: FedAvgg")
+    Path("own/long.yaml").write_text(table % f"{keys}, paper: {{x: {{FedAvg: [1]}}}}")
     assert sentence in refusal(f"reproduce {line}", code)
     assert not begun
 
