@@ -5,6 +5,7 @@ them; sentences on them, if there are any, in results/feded/table1.md.
 """
 
 import csv
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -64,10 +65,10 @@ def text() -> str:
 def section(name: str, experiment: Experiment, drawn: list[PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
-    done, parts = set[tuple[str, str]](), list[str]()
+    done, parts = dict[tuple[str, str], set[str]](), list[str]()
     if path.is_file():
         series = read_stored(path)
-        done = {(each.case, each.method) for each in series}
+        done = {(each.case, each.method): {run.seed for run in each.group.runs} for each in series}
         for content, caption in (table.draw(series) for table in drawn):
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
@@ -89,21 +90,30 @@ def made(path: Path) -> str:
     return f"{len(runs)} runs; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
 
 
-def left(experiment: Experiment, done: set[tuple[str, str]]) -> list[str]:
-    """List the cells that were not run, with their cost."""
+def left(experiment: Experiment, done: Mapping[tuple[str, str], Set[str]]) -> list[str]:
+    """List the cells that were not run, or not with all seeds, with their cost."""
     methods, hours = dict[str, list[str]](), dict[str, float]()
     for runs in experiment.runs:
+        wanted = list(map(str, runs.seeds or experiment.seeds))
         for case, settings in experiment.cases_of(runs).items():
             for method in runs.methods:
-                if (case, runs.label or method) not in done:
-                    methods.setdefault(case, []).append(runs.label or method)
-                    cost = settings.get(HOURS, 0.0) * len(runs.seeds or experiment.seeds)
-                    hours[case] = hours.get(case, 0.0) + cost
-    lines = [
-        f"- {case or 'all'}: {'; '.join(names)} ({hours[case]:,.{0 if hours[case] > 10 else 1}f} core-hours)"
-        for case, names in methods.items()
-    ]
+                label = runs.label or method
+                seeds = [seed for seed in wanted if seed not in done.get((case, label), ())]
+                if seeds:
+                    partly = f" (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})" if len(seeds) < len(wanted) else ""
+                    methods.setdefault(case, []).append(label + partly)
+                    hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * len(seeds)
+    lines = [f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case])}" for case, names in methods.items()]
     return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def cost(hours: float) -> str:
+    """Write the cost of cells, empty where it is not known.
+
+    >>> cost(0.25), cost(120.4), cost(0)
+    (' (0.2 core-hours)', ' (120 core-hours)', '')
+    """
+    return f" ({hours:,.{0 if hours > 10 else 1}f} core-hours)" if hours else ""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
@@ -423,9 +423,11 @@ def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
         there, here = CellFiles(source, other.name), CellFiles(folder, cell.name)
         if (there.rounds, there.done is not None) <= (here.rounds, here.done is not None):
             continue
-        with here.claimed() as free:
-            if not free:
-                raise ValueError(f"--merge needs runs that nobody is at, and another process has {here.parent}")
+        at_source = there.claimed() if os.access(source, os.W_OK) else nullcontext(True)
+        with here.claimed() as free, at_source as still:
+            if not (free and still):
+                busy = there.parent if free else here.parent
+                raise ValueError(f"--merge needs runs that no process is at, and another one has {busy}; merge later")
             part = here.parent.with_name(f"{here.name}.part")  # whole before it counts
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(there.parent, part)

@@ -42,7 +42,7 @@ class Maker:
             ValueError: naming the runs that failed, after the results of the others were written.
             KeyboardInterrupt: naming how to go on.
         """
-        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output)]):
+        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output, sources)]):
             print(printable(note))
         starts = located(self.cells.starts(), self.output)
         failed = self.run(starts, sources)

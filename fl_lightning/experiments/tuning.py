@@ -1,9 +1,10 @@
 """Tuning: settings of each method, chosen on the server's validation split."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells, merge
 from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.running import run_cells
@@ -16,13 +17,14 @@ Choices = dict[Settings, list[Cell]]
 """Cells of each seed by candidate."""
 
 
-def tune(cells: Cells, processes: int, output: Path) -> list[str]:
+def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = ()) -> list[str]:
     """Choose settings for each method and case on the server's validation split.
 
     Args:
         cells: whose `chosen` is filled.
         processes: cells at once.
         output: folder of the experiment, of which `tuning` is used.
+        sources: folders of other experiments, whose runs there are taken over.
 
     Returns:
         Sentences that describe what was chosen.
@@ -41,6 +43,9 @@ def tune(cells: Cells, processes: int, output: Path) -> list[str]:
         raise ValueError(f"tune takes settings of the training, got {name}")
     tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
     each = [cell for choices in tried.values() for group in choices.values() for cell in group]
+    for source in (path / folder.name for path in sources):
+        if source.is_dir():
+            merge(each, source, folder)
     failed = run_cells(each, processes, folder, test=False)
     sentences, table = [], list[list[Any]]()
     for (method, case), choices in tried.items():
@@ -55,9 +60,11 @@ def tune(cells: Cells, processes: int, output: Path) -> list[str]:
         best = (min if is_lower_better(metric) else max)(scored, key=lambda candidate: scored[candidate])
         cells.chosen[method, case] = best
         chosen = ", ".join(filter(None, (case, described(best))))
+        rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
+        rounds = max(cell.max_rounds for cell in choices[best])
+        after = f", after {rounds} rounds" if rounds > 0 else ""
         sentences.append(
-            f"Tuned on the validation split: {chosen} for {method} "
-            f"({metric} {scored[best]:.4g}, the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)})."
+            f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )
         table += [[method, case, described(candidate), score, candidate == best] for candidate, score in scores.items()]
     write_table(output / "tuning.csv", [["method", "case", "settings", metric, "chosen"], *table])

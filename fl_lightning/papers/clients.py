@@ -55,6 +55,12 @@ def counts_of(run: SavedRun) -> Counts:
     return run.partition
 
 
+def mean_known(values: Numbers) -> float:
+    """Average the values that are known, NaN where none is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else np.nan
+
+
 def degrees(accuracies: ClientAccuracies, client: int) -> tuple[Numbers, Numbers]:
     """Forgetting degree τ of a client in each round it took part in: rounds, (T,), and values, (T, C).
 
@@ -117,7 +123,7 @@ class DegreeMap(Drawing):
             maps[runs.name] = degree.T
             dominant = held >= held.sum() / (2 * len(held))
             with np.errstate(invalid="ignore"):
-                high, low = (np.nanmean(degree[:, rows]) for rows in (~dominant, dominant))
+                high, low = (mean_known(degree[:, rows]) for rows in (~dominant, dominant))
             signs.append(f"{runs.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
         value, limits = f"forgetting degree τ (≤ {self.least:g} … 1)", (self.least, 1.0)
         figure = draw_maps(maps, "round", "class", value, names, limits=limits, cmap="PuOr_r", width=4.6)
@@ -164,7 +170,7 @@ class OneClass(Drawing):
                 draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=runs.method)
                 axes[-1, column].set_ylim(bottom=0)
             axes[0, column].set_ylim(self.least, 1.1)
-            means[f"{runs.name} (class {klass})"] = float(np.nanmean(degree[:, klass]))
+            means[f"{runs.name} (class {klass})"] = mean_known(degree[:, klass])
         name_rounds(axes, [int(r) for r in rounds])
         finish(figure, axes)
         return Drawn(figure, f"Client {self.client}. Mean τ over the rounds: {by_name(means, '{:.2f}')}.")

@@ -219,6 +219,11 @@ class Content:
         """Describe the columns, and count the claims."""
         sentences = ["Mean ± sample standard deviation over the seeds; shares in percent."]
         sentences.append("95 % intervals of the differences: Welch's to the paper, Student's among ours, seed by seed.")
+        for target in unique(measure.until for measure in self.measures.values() if measure.until):
+            sentences.append(
+                f"Rounds are counted until {target}'s final value; its own are those until it has that value first, "
+                f"of which papers print all."
+            )
         for ahead, others in self.table.claims.items():
             for other in others:
                 for name in self.table.paper:
@@ -235,19 +240,22 @@ class Content:
         """Count the cases in which a method is ahead of another, and those in which both are known."""
         wins = total = 0
         for case in self.columns:
-            pair = [self.mean(name, case, method, of_paper) for method in (ahead, other)]
-            if pair[0] is not None and pair[1] is not None:
+            pair = self.means(name, case, (ahead, other), of_paper)
+            if pair is not None:
                 total += 1
                 wins += pair[0] < pair[1] if self.measures[name].prefers_low else pair[0] > pair[1]
         return wins, total
 
-    def mean(self, name: str, case: str, method: str, of_paper: bool) -> float | None:
-        """Give the published mean, or ours, None where there is none."""
+    def means(self, name: str, case: str, methods: tuple[str, str], of_paper: bool) -> tuple[float, float] | None:
+        """Give the published means of two methods, or ours over the seeds that both have, None where one is unknown."""
         if of_paper:
-            value = number_in(self.published(name, case, method))
-            return value and value[0]
-        values = self.values(name, case, method, self.table.statistics[0]).values()
-        return math.fsum(values) / len(values) if values else None
+            first, second = (number_in(self.published(name, case, method)) for method in methods)
+            return first and second and (first[0], second[0])
+        ours, theirs = (self.values(name, case, method, self.table.statistics[0]) for method in methods)
+        seeds = [seed for seed in ours if seed in theirs]
+        if not seeds:
+            return None
+        return math.fsum(ours[seed] for seed in seeds) / len(seeds), math.fsum(theirs[s] for s in seeds) / len(seeds)
 
 
 def value_at(run: SavedRun, measure: Measure, statistic: str) -> float | None:

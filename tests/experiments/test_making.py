@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,15 @@ def test_a_folder_without_runs_is_not_merged_and_a_run_with_more_rounds_is(here)
     assert said.code == 0, said
     assert "1 of 1 runs are taken over from a" in said.out
     assert {len(row["curve"].split()) for row in stored()} == {3}
+
+
+def test_runs_that_another_process_is_at_are_not_merged(here):
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --output a").code == 0
+    there = cell_files("a", "FedAvg-few-seed0")
+    for files in (there, replace(there, folder=Path("b"))):
+        with files.claimed():
+            told = refusal("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --output b --merge a", 1)
+        assert f"--merge needs runs that no process is at, and another one has {files.parent}" in told
 
 
 def test_a_run_that_fails_is_a_cell_with_its_reason(here):

@@ -117,6 +117,20 @@ def test_claims_are_counted_where_both_are_known(series, key, values, counted):
     assert f"FedNTD ahead of FedAvg: {counted}." in caption
 
 
+def test_a_claim_is_counted_over_the_seeds_that_both_have(series):
+    (avg, ntd, failed), claims = series, {"FedNTD": ["FedAvg"]}
+    weak = [run for run in avg.group.runs if run.seed == "0"]  # 40 %, below both seeds of FedNTD
+    strong = [run for run in ntd.group.runs if run.seed == "1"]  # 50 %, and seed 1 of FedAvg has 60 %
+    _, caption = table([Series("FedAvg", "s = 2", Group("", weak)), ntd, failed], claims=claims)
+    assert "ours 1 of 1." in caption
+    _, caption = table([avg, Series("FedNTD", "s = 2", Group("", strong)), failed], claims=claims)
+    assert "ours 0 of 1." in caption
+    _, caption = table(
+        [Series("FedAvg", "s = 2", Group("", weak)), Series("FedNTD", "s = 2", Group("", strong))], claims=claims
+    )
+    assert "ours 0 of 0." in caption
+
+
 def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
     path = tmp_path / "results.csv"
     write_stored(path, series, ["global/acc"])
