@@ -104,6 +104,7 @@ class ClientUpdate:
         included: False, in a 0-d tensor, where the update is left out and its values are replaced (`nonfinite: skip`).
         idle_steps: those of the K_i steps that trained no shared parameter.
         lr: learning rate of the last step that counts in E_i and had one above 0; 0: there is none.
+        uncounted_steps: steps of phases that are not among the K_i.
     """
 
     client_id: int
@@ -115,6 +116,7 @@ class ClientUpdate:
     included: bool | Tensor = True
     idle_steps: int = 0
     lr: float = 0.0
+    uncounted_steps: int = 0
 
 
 # --- local training, and what both sides see of the data

@@ -148,7 +148,7 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
 def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, grids):
     """Each with two steps a client: that a run learns is shown elsewhere. Of a grid the methods are read by default."""
     from fl_lightning.__main__ import main
-    from fl_lightning.experiments.composing import method_file
+    from fl_lightning.experiments.composing import method_config
 
     monkeypatch.chdir(tmp_path)
     for path in readers_folder.iterdir():
@@ -177,7 +177,7 @@ def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, g
             ending += ["--model.evaluate_clients_every=1"] if "--model.evaluate_clients_every" in arguments else []
         if verb == "compare" and not grids:
             begin, end = (arguments.index(option) for option in ("--methods", "--seeds"))
-            assert all(map(method_file, arguments[begin + 1 : end]))
+            assert all(map(method_config, arguments[begin + 1 : end]))
             continue
         if verb == "compare":
             ending += ["--seeds", "0", "--set", "trainer.max_epochs=1", "--set", "model.max_local_steps=2"]

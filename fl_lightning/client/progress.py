@@ -19,6 +19,7 @@ class LocalProgress:
             whose batches `accumulate_grad_batches` does not divide.
         idle_steps: steps of phases that train no shared parameter: they count in K, not in E.
         lr: learning rate of the last step that counts in E and had one above 0; 0: there is none.
+        uncounted_steps: those of phases that count in neither.
     """
 
     num_steps: int = 0
@@ -26,6 +27,7 @@ class LocalProgress:
     share: float = 1.0
     idle_steps: int = 0
     lr: float = 0.0
+    uncounted_steps: int = 0
 
     def move(self, steps: int, accumulated_lr: float, lr: float = 0.0) -> None:
         """Add `steps`, taken with the learning rate `lr`, to K and set E."""

@@ -167,7 +167,8 @@ class SequentialEngine:
         state = (trained or weights.live(weights.transmitted_entries)) if sends else None
         personal = weights.snapshot(weights.personal_of(job.client_id)) if weights.personal else None
         counts = job.data.num_samples, progress.num_steps, progress.accumulated_lr
-        update = ClientUpdate(job.client_id, *counts, state, extras, True, progress.idle_steps, progress.lr)
+        steps = progress.idle_steps, progress.lr, progress.uncounted_steps
+        update = ClientUpdate(job.client_id, *counts, state, extras, True, *steps)
         result = ClientResult(job, update, personal, self.services.logged)
         for member in self.members.of("on_client"):
             result = member.on_client(result)

@@ -123,6 +123,8 @@ class StackTrainer:
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
             stacked.passed[phase.split] += block.passes.epochs
+        else:
+            stacked.context.progress.uncounted_steps += block.progress.num_steps
 
     def _trained(self, stack: ClientStack, phase: Phase) -> list[str]:
         """Name the parameters that a phase trains."""

@@ -187,6 +187,8 @@ class LocalTrainer:
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
         passed[phase.split] += passes.epochs
+        if not phase.counts:
+            client.context.progress.uncounted_steps += progress.num_steps
 
     def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
         """Run one pass, to its end or to the most steps of the exchange."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from fl_lightning.cli.suggestions import nearest
 from fl_lightning.experiments.composing import (
     Composer,
     Setting,
@@ -23,17 +24,15 @@ from fl_lightning.experiments.composing import (
     described,
     option_names,
     seeded,
+    short_name,
     slug,
 )
 from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
-from fl_lightning.reports.saved import SEEDS, SavedRun, read_run
+from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
-
-DONE = "done.json"
-"""Name of the file that a cell's run has when it is complete."""
 
 LIMITS = ("max_epochs", "max_steps", "max_time")
 """Settings of the Trainer that end a run; a step is a round."""
@@ -185,6 +184,8 @@ class Cells:
         self.experiment, self.request = experiment, request
         self.composer = Composer([*experiment.base, *experiment.config_text()])
         self.chosen: dict[tuple[str, str], Settings] = {}
+        self.options = set[str]()
+        """Names of the options that a method has."""
         start = experiment.start
         self.start = start and replace(start, cases=start.cases or {"": {}})
         self.check_settings()
@@ -205,7 +206,8 @@ class Cells:
         if fixed := sorted(asked & {*SEEDS, *PLACES}):
             raise ValueError(f"an experiment sets seeds, folders and loggers itself, got {fixed[0]}; see --seeds")
         if unknown := sorted(asked - known):
-            raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}")
+            near = nearest(unknown[0], sorted(self.options))
+            raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}{near}")
 
     def configs_of(self, case: Mapping[str, Any], asked: bool = True) -> list[str]:
         """List the files over the base that a case has, and those that were asked for."""
@@ -221,7 +223,7 @@ class Cells:
         case = self.experiment.cases_of(row)[name]
         known, taken = self.options_of(row, method, case, more), list[Setting]()
         for option, value in self.settings_of(case):
-            short = option.removesuffix(".class_path").replace(".init_args", "")
+            short = option.removesuffix("+").removesuffix(".class_path").replace(".init_args", "")
             if short in known or any(short.startswith(f"{parent}.") for parent, _ in taken):
                 taken.append((option, value))
         return tuple(taken)
@@ -229,7 +231,9 @@ class Cells:
     def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: Settings = ()) -> set[str]:
         """Collect the names of the options that a method of a row has in a case, before the case's settings."""
         settings = (*as_settings(row.settings), *more)
-        return option_names(self.composer.compose(method, settings, self.configs_of(case)))
+        names = option_names(self.composer.compose(method, settings, self.configs_of(case)))
+        self.options |= names
+        return names
 
     def seeds(self) -> list[int]:
         """List the seeds of all rows, each once."""
@@ -270,7 +274,7 @@ class Cells:
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
-        label = row.label or (Path(method).stem if "/" in method else method)
+        label = row.label or short_name(method)
         stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
         return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned)
 
@@ -363,7 +367,7 @@ class CellFiles:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """The limits of a complete run, by the names in `LIMITS`, and its `rounds`, None where it is not complete."""
+        """Limits of a complete run, by the names in `LIMITS`, its `rounds` and `name`; None: it is not complete."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None

@@ -3,26 +3,39 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from jsonargparse.typing import PositiveInt
 
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.experiments.cells import Cell, Cells, Request
-from fl_lightning.experiments.composing import Held, combinations, described, parse_settings
+from fl_lightning.experiments.composing import (
+    Held,
+    Settings,
+    combinations,
+    described,
+    parse_settings,
+    short_name,
+    split_overrides,
+)
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text
 from fl_lightning.experiments.making import Maker
 from fl_lightning.federation.identity import differences, flat
+from fl_lightning.reports.results import MEASURED, Column
 from fl_lightning.reports.saved import is_data
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
 
 DESCRIPTION = (
     "Run every method with every seed and setting, and write results.csv, results.md, results.tex and report.html. "
-    "Runs that are done are skipped, others continued: the same command goes on where it was stopped."
+    "Runs that are done are skipped, others continued: the same command goes on where it was stopped. Options of fit, "
+    "such as --trainer.max_epochs 20 or --data.partition.alpha 0.1, hold for all runs, and win."
 )
 FILE = "experiment.yaml"
 """Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
 
+COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
 """Settings that make a method, and that the base gives to all of them."""
 
@@ -39,12 +52,12 @@ def run(argv: list[str]) -> None:
             others were written.
         KeyboardInterrupt: naming how to go on.
     """
-    given = command_parser().parse_args(argv)
+    words, overrides = split_overrides(argv)
+    given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    for option in ("methods", "seeds"):
-        if len(set(given[option])) < len(given[option]):
-            raise ValueError(f"--{option} must name each of its values once, got {' '.join(map(str, given[option]))}")
-    experiment = experiment_of(given)
+    if len(set(given.seeds)) < len(given.seeds):
+        raise ValueError(f"--seeds must name each of its values once, got {' '.join(map(str, given.seeds))}")
+    experiment = experiment_of(given, overrides)
     cells = Cells(experiment, Request())
     if not given.allow_different_data:
         check_data(cells.all())
@@ -52,29 +65,59 @@ def run(argv: list[str]) -> None:
     Maker(cells, given.output, given.processes).make(notes_of(cells))
 
 
-def experiment_of(given: Any) -> Experiment:
+def experiment_of(given: Any, overrides: Settings) -> Experiment:
     """Make the experiment that the options ask for.
+
+    Args:
+        given: options of the command.
+        overrides: options of `fit`.
 
     Raises:
         ValueError: naming the option that is wrong.
     """
-    baseline = given.baseline or given.methods[0]
-    if baseline not in given.methods:
-        raise ValueError(f"--baseline must be one of --methods ({', '.join(given.methods)}), got {baseline}")
-    settings, tuned = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune")
+    methods = named_methods(given.methods)
+    baseline = given.baseline or next(iter(methods))
+    if baseline not in methods:
+        raise ValueError(f"--baseline must be one of --methods ({', '.join(methods)}), got {baseline}")
+    settings, tuned, shared = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune"), dict(overrides)
     for name in tuned:
-        if is_data(name) or name in settings:
-            raise ValueError(f"--tune takes settings of the training that --set does not take, got {name}")
+        if is_data(name) or name in settings or name in shared:
+            raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
+    if twice := next((name for name in settings if name in shared), None):
+        raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
+    if MEASURED.intersection(given.columns):
+        shared["trainer.callbacks+"] = COST_MONITOR
     return Experiment(
         base=given.config,
-        cases={described(case.items()): case for case in combinations(settings)},
-        runs=[Runs([method], tune=tuned) for method in given.methods],
+        cases={described(case.items()): {**case, **shared} for case in combinations(settings)},
+        runs=[Runs([method], tune=tuned, label=None if name == method else name) for name, method in methods.items()],
         seeds=given.seeds,
         hold=given.hold,
-        tables=Tables(baseline, given.metrics, given.target),
+        tables=Tables(baseline, given.metrics, given.target, list(map(int, given.at)), given.columns),
         val_fraction=given.val_fraction,
         tune_metric=given.tune_metric,
     )
+
+
+def named_methods(given: Sequence[str]) -> dict[str, str]:
+    """Name methods for the tables: `NAME=METHOD` by its name, others by their file or class.
+
+    Raises:
+        ValueError: two have the same name.
+
+    >>> named_methods(["FedAvg", "ours=my_methods.FedLS", "my_methods.FedLS"])
+    {'FedAvg': 'FedAvg', 'ours': 'my_methods.FedLS', 'FedLS': 'my_methods.FedLS'}
+    """
+    methods = dict[str, str]()
+    for text in given:
+        name, is_named, method = text.partition("=")
+        name, method = (name, method) if is_named else (short_name(text), text)
+        if not name or not method:
+            raise ValueError(f"--methods takes METHOD or NAME=METHOD, got {text!r}")
+        if name in methods:
+            raise ValueError(f"--methods must have names of their own, got {name} twice; write NAME={method}")
+        methods[name] = method
+    return methods
 
 
 def command_parser() -> CommandParser:
@@ -82,7 +125,8 @@ def command_parser() -> CommandParser:
     parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
     add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
     add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
-    add_list("--methods", type=str, required=True, help="files in configs/method by name, or paths; A+B takes both")
+    methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
+    add_list("--methods", type=str, required=True, help=methods)
     add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
     add("--output", type=Path, required=True, help="folder of the experiment")
     add_list("--set", type=str, default=[], help="NAME=V1,V2: one table for each value")
@@ -93,8 +137,11 @@ def command_parser() -> CommandParser:
     add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
     add_list("--metrics", type=str, default=[], help="log keys; the known ones where none is given")
-    target = "of rounds to target; None: the baseline's mean of the last five"
+    target = "of the columns rounds and speed_up; None: the baseline's mean of the last five"
     add("--target", type=float | None, default=None, help=target)
+    add_list("--at", type=PositiveInt, default=[], help="rounds after which the value has a column, too")
+    columns = f"further columns: {', '.join(get_args(Column))}; what a round costs is measured"
+    add_list("--columns", type=Column, default=[], help=columns)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
     add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
@@ -114,7 +161,7 @@ def check_data(cells: Sequence[Cell]) -> None:
         for name, before, after in differences(was, now):
             raise ValueError(
                 f"one table needs the same data and cohorts for all methods, but {name} is {before} for "
-                f"{other.method} and {after} for {cell.method}; give all the same by --set {name}=VALUE, or "
+                f"{other.method} and {after} for {cell.method}; give all the same by --{name} VALUE, or "
                 f"--allow_different_data true"
             )
 

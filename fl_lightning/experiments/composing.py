@@ -13,6 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.cli.suggestions import nearest
+from fl_lightning.reports.saved import CLASS_PATH
 
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""
@@ -49,7 +50,7 @@ class Composer:
         """
         key = method, tuple(settings), tuple(configs)
         if key not in self._composed:
-            files = [*self.base, *configs, *map(str, map(method_file, filter(None, method.split("+"))))]
+            files = [*self.base, *configs, *map(method_config, filter(None, method.split("+")))]
             words = [word for file in files for word in ("-c", file)]
             words += [word for name, value in key[1] for word in (f"--{name}", value)]
             config = self.parser.parse_args(["fit", *words]).fit.as_dict()
@@ -58,24 +59,42 @@ class Composer:
         return self._composed[key]
 
 
-def method_file(name: str) -> Path:
-    """Find the file of a method: a path, or a name such as `FedNTD` or `LG-FedAvg`.
+def method_config(name: str) -> str:
+    """Find the configuration of a method: a path, a name such as `FedNTD` or `LG-FedAvg`, or the path of a class.
+
+    Returns:
+        The path of its file, or YAML.
 
     Raises:
         FileNotFoundError: naming the nearest one.
+
+    >>> method_config("my_methods.FedLS")
+    '{model: {client: {class_path: my_methods.FedLS}}}'
     """
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
-            raise FileNotFoundError(f"a method is a name or a YAML file, and {name} does not exist")
-        return Path(name)
+            raise FileNotFoundError(f"a method is a name, a YAML file or the path of a class; {name} does not exist")
+        return name
     known = {file.stem: file for folder in reversed(CONFIGS) for file in (folder / "method").glob("*.yaml")}
     stem = name.lower().replace("-", "_")
-    if stem not in known:
-        raise FileNotFoundError(
-            f"a method is a file in configs/method, got {name!r}{nearest(stem, list(known))}; there are "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    return known[stem]
+    if stem in known:
+        return str(known[stem])
+    if CLASS_PATH.fullmatch(name):
+        return as_yaml({"model": {"client": {"class_path": name}}})
+    raise FileNotFoundError(
+        f"a method is a file in configs/method, or the path of a class, got {name!r}{nearest(stem, list(known))}; "
+        f"there are {', '.join(sorted(known)) or 'none'}"
+    )
+
+
+def short_name(method: str) -> str:
+    """Name a method as tables do: a file without its folder, a class without its module.
+
+    >>> short_name("mine/fedls.yaml"), short_name("my_methods.FedLS"), short_name("FedED+SAM")
+    ('fedls', 'FedLS', 'FedED+SAM')
+    """
+    parts = (Path(p).stem if p.endswith((".yaml", ".yml")) else p.rpartition(".")[2] for p in method.split("+"))
+    return "+".join(parts)
 
 
 def plain(value: Any) -> Any:
@@ -119,6 +138,28 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
 
 
 # --- settings -------------------------------------------------------------------------------------
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], Settings]:
+    """Take the options of `fit` out of those of a command: those with a dot in their name, and the seed.
+
+    Raises:
+        ValueError: one has no value.
+
+    >>> split_overrides(["--output", "out", "--trainer.max_epochs", "2", "--data.partition=IID"])
+    (['--output', 'out'], (('trainer.max_epochs', '2'), ('data.partition', 'IID')))
+    """
+    rest, settings, words = list[str](), list[Setting](), iter(argv)
+    for word in words:
+        name, given, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not ("." in name or name == "seed_everything"):
+            rest.append(word)
+            continue
+        value = value if given else next(words, "")
+        if not given and (not value or value.startswith("--")):
+            raise ValueError(f"an option of fit takes a value, as in --{name} VALUE, and --{name} has none")
+        settings.append((name, value))
+    return rest, tuple(settings)
 
 
 def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:

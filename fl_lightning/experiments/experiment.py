@@ -15,6 +15,7 @@ from fl_lightning.cli.suggestions import nearest
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.experiments.composing import Held
 from fl_lightning.papers import Drawing, PaperTable
+from fl_lightning.reports.results import Column
 
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
@@ -55,11 +56,15 @@ class Tables:
         baseline: method that the others are compared with; None: the first.
         metrics: log keys; none: the known ones.
         target: of the rounds to it; None: the baseline's mean of the last five.
+        at: rounds after which a value has a column, too.
+        columns: further ones.
     """
 
     baseline: str | None = None
     metrics: list[str] = field(default_factory=list)
     target: float | None = None
+    at: list[int] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
 
 
 @dataclass

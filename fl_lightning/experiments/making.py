@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from fl_lightning.experiments.cells import Cell, Cells, located, merge, started
-from fl_lightning.experiments.results import Form, draw, series_of, stored_keys, write_drawings, write_tables
+from fl_lightning.experiments.results import Form, draw, name_runs, series_of, stored_keys, write_drawings, write_tables
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.experiments.tuning import tune
 from fl_lightning.papers import Series
@@ -72,6 +72,8 @@ class Maker:
         Raises:
             ValueError: a drawing lacks runs.
         """
+        if last:
+            name_runs(cells, self.output)
         series, experiment = series_of(cells, self.output, failed), self.cells.experiment
         if experiment.tables:
             write_tables(self.output, series, experiment.tables, notes, report=last)

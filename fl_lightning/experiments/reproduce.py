@@ -8,7 +8,7 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
-from fl_lightning.experiments.composing import as_settings, parse_settings
+from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
@@ -18,7 +18,8 @@ from fl_lightning.utils.text import printable
 DESCRIPTION = (
     "Reproduce a figure or table of a paper: run what it needs and write its pictures and tables. Without a name: list "
     "all of them. Runs that are done are kept, and other experiments use them too: the same command goes on where it "
-    "was stopped, by several processes at once, too."
+    "was stopped, by several processes at once, too. Options of fit, such as --trainer.precision bf16-mixed, hold for "
+    "all runs, and win."
 )
 
 
@@ -33,7 +34,8 @@ def run(argv: list[str]) -> None:
         ValueError: there is no such experiment, a setting is wrong, or naming the runs that failed.
         KeyboardInterrupt: naming how to go on.
     """
-    given = command_parser().parse_args(argv)
+    words, overrides = split_overrides(argv)
+    given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
     if given.rounds is not None and not (0 < given.rounds < 1 or given.rounds == int(given.rounds) > 0):
         raise ValueError(
@@ -48,13 +50,13 @@ def run(argv: list[str]) -> None:
         raise ValueError(
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
-    more = {name: value for name, (value,) in settings.items()}
+    more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
     for path in files.paths_of(given.names):
         experiment = files.read(path)
         if given.full:
             experiment.enlarge()
         experiment.select(given.methods, given.cases)
-        cells = Cells(experiment, Request(given.config or (), as_settings(more), given.seeds, given.rounds))
+        cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
         if given.plan:
             print(printable(plan(path, cells, given.output), keep="\n"))
             continue

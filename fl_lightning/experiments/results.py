@@ -1,5 +1,6 @@
 """Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from fl_lightning.experiments.experiment import Tables
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
+from fl_lightning.reports.comparison_tables import as_csv, table_of
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
-from fl_lightning.reports.result_tables import Table, as_latex, as_markdown
-from fl_lightning.reports.results import as_csv, compare, known_metrics, table_of
-from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, latex
+from fl_lightning.reports.results import compare, known_metrics
+from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.text import printable
 
@@ -40,6 +42,17 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
         elif files.is_complete():
             runs.append(files.read(cell.max_rounds))
     return [Series(method, case, Group("", runs), errors) for (method, case), (runs, errors) in series.items()]
+
+
+def name_runs(cells: Sequence[Cell], folder: Path) -> None:
+    """Give complete runs the names that they have in the tables, by which `report` knows them."""
+    named = set[str]()
+    for cell in cells:
+        files, name = CellFiles.of(cell, folder), ", ".join(filter(None, (cell.method, cell.case)))
+        done = files.done if files.name not in named else None  # the first of several names counts
+        if done is not None and done.get("name") != name:
+            write_file(files.begun_run / DONE, json.dumps({**done, "name": name}, indent=1) + "\n")
+        named.add(files.name)
 
 
 # --- drawings -------------------------------------------------------------------------------------
@@ -117,7 +130,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     keys = tables.metrics or known_metrics(groups)
     baseline = tables.baseline or series[0].method
     compared = [
-        compare(of_case, key, baseline, tables.target, case)
+        compare(of_case, key, baseline, tables.target, case, tables.at, tables.columns)
         for case, of_case in by_case.items()
         if of_case
         for key in keys
@@ -125,7 +138,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     laid_out = list(map(table_of, compared))
     write_file(folder / "results.csv", as_csv(compared))
     write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, laid_out)]))
-    write_file(folder / "results.tex", "\n".join(map(as_latex, laid_out)))
+    write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
     write_stored(folder / "cells.csv", series, keys)
     if report and groups:
         page = write_report(curves_of(series), folder, tables=laid_out, notes=notes)

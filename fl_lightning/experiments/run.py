@@ -19,9 +19,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.experiments.cells import DONE, LIMITS, CellFiles
+from fl_lightning.experiments.cells import LIMITS, CellFiles
 from fl_lightning.experiments.times import Times
-from fl_lightning.reports.saved import TEST
+from fl_lightning.reports.saved import DONE, TEST
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint
 from fl_lightning.utils.files import write_file
 

@@ -8,7 +8,7 @@ from fl_lightning.experiments.cells import Cell, CellFiles, Cells, merge
 from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.running import run_cells
-from fl_lightning.reports.results import statistics_of
+from fl_lightning.reports.results import mean_of_last
 from fl_lightning.reports.saved import is_data
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_table
@@ -97,6 +97,5 @@ def mean_score(folder: Path, group: list[Cell], metric: str, failed: dict[str, s
     if any(cell.name in failed for cell in group):
         return None
     runs = [CellFiles(folder, cell.name).read(cell.max_rounds) for cell in group]
-    values = [statistics_of(run, metric).get("last five") for run in runs]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(group) else None
+    curves = [list(run.history.curve(metric).values()) for run in runs]
+    return sum(map(mean_of_last, curves)) / len(curves) if all(curves) else None

@@ -1,6 +1,7 @@
 """Callbacks that measure the clients of a run."""
 
 from fl_lightning.monitors.client_table import ClientTable as ClientTable
+from fl_lightning.monitors.cost import CostMonitor as CostMonitor
 from fl_lightning.monitors.drift import DriftMonitor as DriftMonitor
 from fl_lightning.monitors.features import FeatureProbe as FeatureProbe
 from fl_lightning.monitors.forgetting import ForgettingMonitor as ForgettingMonitor

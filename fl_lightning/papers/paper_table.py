@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from fl_lightning.functional.summary import Interval, paired_difference, speed_up, welch_difference
+from fl_lightning.functional.summary import Interval, speed_up, welch_difference
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Cell, Table
-from fl_lightning.reports.results import HEADINGS, in_percent, rounds_until, statistics_of
+from fl_lightning.reports.results import HEADINGS, in_percent, paired, rounds_until, statistics_of
 from fl_lightning.reports.saved import SavedRun
 from fl_lightning.runs.value_names import is_lower_better
 
@@ -187,15 +188,12 @@ class Content:
         ours = [self.values(name, case, method, statistic) for statistic in statistics]
         published, first = self.published(name, case, method), ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
-        texts = [title, published or "–", *(spread(list(values.values())) for values in ours)]
+        texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
         texts += ["–"] * (len(self.table.statistics) - len(statistics))
-        texts.append(interval(self.to_paper(published, list(first.values()))))
+        texts.append(difference_text(self.to_paper(published, list(first.values())), decimal))
         if self.table.baseline:
             base = self.values(name, case, self.table.baseline, statistics[0])
-            both = [seed for seed in first if seed in base and method != self.table.baseline]
-            same = [seed for seed in both if math.isfinite(first[seed]) and math.isfinite(base[seed])]
-            difference = paired_difference([first[seed] for seed in same], [base[seed] for seed in same])
-            texts.append(interval(difference))
+            texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 
     def to_paper(self, published: str, ours: Sequence[float]) -> Interval:
@@ -276,31 +274,3 @@ def number_in(published: str) -> tuple[float, float | None] | None:
         return float(mean), float(std) if std else None
     except ValueError:
         return None
-
-
-def spread(values: Sequence[float]) -> str:
-    """Write mean ± sample standard deviation, and how many seeds never reach a target.
-
-    >>> spread([70.0, 72.0]), spread([70.0]), spread([]), spread([12.0, float("inf")])
-    ('71.0 ± 1.4', '70.0', '–', '12.0 (1 of 2)')
-    """
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return "never" if values else "–"
-    mean = math.fsum(known) / len(known)
-    text = f"{mean:.1f}"
-    if len(known) > 1:
-        text += f" ± {math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)):.1f}"
-    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
-
-
-def interval(difference: Interval) -> str:
-    """Write a difference with its interval.
-
-    >>> interval(Interval(-0.54, -1.7, 0.62)), interval(Interval(2.0, math.nan, math.nan))
-    ('−0.5 [−1.7, +0.6]', '+2.0')
-    """
-    if math.isnan(difference.mean) or math.isinf(difference.mean):
-        return "–"
-    mean, low, high = (f"{value:+.1f}".replace("-", "−") for value in difference)
-    return mean if math.isnan(difference.low) else f"{mean} [{low}, {high}]"

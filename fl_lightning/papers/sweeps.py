@@ -103,7 +103,7 @@ class EndTable(Drawing):
             best = (max if column[1] in self.highest else min)(means, default=np.nan)
             for row in table:
                 values = known.get(row, np.array([np.nan]))
-                cells[row].append(Cell(text_of(values), bool(values.mean() == best)))
+                cells[row].append(Cell(text_of(values), "bold" if values.mean() == best else ""))
         header = ["", *(", ".join(filter(None, column)) for column in columns)]
         rounds = "the last round" if self.last == 1 else f"the mean of the last {self.last} evaluated rounds"
         seeds = max(len(runs.group.runs) for runs in series)

@@ -9,11 +9,12 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.reports.comparison_tables import table_of
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Cell, Table
-from fl_lightning.reports.results import SCOPES, compare, in_percent, known_metrics, table_of
+from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of
 from fl_lightning.reports.saved import Counts, Group, data_differences, differing
 from fl_lightning.utils.files import write_file
 
@@ -133,7 +134,7 @@ def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
         bands = {label: Band(rounds, scale * values) for label, rounds, values in curves}
         if any(band.x for band in bands.values()):
             last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x)
-            caption = f"{key} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
+            caption = f"{scope_of(key)} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
             figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
             parts.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
@@ -233,9 +234,9 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
     note = "Float entries of the messages, 4 bytes each; mean over the rounds and seeds."
     parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
     if any(band.x for band in bands.values()):
-        caption = f"{SCOPES.get(key, key)} over the bytes moved in both directions{bands_text(groups)}."
+        caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."
         figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
-        parts.append(Picture("communication", figure, caption[0].upper() + caption[1:]))
+        parts.append(Picture("communication", figure, caption))
     return parts
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 from fl_lightning.utils.text import printable
 
@@ -16,12 +17,15 @@ SHORT = 30
 """Characters of a cell that stay in one line."""
 
 
+Mark = Literal["", "bold", "underlined"]
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A cell has a text, which the eye should find where it is `best`."""
+    """A cell has a text, which the eye should find where it has a mark."""
 
     text: str
-    best: bool = False
+    mark: Mark = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Table:
 def as_markdown(table: Table) -> str:
     r"""Write a table as Markdown.
 
-    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", best=True)]])))
+    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", "bold")]])))
     **Accuracy**
     <BLANKLINE>
     | method | final |
@@ -54,7 +58,8 @@ def as_markdown(table: Table) -> str:
     """
 
     def text(cell: Cell) -> str:
-        return f"**{markdown(cell.text)}**" if cell.best else markdown(cell.text)
+        before, after = {"": ("", ""), "bold": ("**", "**"), "underlined": ("<u>", "</u>")}[cell.mark]
+        return f"{before}{markdown(cell.text)}{after}"
 
     ruler = ["---", *["---:"] * (len(table.header) - 1)]
     lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
@@ -75,7 +80,7 @@ def markdown(text: str) -> str:
 def as_latex(table: Table) -> str:
     r"""Write a table as LaTeX, for the package booktabs.
 
-    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", best=True)]])))
+    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", "bold")]])))
     \begin{table}
       \centering
       \caption{50 \% of}
@@ -89,7 +94,9 @@ def as_latex(table: Table) -> str:
     \end{table}
     <BLANKLINE>
     """
-    rows = [" & ".join(rf"\textbf{{{latex(c.text)}}}" if c.best else latex(c.text) for c in row) for row in table.rows]
+    commands = {"": "", "bold": r"\textbf", "underlined": r"\underline"}
+    marked = ([(commands[cell.mark], latex(cell.text)) for cell in row] for row in table.rows)
+    rows = [" & ".join(f"{command}{{{text}}}" if command else text for command, text in row) for row in marked]
     caption = latex(" ".join(filter(None, (table.title + "." * bool(table.note), table.note))))
     lines = [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}}}"]
     lines += [rf"  \begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"    \toprule"]
@@ -117,13 +124,16 @@ def shown(text: str) -> str:
 def as_html(table: Table) -> str:
     """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
 
-    >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", True)]]))
+    >>> page = as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", "bold")]]))
+    >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in page
     True
     """
     head = "".join(f"<th scope='col'>{shown(name)}</th>" for name in table.header)
     rows = []
     for name, *cells in table.rows:
-        texts = [f"<b>{unbroken(cell.text)}</b>" if cell.best else unbroken(cell.text) for cell in cells]
+        tags = ({"": "", "bold": "b", "underlined": "u"}[cell.mark] for cell in cells)
+        marked = zip(tags, (unbroken(cell.text) for cell in cells), strict=True)
+        texts = [f"<{tag}>{text}</{tag}>" if tag else text for tag, text in marked]
         rows.append(f"<tr><th scope='row'>{shown(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
     note = f"<p class='note'>{shown(table.note)}</p>" if table.note else ""
     body = "\n".join(rows)

@@ -1,22 +1,42 @@
 """Results of groups of runs: final, mean of the last five and best values, rounds to a target, paired differences."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from fl_lightning.functional.summary import Interval, mean_std, paired_difference
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
 from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.runs.value_names import is_accuracy, is_lower_better
-from fl_lightning.utils.text import write_cells
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
 LAST = 5
+AFTER = "after "
+"""Beginning of the name of a statistic: the value after some rounds."""
+
+Column = Literal["rounds", "speed_up", "bytes", "steps", "seconds", "memory"]
+"""Further columns: rounds to a target and the speed-up that they are, and what a round costs."""
+
+
+class Cost(NamedTuple):
+    """Names what a round costs: the heading of its column, the log keys that are added up, and its unit."""
+
+    heading: str
+    keys: tuple[str, ...]
+    unit: float = 1.0
+
+
+COSTS: dict[str, Cost] = {
+    "bytes": Cost("MB a round", ("comm/bytes_down", "comm/bytes_up"), 1e6),
+    "steps": Cost("local steps a round", ("cost/steps",)),
+    "seconds": Cost("seconds a round", ("cost/seconds",)),
+    "memory": Cost("memory, MB", ("cost/memory",), 1e6),
+}
+MEASURED = frozenset({"steps", "seconds", "memory"})
+"""Those that a run knows with a `CostMonitor` only."""
 
 SCOPES = {
     "global/acc": "accuracy of the global model on the test split",
@@ -32,20 +52,32 @@ SCOPES = {
 """Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True)
+class Result:
     """One statistic of a metric for one group.
 
     Attributes:
-        values: by seed.
-        mean: over the seeds.
-        std: sample standard deviation over the seeds; NaN for one.
+        values: by seed; infinite where a target was not reached.
         difference: paired over the seeds with the baseline's, and its 95 % interval; None without one.
     """
 
-    values: dict[str, float]
-    mean: float
-    std: float
-    difference: Interval | None
+    values: Mapping[str, float]
+    difference: Interval | None = None
+
+    @property
+    def known(self) -> list[float]:
+        """The finite values."""
+        return [value for value in self.values.values() if math.isfinite(value)]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds with a finite value; NaN without one."""
+        return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).mean)
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over these seeds; NaN for fewer than two."""
+        return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).std)
 
 
 @dataclass(frozen=True)
@@ -55,10 +87,9 @@ class Comparison:
     Attributes:
         key: of the metric.
         case: the settings that all of its groups share and other comparisons do not, as text.
-        results: of each group by its label, by statistic; empty where the group has no such metric.
+        results: of each group by its label, by the name of the column; empty where the group has no such metric.
         baseline: label of the group that the others are compared with.
         target: value of which the rounds are counted until it is reached; None: they are not.
-        rounds: until then, of each group by its label, by seed; None: not reached.
     """
 
     key: str
@@ -66,7 +97,6 @@ class Comparison:
     results: Mapping[str, Mapping[str, Result]]
     baseline: str
     target: float | None
-    rounds: Mapping[str, Mapping[str, int | None]]
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -95,6 +125,16 @@ def in_percent(key: str) -> bool:
     return is_accuracy(key) or key.endswith(SHARES) or key.startswith(ALIGNMENTS)
 
 
+def scope_of(key: str) -> str:
+    """Describe a key at the beginning of a sentence, one that is not known by itself.
+
+    >>> scope_of("val/acc"), scope_of("val_f1")
+    ("Accuracy of the global model on the server's validation split", 'val_f1')
+    """
+    scope = SCOPES.get(key)
+    return f"{scope[0].upper()}{scope[1:]}" if scope else key
+
+
 def known_metrics(groups: Sequence[Group]) -> list[str]:
     """List the keys of `SCOPES` that some run has."""
     known = {name for group in groups for run in group.runs for name in (*run.history.names, *run.test)}
@@ -104,26 +144,39 @@ def known_metrics(groups: Sequence[Group]) -> list[str]:
 def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     """Compute the statistics of a run's metric over the rounds that have it, none where no round has.
 
-    `best` is the lowest value where lower is better. What `test` gave is a final value only.
+    `best` is the lowest value where lower is better; `last five` needs five values. What `test` gave is a final value
+    only.
     """
     if key in run.test:
         return {"final": run.test[key]}
     values = list(run.history.curve(key).values())
     if not values:
         return {}
-    last = values[-LAST:]
-    try:
-        mean = math.fsum(last) / len(last)
-    except (ValueError, OverflowError):  # infinite, or too large to be added
-        mean = sum(last) / len(last)
-    statistics = {"final": values[-1], "last five": mean}
+    statistics = {"final": values[-1]}
+    if len(values) >= LAST:
+        statistics["last five"] = mean_of_last(values)
     if key.endswith("forgetting"):  # 0 before anything was learnt
         return statistics
     return statistics | {"best": min(values) if is_lower_better(key) else max(values)}
 
 
+def mean_of_last(values: Sequence[float]) -> float:
+    """Average the last five values, or all where there are fewer."""
+    last = values[-LAST:]
+    try:
+        return math.fsum(last) / len(last)
+    except (ValueError, OverflowError):  # infinite, or too large to be added
+        return sum(last) / len(last)
+
+
 def compare(
-    groups: Sequence[Group], key: str, baseline: str, target: float | None = None, case: str = ""
+    groups: Sequence[Group],
+    key: str,
+    baseline: str,
+    target: float | None = None,
+    case: str = "",
+    at: Sequence[int] = (),
+    columns: Sequence[Column] = (),
 ) -> Comparison:
     """Compare the groups by one metric.
 
@@ -131,141 +184,78 @@ def compare(
         groups: of runs with the same data.
         key: of the metric.
         baseline: label of the group that the others are compared with.
-        target: whose rounds are counted; None: the baseline's mean over the last five rounds, where a round is
-            evaluated and higher is better.
+        target: whose rounds are counted where they are asked for; None: the baseline's mean over the last five rounds.
         case: the settings that these groups share.
+        at: rounds after which the value is a statistic, too.
+        columns: further ones; those of a target only where a round is evaluated and higher is better.
     """
     values: dict[str, dict[str, dict[str, float]]] = {group.label: {} for group in groups}
     for group in groups:
         for run in group.runs:
-            for name, value in statistics_of(run, key).items():
+            curve = run.history.curve(key)
+            after = {f"{AFTER}{rounds}": curve[rounds - 1] for rounds in at if rounds - 1 in curve}
+            for name, value in (statistics_of(run, key) | after).items():
                 values[group.label].setdefault(name, {})[run.seed] = value
-    results = {}
-    for label, by_name in values.items():
-        base = {} if label == baseline else values.get(baseline, {})
-        results[label] = {name: result(by_seed, base.get(name, {})) for name, by_seed in by_name.items()}
-    if target is None and "last five" in results.get(baseline, {}):
-        target = results[baseline]["last five"].mean
-    if target is None or is_lower_better(key) or not any("last five" in by_name for by_name in results.values()):
-        return Comparison(key, case, results, baseline, None, {})
+    reached = values.get(baseline, {})
+    if target is None and reached:
+        target = Result(reached.get("last five", reached["final"])).mean
+    curves = any(run.history.curve(key) for group in groups for run in group.runs)
+    if not {"rounds", "speed_up"} & {*columns} or is_lower_better(key) or not curves:
+        target = None
+    if target is not None:
+        count_rounds(values, groups, key, baseline, target, columns)
+    for name in columns:
+        for group in groups if name in COSTS else ():
+            costs = {run.seed: cost for run in group.runs if (cost := cost_of(run, COSTS[name])) is not None}
+            values[group.label] |= {name: costs} if costs else {}
+    results = {
+        label: {
+            name: Result(by_seed, paired(by_seed, reached.get(name, {}), label != baseline))
+            for name, by_seed in v.items()
+        }
+        for label, v in values.items()
+    }
+    return Comparison(key, case, results, baseline, target)
+
+
+def count_rounds(
+    values: Mapping[str, dict[str, dict[str, float]]],
+    groups: Sequence[Group],
+    key: str,
+    baseline: str,
+    target: float,
+    columns: Sequence[Column],
+) -> None:
+    """Add the rounds until a target, and the speed-up over the baseline with the same seed, to the values."""
     rounds = {group.label: {run.seed: rounds_until(run, key, target) for run in group.runs} for group in groups}
-    return Comparison(key, case, results, baseline, target, rounds)
+    base = rounds.get(baseline, {})
+    for label, by_seed in rounds.items():
+        if "rounds" in columns:
+            values[label]["rounds"] = {seed: math.inf if r is None else float(r) for seed, r in by_seed.items()}
+        if "speed_up" in columns:
+            both = {seed: (r, base.get(seed)) for seed, r in by_seed.items()}
+            ratios = {seed: speed_up(r, first) for seed, (r, first) in both.items() if first is not None}
+            values[label]["speed_up"] = {seed: -math.inf if r is None else r for seed, r in ratios.items()}
 
 
-def result(values: Mapping[str, float], baseline: Mapping[str, float]) -> Result:
-    """Summarise the values of the seeds, and compare those that the baseline has, too."""
-    mean, std = mean_std(torch.tensor(list(values.values()), dtype=torch.float64))
-    shared = [seed for seed in values if seed in baseline]
-    difference = paired_difference([values[seed] for seed in shared], [baseline[seed] for seed in shared])
-    return Result(dict(values), float(mean), float(std), difference if shared else None)
+def cost_of(run: SavedRun, cost: Cost) -> float | None:
+    """Average over the rounds what one costs, None where the run does not tell."""
+    curves = [list(run.history.curve(key).values()) for key in cost.keys]
+    if not all(curves):
+        return None
+    return sum(math.fsum(curve) / len(curve) for curve in curves) / cost.unit
+
+
+def paired(values: Mapping[str, float], baseline: Mapping[str, float], compared: bool = True) -> Interval | None:
+    """Average the differences of the seeds that both have, None where there are none."""
+    seeds = [
+        seed for seed in values if seed in baseline and math.isfinite(values[seed]) and math.isfinite(baseline[seed])
+    ]
+    if not seeds or not compared:
+        return None
+    return paired_difference([values[seed] for seed in seeds], [baseline[seed] for seed in seeds])
 
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
     """Count the rounds of a run until its metric reaches the target, None where it does not."""
     return next((round_idx + 1 for round_idx, value in run.history.curve(key).items() if value >= target), None)
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def table_of(comparison: Comparison) -> Table:
-    """Lay a comparison out: a row for each group, the best mean of each column marked."""
-    key, results = comparison.key, comparison.results
-    columns = [name for name in STATISTICS if any(name in stats for stats in results.values())]
-    choose = min if is_lower_better(key) else max
-    best = {name: choose(stats[name].mean for stats in results.values() if name in stats) for name in columns}
-    rows = []
-    for label, stats in results.items():
-        cells = (Cell(spread(key, stats[n]), stats[n].mean == best[n]) if n in stats else Cell("–") for n in columns)
-        row = [Cell(label), *cells]
-        if comparison.rounds:
-            row.append(Cell(rounds_text(list(comparison.rounds[label].values()))))
-        if len(results) > 1:
-            row.append(Cell(difference_text(key, stats.get("final"))))
-        rows.append(row)
-    header = ["method", *(HEADINGS[name] if len(columns) > 1 else "final" for name in columns)]
-    if comparison.target is not None:
-        header.append(f"rounds to {number(key, comparison.target)}")
-    if len(results) > 1:
-        header.append(f"final − {comparison.baseline}'s")
-    return Table(title_of(comparison), header, rows, note_of(comparison))
-
-
-def title_of(comparison: Comparison) -> str:
-    """Name metric, scope, unit and case."""
-    key, scope = comparison.key, SCOPES.get(comparison.key)
-    named = f"{scope[0].upper()}{scope[1:]} ({key})" if scope else key
-    return named + ", %" * in_percent(key) + (f"; {comparison.case}" if comparison.case else "")
-
-
-def note_of(comparison: Comparison) -> str:
-    """Describe the columns in sentences."""
-    counts = sorted({len(r.values) for by_name in comparison.results.values() for r in by_name.values()})
-    seeds = " or ".join(map(str, counts))
-    note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
-    if any("best" in by_name for by_name in comparison.results.values()):
-        chosen = "lowest" if is_lower_better(comparison.key) else "highest"
-        note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
-    if comparison.target is not None:
-        note += " Rounds to the target: the mean over the seeds that reach it, and how many do."
-    if len(comparison.results) > 1:
-        note += f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval."
-    return note
-
-
-def number(key: str, value: float, sign: bool = False) -> str:
-    """Write a value: percent with one decimal, others with four digits.
-
-    >>> number("global/acc", 0.7531), number("global/acc", -0.01, sign=True), number("train/loss", 1.23456)
-    ('75.3', '−1.0', '1.235')
-    """
-    plus = "+" if sign else ""
-    text = f"{100 * value:{plus}.1f}" if in_percent(key) else f"{value:{plus}.4g}"
-    return text.replace("-", "−", 1) if text.startswith("-") else text
-
-
-def spread(key: str, summary: Result) -> str:
-    """Write mean ± standard deviation, or the mean alone for one seed."""
-    mean = number(key, summary.mean)
-    return mean if math.isnan(summary.std) else f"{mean} ± {number(key, summary.std)}"
-
-
-def rounds_text(rounds: Sequence[int | None]) -> str:
-    """Write the mean of the rounds, and how many seeds reach the target where not all do.
-
-    >>> rounds_text([4, 5]), rounds_text([4, None]), rounds_text([None])
-    ('4.5', '4 (1 of 2)', '–')
-    """
-    reached = [r for r in rounds if r is not None]
-    if not reached:
-        return "–"
-    mean = f"{sum(reached) / len(reached):.1f}".removesuffix(".0")
-    return mean if len(reached) == len(rounds) else f"{mean} ({len(reached)} of {len(rounds)})"
-
-
-def difference_text(key: str, summary: Result | None) -> str:
-    """Write a paired difference with its interval."""
-    if summary is None or summary.difference is None:
-        return "–"
-    mean, low, high = (number(key, value, sign=True) for value in summary.difference)
-    return mean if math.isnan(summary.difference.low) else f"{mean} [{low}, {high}]"
-
-
-def as_csv(comparisons: Sequence[Comparison]) -> str:
-    """Write a line for each case, metric, group and statistic, in which fractions stay fractions."""
-    names = ("case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline")
-    rows: list[Sequence[Any]] = [(*names, "difference", "difference_low", "difference_high")]
-    for comparison in comparisons:
-        for label, by_name in comparison.results.items():
-            results = dict(by_name)
-            if comparison.target is not None:
-                reached = {seed: float(r) for seed, r in comparison.rounds[label].items() if r is not None}
-                results[f"rounds to {comparison.target!r}"] = result(reached, {})
-            for name, summary in results.items():
-                cells: list[Any] = [comparison.case, comparison.key, SCOPES.get(comparison.key, ""), label, name]
-                cells += [len(summary.values), summary.mean, summary.std, comparison.baseline]
-                cells += summary.difference or ("", "", "")
-                rows.append(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
-    out = io.StringIO()
-    write_cells(out, rows)
-    return out.getvalue()

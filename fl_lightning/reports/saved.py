@@ -27,6 +27,9 @@ CLIENTS = "clients.csv"
 TEST = "test.json"
 """Name of the file with what `test` gave for the last checkpoint."""
 
+DONE = "done.json"
+"""Name of the file that the run of an experiment has when it is complete, with its name in tables."""
+
 TIMES = "times.csv"
 """Name of the table of what a run took, with a line for each part of it that one process has made."""
 
@@ -67,6 +70,7 @@ class SavedRun:
         partition: None where the samples have no classes.
         clients: columns of clients.csv by name, NaN where a cell holds no number; empty where there is none.
         rounds: of which it is read, the first ones; None: all.
+        name: in the tables of the experiment that made it; empty: there is none.
     """
 
     folder: Path
@@ -77,6 +81,7 @@ class SavedRun:
     partition: Counts | None = None
     clients: Mapping[str, Numbers] = field(default_factory=dict)
     rounds: int | None = None
+    name: str = ""
 
     def has_round(self, round_idx: int) -> bool:
         """Return True for a round of which it is read."""
@@ -183,7 +188,7 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
     limit = None if rounds is None else min(rounds, len(on_disk))
-    return SavedRun(folder, history, settings, data, test, partition, clients, limit)
+    return SavedRun(folder, history, settings, data, test, partition, clients, limit, read_name(folder / DONE))
 
 
 def read_config(path: Path) -> Settings:
@@ -230,6 +235,18 @@ def read_test(path: Path) -> dict[str, float]:
         return {}
     with reading(path, "the numbers that test gave by name, and cannot be read as them"):
         return {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def read_name(path: Path) -> str:
+    """Read the name that a run has in the tables of its experiment, empty where there is none.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    if not path.is_file():
+        return ""
+    with reading(path, "what an experiment says of a run, and cannot be read as it"):
+        return str(json.loads(path.read_text(encoding="utf-8")).get("name", ""))
 
 
 def read_partition(path: Path) -> Counts | None:
@@ -279,7 +296,10 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
 
 
 def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
-    """Name groups by the settings that distinguish them, as few as are needed."""
+    """Name groups as their experiment does, else by the settings that distinguish them, as few as are needed."""
+    given = [group[0].name for group in groups]
+    if len({*given, ""}) == len(groups) + 1:
+        return given
     if len(groups) == 1:
         return [name_of_folder(groups[0][0].folder)]
     table = differing([group[0].settings for group in groups])

@@ -21,7 +21,7 @@ from fl_lightning.experiments.composing import Composer, option_names, seeded
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.run import Rounds
 from fl_lightning.papers.stored import RUN
-from fl_lightning.reports.saved import read_run
+from fl_lightning.reports.saved import find_runs, grouped, read_run
 from tests.commands import cell_files, refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +217,73 @@ def test_its_file_is_an_experiment_that_reproduce_makes_again(base, here):
     assert tables("out") == before
 
 
+OWN = """
+import torch.nn.functional as F
+
+from fl_lightning.client import ClientModule
+
+
+class FedLS(ClientModule):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self(x), y, label_smoothing=0.1)
+"""
+
+
+def test_options_of_fit_classes_and_names_for_the_tables(base, here):
+    (base / "fedls.py").write_text(OWN, encoding="utf-8")
+    (base / "strong.yaml").write_text(
+        "model: {client: {class_path: fl_lightning.methods.FedProx, init_args: {mu: 1}}}", encoding="utf-8"
+    )
+    methods = "--methods Plain=FedAvg ours=fedls.FedLS strong.yaml --baseline Plain"
+    asked = "--trainer.max_epochs 2 --data.partition.alpha=10 --model.client.mu 0.5 --columns bytes steps --at 1"
+    said = say(f"compare -c base.yaml {methods} --seeds 0 --output out {asked}")
+    assert said.code == 0, said
+    names = ["Plain", "ours", "strong"]
+    assert here == [f"{name}-seed0" for name in names]
+    for name, mu in zip(names, (None, None, 0.5), strict=True):
+        run = read_run(cell_files("out", f"{name}-seed0").run)
+        assert (len(run.history), run.settings["data.partition.alpha"]) == (2, 10)
+        assert run.settings.get("model.client.mu") == mu  # of those that know it
+    assert (
+        {row["method"] for row in rows("out/results.csv")}
+        == {row["method"] for row in rows("out/cells.csv")}
+        == {*names}
+    )
+    markdown, latex = (Path("out", f"results.{kind}").read_text(encoding="utf-8") for kind in ("md", "tex"))
+    for text in (markdown, latex):
+        assert all(word in text for word in (*names, "after 1 round", "MB a round", "local steps a round"))
+        assert "global/acc" not in text
+    assert [group.label for group in grouped(map(read_run, find_runs(["out"])))] == names  # as `report` has them
+    again = say("reproduce out/experiment.yaml --output out")
+    assert (again.code, len(here)) == (0, 3), again
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            "--trainer.max_epoch 2",
+            "no method of the experiment knows 'trainer.max_epoch'; the nearest is 'trainer.max_epochs'",
+        ),
+        ("--trainer.max_epochs", "an option of fit takes a value, as in --trainer.max_epochs VALUE"),
+        (
+            "--seed_everything 3",
+            "an experiment sets seeds, folders and loggers itself, got seed_everything; see --seeds",
+        ),
+        ("--data.num_clients 5 --set data.num_clients=6", "--set data.num_clients and --data.num_clients set the same"),
+        ("--model.client.beta 1 --tune model.client.beta=1,2", "--tune takes settings of the training that nothing"),
+        ("--methods =FedAvg", "--methods takes METHOD or NAME=METHOD, got '=FedAvg'"),
+        ("--methods nowhere.FedLS", "nowhere"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(base, here, options, sentence):
+    grid = "compare -c base.yaml --output out --seeds 0" + " --methods FedNTD" * ("--methods" not in options)
+    said = say(f"{grid} {options}")
+    assert (said.code, here) == (1 + ("nowhere" in options), [])
+    assert sentence in said.err
+
+
 class Stopped(BaseException):
     """In place of the death of the process."""
 
@@ -260,7 +327,7 @@ def test_the_report_has_the_tables_and_the_figures(base, drawn, without_pictures
     assert say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out").code == 0
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert "<h1>FedAvg, FedNTD</h1>" in page
-    assert "mean of last five" in page
+    assert "Accuracy of the global model on the test split" in page
     assert page.count("data:image/svg+xml") >= 6
 
 
@@ -473,7 +540,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
     ("options", "sentence"),
     [
         ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'fedntd'"),
-        ("--methods FedAvg FedAvg", "--methods must name each of its values once"),
+        ("--methods FedAvg FedAvg", "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg"),
         ("--methods FedAvg --seeds 1 1", "--seeds must name each of its values once, got 1 1"),
         ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
         ("--methods FedAvg --set model.client.beta=1", "no method of the experiment knows 'model.client.beta'"),
@@ -486,7 +553,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
         ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 makes the runs in"),
-        ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own.yaml; give all the same"),
+        ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own; give all the same"),
     ],
 )
 def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, options, sentence):

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as spec
 from fl_lightning.experiments.cells import Cells, Request
-from fl_lightning.experiments.composing import method_file
+from fl_lightning.experiments.composing import method_config
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers import Series, Sweep
 from fl_lightning.papers.panels import finish, panels
@@ -96,7 +96,7 @@ def test_a_figure_can_be_read(name):
     """Its file names configurations, methods and drawings that exist."""
     figure = spec.read(spec.shipped_path(name))
     assert [locate(base) for base in figure.base]
-    assert [method_file(part) for runs in figure.runs for method in runs.methods for part in method.split("+")]
+    assert [method_config(part) for runs in figure.runs for method in runs.methods for part in method.split("+")]
     assert figure.draw
 
 

@@ -1,5 +1,6 @@
 import csv
 import io
+import math
 import statistics
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from scipy import stats
 
 from fl_lightning.functional.summary import paired_difference
+from fl_lightning.reports.comparison_tables import as_csv, table_of
 from fl_lightning.reports.result_tables import as_latex, as_markdown
-from fl_lightning.reports.results import as_csv, compare, known_metrics, statistics_of, table_of
+from fl_lightning.reports.results import compare, known_metrics, statistics_of
 from fl_lightning.reports.saved import find_runs, grouped, read_run
 from tests.reports.saved_runs import settings, write_run
 
@@ -52,25 +54,73 @@ def test_an_interval_holds_the_true_difference_as_often_as_it_says():
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
 
 
+def values(comparison, name):
+    return {method: dict(columns[name].values) for method, columns in comparison.results.items()}
+
+
 def test_rounds_are_counted_from_one_up_to_the_target(groups):
-    found = compare(groups, "global/acc", "FedAvg")
-    assert found.target == pytest.approx((0.46 + 0.48) / 2)  # the baseline's mean of the last five
-    assert found.rounds == {"FedAvg": {"0": 3, "1": 4}, "FedNTD": {"0": 2, "1": 5}}
-    high = compare(groups, "global/acc", "FedAvg", target=0.75)
-    assert high.rounds == {"FedAvg": {"0": None, "1": None}, "FedNTD": {"0": 5, "1": None}}
-    table = table_of(high)
-    assert [row[4].text for row in table.rows] == ["–", "5 (1 of 2)"]
-    assert compare(groups, "global/loss", "FedAvg").target is None
+    reached = compare(groups, "global/acc", "FedAvg", columns=["rounds", "speed_up"])
+    assert reached.target == pytest.approx((0.46 + 0.48) / 2)  # the baseline's mean of the last five
+    assert values(reached, "rounds") == {"FedAvg": {"0": 3, "1": 4}, "FedNTD": {"0": 2, "1": 5}}
+    assert values(reached, "speed_up") == {"FedAvg": {"0": 1, "1": 1}, "FedNTD": {"0": 3 / 2, "1": 4 / 5}}
+    high = compare(groups, "global/acc", "FedAvg", target=0.75, columns=["rounds", "speed_up"])
+    assert values(high, "rounds") == {"FedAvg": {"0": math.inf, "1": math.inf}, "FedNTD": {"0": 5, "1": math.inf}}
+    rows = cells(high)
+    assert [row["rounds to 75.0"] for row in rows.values()] == ["never", "5.0 (1 of 2)"]
+    assert [row["speed-up"] for row in rows.values()] == ["–", "–"]  # FedAvg never reaches it
+    assert compare(groups, "global/loss", "FedAvg", columns=["rounds"]).target is None
+    assert compare(groups, "global/acc", "FedAvg").target is None  # nobody asked
 
 
-def test_the_best_mean_of_each_column_is_bold(groups):
+def cells(comparison):
+    table = table_of(comparison)
+    return {row[0].text: dict(zip(table.header, (cell.text for cell in row), strict=True)) for row in table.rows}
+
+
+def test_values_after_some_rounds_and_what_a_round_costs_are_columns_on_request(groups):
+    for group in groups:
+        for run in group.runs:
+            curve = run.history.curve("global/acc")
+            for t in range(6):
+                row = {
+                    "comm/bytes_down": 1e6,
+                    "comm/bytes_up": 3e6,
+                    "cost/steps": 40.0 + 10 * t * (group.label != "FedAvg"),
+                }
+                run.history.record(t, {"global/acc": curve[t], **row})
+    rows = cells(compare(groups, "global/acc", "FedAvg", at=[2, 9], columns=["bytes", "steps", "seconds"]))
+    assert rows["FedAvg"]["after 2 rounds"] == "30.0 ± 0.0"
+    assert "after 9 rounds" not in rows["FedAvg"]  # the runs have six
+    assert "seconds a round" not in rows["FedAvg"]  # no monitor measured them
+    assert [row["MB a round"] for row in rows.values()] == ["4", "4 (×1.00)"]
+    assert [row["local steps a round"] for row in rows.values()] == ["40", "65 (×1.62)"]
+
+
+def test_the_mean_of_the_last_five_needs_five_rounds(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(count), [0.5] * count, settings("FedAvg", 0))) for count in (4, 5)]
+    assert ["last five" in statistics_of(run, "global/acc") for run in runs] == [False, True]
+
+
+def test_the_best_mean_of_a_column_is_underlined_where_its_difference_to_the_next_is_not_clear(groups):
     text = as_markdown(table_of(compare(groups, "global/acc", "FedAvg")))
     avg, ntd = (line for line in text.splitlines() if line.startswith("| Fed"))
-    assert avg.startswith("| FedAvg | 60.0 ± 14.1 | 47.0 ± 1.4 | 65.0 ± 7.1 |")
-    assert ntd.startswith("| FedNTD | **70.0 ± 14.1** | **58.0 ± 22.6** | **75.0 ± 21.2** |")
-    assert "accuracy of the global model on the test split (global/acc), %" in text.lower()
+    assert avg.startswith("| FedAvg | 60.0 ± 14.1 | – | 47.0 ± 1.4 | 65.0 ± 7.1 |")
+    assert "| <u>70.0 ± 14.1</u> | +10.0 [−244.1, +264.1] | <u>58.0 ± 22.6</u> | <u>75.0 ± 21.2</u> |" in ntd
+    assert "accuracy of the global model on the test split, %" in text.lower()
+    assert "global/acc" not in text
     latex = as_latex(table_of(compare(groups, "global/loss", "FedAvg")))
-    assert r"FedNTD & \textbf{0.3 $\pm$ 0.1414}" in latex  # the lower loss
+    assert r"FedNTD & \underline{0.3 $\pm$ 0.1414}" in latex  # the lower loss
+
+
+def test_the_best_mean_of_a_column_is_bold_where_its_difference_to_the_next_is_clear(tmp_path):
+    for method, gain in (("FedAvg", 0.0), ("FedNTD", 0.1), ("MOON", 0.3)):
+        for seed, noise in enumerate((0.0, 0.01, -0.01)):
+            write_run(tmp_path / f"{method}/{seed}", [0.3 + gain + seed / 10 + noise * gain], settings(method, seed))
+    groups = grouped(map(read_run, find_runs([tmp_path])))
+    marks = {row[0].text: row[1].mark for row in table_of(compare(groups, "global/acc", "FedAvg")).rows}
+    assert marks == {"FedAvg": "", "FedNTD": "", "MOON": "bold"}
+    one_seed = grouped(read_run(tmp_path / f"{method}/0") for method in marks)
+    assert [row[1].mark for row in table_of(compare(one_seed, "global/acc", "FedAvg")).rows] == ["", "", "underlined"]
 
 
 def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
@@ -79,7 +129,7 @@ def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
     every = [*groups, *grouped([read_run(run)])]
     assert known_metrics(every) == ["global/acc", "local/alma"]
     *_, row = table_of(compare(every, "global/acc", "FedAvg")).rows
-    assert [cell.text for cell in row[1:]] == ["–"] * 5
+    assert [cell.text for cell in row[1:]] == ["–"] * 4
 
 
 def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):
@@ -87,7 +137,7 @@ def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):
         write_run(tmp_path / method, curves[0], settings(method, 0))
     every = grouped(map(read_run, find_runs([tmp_path])))
     avg, ntd = table_of(compare(every, "global/acc", "FedAvg")).rows
-    assert [avg[1].text, avg[-1].text, ntd[1].text, ntd[-1].text] == ["50.0", "–", "80.0", "+30.0"]
+    assert [avg[1].text, avg[2].text, ntd[1].text, ntd[2].text] == ["50.0", "–", "80.0", "+30.0"]
 
 
 def test_what_test_gave_is_a_final_value(groups):
@@ -96,7 +146,7 @@ def test_what_test_gave_is_a_final_value(groups):
 
 
 def test_the_csv_has_what_the_tables_round(groups):
-    rows = list(csv.DictReader(io.StringIO(as_csv([compare(groups, "global/acc", "FedAvg")]))))
+    rows = list(csv.DictReader(io.StringIO(as_csv([compare(groups, "global/acc", "FedAvg", columns=["rounds"])]))))
     (ntd,) = (row for row in rows if (row["method"], row["statistic"]) == ("FedNTD", "final"))
     assert float(ntd["mean"]) == pytest.approx(0.7)
     assert (ntd["metric"], ntd["seeds"], ntd["baseline"]) == ("global/acc", "2", "FedAvg")

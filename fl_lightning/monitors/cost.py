@@ -1,0 +1,56 @@
+"""Callback that logs what a round costs."""
+
+import sys
+from collections.abc import Mapping
+from time import monotonic
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+
+from fl_lightning.distributed import current_communicator
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined
+from fl_lightning.types import ClientUpdate
+
+KIBIBYTE = 1024
+
+
+class CostMonitor(Monitor):
+    """Logs the work, time and memory of a round; its bytes are logged without it, as `comm/bytes_down` and `_up`.
+
+    `cost/steps`: optimizer steps of all clients of the cohort, over all exchanges and phases, those included that count
+    in no method's K. `cost/seconds`: by the clock, evaluation included. `cost/memory`: bytes at most so far, of the
+    GPU's tensors, else of the process, added up over the processes.
+
+    Args:
+        every: measure every so many rounds.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self._began = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._began = monotonic()
+
+    def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+        measured["steps"] = measured.get("steps", 0) + update.num_steps + update.uncounted_steps
+
+    def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        log_defined(loop, {"cost/steps": float(sum(values["steps"] for values in measured.values()))})
+
+    def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        memory = sum(current_communicator(loop.device).gather(peak_memory(loop.device)))
+        add_to_row(loop, {"cost/seconds": monotonic() - self._began, "cost/memory": memory})
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes that a process has had at most: of tensors on its GPU, else all of its own; NaN where nothing tells."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    try:
+        from resource import RUSAGE_SELF, getrusage  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return float("nan")
+    return float(getrusage(RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else KIBIBYTE)
