@@ -367,7 +367,7 @@ class CellFiles:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """Limits of a complete run, by the names in `LIMITS`, its `rounds` and `name`; None: it is not complete."""
+        """Limits of a complete run, by the names in `LIMITS`, its `rounds` and `name`, or None."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None

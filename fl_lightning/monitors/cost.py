@@ -16,7 +16,9 @@ KIBIBYTE = 1024
 
 
 class CostMonitor(Monitor):
-    """Logs the work, time and memory of a round; its bytes are logged without it, as `comm/bytes_down` and `_up`.
+    """Logs the work, time and memory of a round.
+
+    Its bytes are logged without it, as `comm/bytes_down` and `comm/bytes_up`.
 
     `cost/steps`: optimizer steps of all clients of the cohort, over all exchanges and phases, those included that count
     in no method's K. `cost/seconds`: by the clock, evaluation included. `cost/memory`: bytes at most so far, of the
@@ -46,7 +48,7 @@ class CostMonitor(Monitor):
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes that a process has had at most: of tensors on its GPU, else all of its own; NaN where nothing tells."""
+    """Measure the most bytes so far of tensors on the GPU, else of the process, NaN where nothing tells."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:

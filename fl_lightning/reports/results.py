@@ -71,12 +71,12 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds with a finite value; NaN without one."""
+        """Mean over the seeds with a finite value, NaN without one."""
         return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).mean)
 
     @property
     def std(self) -> float:
-        """Sample standard deviation over these seeds; NaN for fewer than two."""
+        """Sample standard deviation over these seeds, NaN for fewer than two."""
         return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).std)
 
 
