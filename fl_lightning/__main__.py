@@ -14,6 +14,7 @@ PROG = "fl-lightning"
 HELP = Path(__file__).with_name("cli") / "help.txt"
 COMMANDS = {
     "methods": "cli.methods",
+    "new": "cli.new",
     "configs": "cli.configs",
     "check": "cli.check",
     "compare": "experiments.compare",

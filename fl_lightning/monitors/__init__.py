@@ -8,6 +8,7 @@ from fl_lightning.monitors.forgetting import ForgettingMonitor as ForgettingMoni
 from fl_lightning.monitors.forgetting import PersonalisedAccuracy as PersonalisedAccuracy
 from fl_lightning.monitors.groups import GroupMetrics as GroupMetrics
 from fl_lightning.monitors.landscape import LossLandscape as LossLandscape
+from fl_lightning.monitors.monitor import Measurements as Measurements
 from fl_lightning.monitors.monitor import Monitor as Monitor
 from fl_lightning.monitors.neurons import NeuronActivations as NeuronActivations
 from fl_lightning.monitors.predicted import PredictedDistribution as PredictedDistribution

@@ -1,0 +1,75 @@
+"""`fl-lightning new`: writes a method, rule, partition, monitor or module that runs, with its YAML and its test."""
+
+import argparse
+import keyword
+import re
+from pathlib import Path
+from string import Template
+
+from fl_lightning.cli.configs import Parser
+from fl_lightning.utils.text import printable
+
+PROG = "fl-lightning new"
+HOME = Path(__file__).with_name("templates")
+DIGITS = "fl-lightning fit -c experiment/digits_fedavg"
+COMPARE = "fl-lightning compare -c experiment/digits_fedavg --seeds 0 1 2 --output comparisons/$stem --methods FedAvg"
+KINDS = {
+    "method": (f"{DIGITS} -c $stem.yaml", f"{COMPARE} $stem.yaml"),
+    "rule": (f"{DIGITS} -c $stem.yaml", f"{COMPARE} FedAvg+$stem.yaml"),
+    "partition": (f"{DIGITS} -c $stem.yaml", f"{DIGITS} -c $stem.yaml --data.partition.ratio 0.5"),
+    "monitor": (f"{DIGITS} -c $stem.yaml", "fl-lightning report runs --output reports"),
+    "module": ("fl-lightning fit -c $stem.yaml", "fl-lightning validate -c $stem.yaml --ckpt_path last"),
+}
+"""Two commands for each kind of class, besides its test."""
+
+
+def run(argv: list[str]) -> None:
+    """Write the files, and print the commands that run them.
+
+    Args:
+        argv: options of the command.
+
+    Raises:
+        SystemExit: with 2 for a wrong option, 0 after the help.
+        ValueError: the name cannot be that of a class.
+        FileExistsError: one of the files is there already; nothing is written then.
+    """
+    parser = Parser(
+        PROG,
+        description="Write a class that runs, its configuration and its test, and print the commands that run them.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("kind", choices=list(KINDS), help="what to write")
+    parser.add_argument("name", help="of the class, such as FedLS")
+    parser.add_argument("--output", type=Path, default=Path(), help="folder of the files")
+    given = parser.parse_args(argv)
+    texts = files_of(given.kind, given.name)
+    if there := [name for name in texts if (given.output / name).exists()]:
+        raise FileExistsError(f"{PROG} replaces no file, and {given.output / there[0]} exists; take another name")
+    given.output.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (given.output / name).write_text(text, encoding="utf-8")
+    print(
+        printable(f"{', '.join(str(given.output / name) for name in texts)}; to run them in {given.output.resolve()}:")
+    )
+    stem = given.name.lower()
+    for command in (KINDS[given.kind][0], "python -m pytest test_$stem.py", KINDS[given.kind][1]):
+        print(f"  {Template(command).substitute(stem=stem)}")
+
+
+def files_of(kind: str, name: str) -> dict[str, str]:
+    """Make the texts of the files, by their names.
+
+    Raises:
+        ValueError: the name cannot be that of a class.
+    """
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
+        raise ValueError(f"the name of a class has letters, digits and _, and begins with a letter, got {name!r}")
+    if name.islower():
+        raise ValueError(f"a class begins with a capital, as its file has the name in lower case: {name.capitalize()}")
+    stem = name.lower()
+    texts = {}
+    for source, target in (("{}.py", f"{stem}.py"), ("{}.yaml", f"{stem}.yaml"), ("{}_test.py", f"test_{stem}.py")):
+        text = (HOME / f"{source.format(kind)}.txt").read_text(encoding="utf-8")
+        texts[target] = text.replace(f"New{kind.capitalize()}", name).replace(f"new_{kind}", stem)
+    return texts
