@@ -95,7 +95,7 @@ format: env  ## rewrite the files as ruff wants them
 smoke: env  ## two rounds of every method's experiment, the table of methods, CONTRIBUTING's walk-through, the first notebook
 	@'$(RUN)' tests/smoke/smoke_configs.py
 	@'$(RUN)' -m pytest -k '(test_methods and not two_rounds) or walk_through or that_it_prints or process_of_its_own or 01_' \
-		tests/cli/test_methods.py tests/experiments/test_compare.py tests/test_contributing.py tests/test_notebooks.py
+		tests/cli/test_methods.py tests/cli/test_new.py tests/experiments/test_compare.py tests/test_contributing.py tests/test_notebooks.py
 
 soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills
