@@ -1,16 +1,19 @@
 """Callback that writes class-wise accuracies every round, and prints them at the end, or all values without classes."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_f1_score, multiclass_precision, multiclass_recall
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.reports.terminal import print_classes, print_metrics, print_rounds
+from fl_lightning.reports.saved import CLASSIFICATION
+from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import write_table
@@ -21,8 +24,10 @@ from fl_lightning.utils.text import write_cells
 class ClasswiseReport(Callback):
     """Prints a class-wise table after fit, validate and test, and writes `classwise.csv` during fit.
 
-    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. Where the client
-    is a user's module, or the samples have no classes, the values that it logs are printed by round in place of both.
+    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the end of
+    fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means, of the
+    last global model. Where the client is a user's module, or the samples have no classes, the values that it logs are
+    printed by round in place of all.
 
     Args:
         dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
@@ -105,9 +110,46 @@ class ClasswiseReport(Callback):
         title = "Class-wise accuracy of the global model"
         if rounds := loop.recorder.evaluated_rounds:
             title += f" after {rounds} round{'s' * (rounds != 1)}"
-        samples = torch.bincount(labels[: evaluated_samples(trainer, loop)], minlength=len(accuracy))
-        names = loop.evaluation.inspection.class_names
-        print_classes(f"{title} ({split} split)", names, samples, accuracy, peak, self.max_rows)
+        labels = labels[: evaluated_samples(trainer, loop)].cpu()
+        samples = torch.bincount(labels, minlength=len(accuracy))
+        names, scores = loop.evaluation.inspection.class_names, class_scores(loop, split, labels)
+        if self._file is not None and trainer.state.fn == "fit":
+            columns = [*names, *AVERAGES], [*samples.tolist(), *[len(labels)] * 2], *map(Tensor.tolist, scores.values())
+            write_table(
+                self._file.with_name(CLASSIFICATION), [["class", "samples", *scores], *zip(*columns, strict=True)]
+            )
+        print_classes(f"{title} ({split} split)", names, samples, accuracy, peak, scores, self.max_rows)
+
+
+def class_scores(loop: FederatedLoop, split: str, labels: Tensor) -> dict[str, Tensor]:
+    """Compute torchmetrics' precision, recall and F1 of the global model on the first samples of a split.
+
+    Args:
+        loop: with the model.
+        split: name of the split.
+        labels: of these samples, (n,).
+
+    Returns:
+        By name, for each class and as macro and weighted mean, (C + 2,).
+    """
+    inspection, positions = (
+        loop.evaluation.inspection,
+        torch.split(torch.arange(len(labels)), loop.data.eval_batch_size),
+    )
+    with loop.evaluation.evaluated_model():
+        batches = loop.data.split(split).batches(positions, None)
+        preds = torch.cat(inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu()))
+    num_classes = len(inspection.class_names)
+
+    def score(compute: Callable[..., Tensor]) -> Tensor:
+        averages = ("none", *AVERAGES)
+        return torch.cat([compute(preds, labels, num_classes, average=average).reshape(-1) for average in averages])
+
+    return {
+        "precision": score(multiclass_precision),
+        "recall": score(multiclass_recall),
+        "F1": score(multiclass_f1_score),
+    }
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:

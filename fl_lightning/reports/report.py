@@ -9,13 +9,14 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.reports.comparison_tables import table_of
+from fl_lightning.reports.comparison_tables import spread, table_of, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of
-from fl_lightning.reports.saved import Counts, Group, data_differences, differing
+from fl_lightning.reports.saved import CLASSIFICATION, Counts, Group, data_differences, differing, read_columns
+from fl_lightning.reports.terminal import AVERAGES
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
@@ -62,7 +63,7 @@ def write_report(
     sections = [
         Section("Results", results_of(groups, tables, notes)),
         Section("Over the rounds", curves_of(groups)),
-        Section("Classes", classes_of(groups)),
+        Section("Classes", [*scores_of(groups), *classes_of(groups)]),
         Section("Before and after local training", before_after_of(groups)),
         Section("Communication", communication_of(groups)),
         Section("Partition", partitions_of(groups)),
@@ -146,6 +147,24 @@ def bands_text(groups: Sequence[Group]) -> str:
     """Describe line and band, where a group has several runs."""
     most = max(len(group.runs) for group in groups)
     return ", mean and one standard deviation over the seeds" if most > 1 else ""
+
+
+def scores_of(groups: Sequence[Group]) -> list[Table]:
+    """Lay out precision, recall and F1 of the last global models, mean over the runs, where these have them."""
+    rows, header = [], ["method"]
+    for group in groups:
+        tables = [read_columns(run.folder / CLASSIFICATION, ["class"]) for run in group.runs if run.rounds is None]
+        tables = [table for table in tables if {*AVERAGES} <= {*table.get("class", ())}]
+        if tables:
+            names = [name for name in tables[0] if name not in ("class", "samples")]
+            header = ["method", *(f"{average} {name}" for average in AVERAGES for name in names)]
+            places = [(average, name) for average in AVERAGES for name in names]
+            values = [spread([float(t[n][t["class"] == a][0]) for t in tables], writer("acc")) for a, n in places]
+            rows.append([Cell(group.label), *map(Cell, values)])
+    if not rows:
+        return []
+    note = "Of the global model after the last round, on the split that is evaluated in every round."
+    return [Table("Precision, recall and F1 over the classes, %", header, rows, note)]
 
 
 def classes_of(groups: Sequence[Group]) -> list[Picture]:

@@ -24,6 +24,9 @@ from fl_lightning.runs.round_table import read_cells, reading
 
 METRICS = "metrics.csv"
 CLIENTS = "clients.csv"
+CLASSIFICATION = "classification.csv"
+"""Name of the table of precision, recall and F1 of the last global model."""
+
 TEST = "test.json"
 """Name of the file with what `test` gave for the last checkpoint."""
 

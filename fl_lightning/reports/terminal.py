@@ -13,14 +13,23 @@ from fl_lightning.metrics.history import History
 from fl_lightning.runs.value_names import is_lower_better, is_value
 from fl_lightning.utils.text import printable
 
+AVERAGES = ("macro", "weighted")
+"""Averages over the classes: alike, and by their samples."""
+
 MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
 
 
 def print_classes(
-    title: str, names: Sequence[str], samples: Tensor, accuracy: Tensor, peak: Tensor | None, max_rows: int
+    title: str,
+    names: Sequence[str],
+    samples: Tensor,
+    accuracy: Tensor,
+    peak: Tensor | None,
+    scores: Mapping[str, Tensor],
+    max_rows: int,
 ) -> None:
-    """Print the accuracy of every class, and below it accuracy, forgetting F and worst class.
+    """Print the accuracy of every class, and below it accuracy, forgetting F, worst class and averages.
 
     Args:
         title: above the table.
@@ -28,12 +37,14 @@ def print_classes(
         samples: evaluated samples of each class, (C,).
         accuracy: A_c, (C,); NaN without samples.
         peak: best A_c over the rounds, (C,); None: not known, then nothing is said of forgetting.
+        scores: precision, recall and F1 by name, of each class and as averages, (C + 2,).
         max_rows: of more classes only so many are shown, the worst.
     """
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
     worst, shown = order[0], list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
     overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
     columns = {"samples": [str(int(n)) for n in samples], "accuracy": list(map(percent, accuracy))}
+    columns |= {name: list(map(percent, scores[name])) for name in scores if name != "recall"}  # which the accuracy is
     below = [f"accuracy {percent(overall)}"]
     if peak is not None:
         rounds = torch.stack([peak, accuracy])
@@ -43,7 +54,11 @@ def print_classes(
     if len(shown) < len(names):
         below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
     rows = [[names[c], *(column[c] for column in columns.values())] for c in shown]
-    print_table(title, ["class", *columns], rows, shown.index(worst), "   ".join(below))
+    averages = (
+        f"{average}: " + ", ".join(f"{name} {percent(values[len(names) + i])}" for name, values in scores.items())
+        for i, average in enumerate(AVERAGES)
+    )
+    print_table(title, ["class", *columns], rows, shown.index(worst), "\n".join(["   ".join(below), *averages]))
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:
@@ -84,7 +99,7 @@ def print_table(
     console.print(f"\n{title}", style="bold")
     console.print(table)
     if below:
-        console.print(printable(below))
+        console.print(printable(below, keep="\n"))
 
 
 def percent(value: Tensor) -> str:

@@ -1,8 +1,10 @@
 import csv
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
+from sklearn.metrics import precision_recall_fscore_support
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
@@ -62,12 +64,31 @@ def test_table_is_the_history_in_words(tmp_path, capsys):
     lost = forgetting_per_class(table)
     for c, cells in enumerate(printed(out).values()):
         numbers = (table[-1, c], table[:, c].max(), lost[c])
-        assert cells == [str(int((labels == c).sum())), *(f"{100 * v:.1f}" for v in numbers)]
+        percents = [f"{100 * v:.1f}" for v in numbers]
+        assert [*cells[:2], *cells[4:]] == [str(int((labels == c).sum())), *percents]  # precision and F1 are between
     worst = int(table[-1].argmin())
     accuracy = runner.callback_metrics["global/acc"]
     assert f"accuracy {100 * accuracy:.1f} %   forgetting F {100 * forgetting(table):.1f} %" in out
     assert f"worst class {CLASSES[worst]}: {100 * table[-1, worst]:.1f} %" in out
     assert "after 5 rounds (test split)" in out
+
+
+def test_precision_recall_and_f1_are_scikit_learns_of_the_last_model(tmp_path, capsys):
+    federated, divided = loop(), data()
+    trainer([ClasswiseReport()], tmp_path, rounds=3).fit(federated, datamodule=divided)
+    x, y = divided.split("test").all()
+    with torch.no_grad():
+        preds = federated.client.eval()(x).argmax(1)
+    with (tmp_path / "classification.csv").open(newline="") as file:
+        table = {row.pop("class"): row for row in csv.DictReader(file)}
+    out = capsys.readouterr().out
+    for name, average in ((None, None), ("macro", "macro"), ("weighted", "weighted")):
+        values = precision_recall_fscore_support(y, preds, average=average, zero_division=0)[:3]
+        for key, expected in zip(("precision", "recall", "F1"), values, strict=True):
+            got = [float(table[row][key]) for row in ([name] if name else CLASSES)]
+            assert got == pytest.approx(np.atleast_1d(expected).tolist())
+            assert name is None or f"{key} {100 * float(expected):.1f} %" in out.partition(f"{name}: ")[2]
+    assert [int(table[name]["samples"]) for name in (*CLASSES, "macro")] == [*torch.bincount(y).tolist(), len(y)]
 
 
 def test_resume_keeps_the_whole_history(tmp_path):
@@ -120,7 +141,7 @@ def test_evaluation_of_a_checkpoint_prints_and_writes_nothing(tmp_path, capsys, 
     getattr(runner, verb)(loop(), datamodule=data(), ckpt_path=tmp_path / "fit" / "last.ckpt", verbose=False)
     out = capsys.readouterr().out
     assert printed(out) == after_fit
-    assert all(len(cells) == 4 for cells in after_fit.values())
+    assert all(len(cells) == 6 for cells in after_fit.values())
     assert "after 3 rounds" in out
     assert not (tmp_path / "after" / "classwise.csv").exists()
 
@@ -128,7 +149,7 @@ def test_evaluation_of_a_checkpoint_prints_and_writes_nothing(tmp_path, capsys, 
 def test_evaluation_without_a_checkpoint_knows_no_forgetting(capsys):
     trainer([ClasswiseReport()]).validate(loop(), datamodule=data(), verbose=False)
     out = capsys.readouterr().out
-    assert all(len(cells) == 2 for cells in printed(out).values())
+    assert all(len(cells) == 4 for cells in printed(out).values())
     assert len(printed(out)) == 3
     assert "orgetting" not in out
 
@@ -188,7 +209,8 @@ def test_other_ranks_print_and_write_nothing(tmp_path, capsys, monkeypatch):
     report, federated = ClasswiseReport(tmp_path), loop()
     runner = trainer([report])
     runner.fit(federated, datamodule=data())
-    (tmp_path / "classwise.csv").unlink()
+    for path in tmp_path.iterdir():
+        path.unlink()
     capsys.readouterr()
     monkeypatch.setattr(type(runner), "is_global_zero", False)
     report.on_train_start(runner, federated)
@@ -203,13 +225,13 @@ def test_class_without_samples_and_many_classes(capsys):
     samples = torch.full((60,), 2)
     samples[7] = 0
     names = [f"c{c}" for c in range(60)]
-    print_classes("Title", names, samples, accuracy, accuracy.clone(), max_rows=5)
+    print_classes("Title", names, samples, accuracy, accuracy.clone(), {}, max_rows=5)
     out = capsys.readouterr().out
     assert "worst class c0: 50.0 %" in out
     assert "forgetting F 0.0 %" in out
     assert "5 of 60 classes" in out
     assert f"accuracy {100 * accuracy.nanmean():.1f} %" in out
-    print_classes("Title", names, samples, accuracy, None, max_rows=60)
+    print_classes("Title", names, samples, accuracy, None, {}, max_rows=60)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("c7 "))
     assert line.split() == ["c7", "0", "-"]
 
