@@ -96,15 +96,12 @@ class RunIdentity:
         """Let settings change, by name."""
         self.allowed += [name.replace(".init_args", "").removesuffix(".class_path") for name in names]
 
-    def describe(self, client: ClientModule, parts: Mapping[str, Any], data: FederatedDataModule, trainer: Any) -> None:
-        """Take the client, the other parts of the federation by their names in the configuration, data and Trainer."""
-        settings = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
-        settings |= cosine_rounds(parts, trainer.max_epochs)
-        if client.module is None:
-            settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
-        for name, value in parts.items():
-            find = described_optimizer if name == "server_optimizer" else described
-            settings |= find(f"model.{name}", value)
+    def describe(self, settings: Settings, data: FederatedDataModule, fits: bool) -> None:
+        """Take the settings of client and parts (`described_federation`), and what the data tell.
+
+        `fits`: the clients' samples are dealt.
+        """
+        settings = dict(settings)
         train = data.split("train")
         settings |= described("data", data)
         settings |= {
@@ -112,7 +109,7 @@ class RunIdentity:
             "data.sampling_seed": data.cohort.seed,
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
-        if trainer.state.fn == "fit":
+        if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
         self.objects = settings
@@ -140,6 +137,27 @@ class RunIdentity:
                 f"those, start a new run, or let it change by --allow_changes {refused[0].name}"
             )
         self.changed = changed
+
+
+def described_federation(
+    client: ClientModule, parts: Mapping[str, Any], precision: str, max_epochs: int | None
+) -> Settings:
+    """Describe what a federation is made of, but for its data.
+
+    Args:
+        client: that is trained.
+        parts: the others by their names in the configuration.
+        precision: of the Trainer.
+        max_epochs: rounds of the run; None or -1: not limited.
+    """
+    settings = {"trainer.precision": precision, **described("model.client", client)}
+    settings |= cosine_rounds(parts, max_epochs)
+    if client.module is None:
+        settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
+    for name, value in parts.items():
+        find = described_optimizer if name == "server_optimizer" else described
+        settings |= find(f"model.{name}", value)
+    return settings
 
 
 def described(name: str, value: Any, depth: int = 0) -> Settings:

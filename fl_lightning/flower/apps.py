@@ -1,0 +1,187 @@
+"""The two apps of a federation on Flower, made of the YAML of its simulation.
+
+An app takes its settings from the run's configuration (`[tool.flwr.app.config]` of pyproject.toml, changed by
+`flwr run --run-config`) and, at a node, from `flower-supernode --node-config`:
+
+| name | meaning |
+|---|---|
+| `arguments` | more of the command line of `fl-lightning fit`, for the server and all nodes alike |
+| `data` | a node's own file (`-c`) with its data; in the run's configuration with `{client}` for the client's number |
+| `server-data` | the server's own file |
+| `wait` | seconds that the server waits for all nodes before the first round |
+| `timeout` | seconds that a node has for an answer |
+| `poll` | most seconds between two looks for answers |
+| `keys` | a JSON file of every client's public key, which the server reads and adds to |
+"""
+
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from pytorch_lightning import Trainer
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser
+
+from fl_lightning.cli.console import quiet_lightning
+from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.engines import SequentialEngine
+from fl_lightning.flower.engine import RemoteEngine, refuse_unsent
+from fl_lightning.flower.node import Node, settings_of
+from fl_lightning.flower.nodes import Nodes
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+ONLY_SERVERS = ("logger", "callbacks", "profiler", "plugins", "strategy")
+"""Settings of the Trainer that a node does not make."""
+
+Options = Mapping[str, Any]
+"""Settings of an app by name."""
+
+
+class MadeError(Exception):
+    """Carries loop and data out of a command line that runs nothing."""
+
+
+class PartsOnly(FederatedCLI):
+    """Makes loop and data of a command line, and stops with `MadeError`."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        self.config = parser.parse_args(self._argv)
+        for name in ONLY_SERVERS:
+            self.config.fit.trainer[name] = "auto" if name == "strategy" else None
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self.model.identity.configure(self.config.fit.as_dict())
+        raise MadeError(self)
+
+
+class ServerCLI(FederatedCLI):
+    """The command line of a federation whose clients are at nodes.
+
+    Args:
+        args: of `fl-lightning`.
+        grid: Flower's.
+        options: of the app.
+
+    Attributes:
+        engine: that the fit was run with.
+    """
+
+    engine: RemoteEngine
+
+    def __init__(self, args: list[str], grid: Grid, options: Options) -> None:
+        self._grid, self._options = grid, options
+        super().__init__(args)
+
+    def before_fit(self) -> None:
+        """Find the nodes, and let their clients be trained where they are."""
+        super().before_fit()
+        refuse_unsent(self.model, self.trainer)
+        settings = settings_of(self.model, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
+        options, num_clients = self._options, self.datamodule.num_clients
+        more = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0)), options.get("keys") or None
+        nodes = Nodes(self._grid, settings, num_clients, *more)
+        nodes.wait(num_clients, float(options.get("wait", 60.0)), self.model.parts.faults.min_clients)
+        run = uuid4().hex if self.folder is None else sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+
+        def factory(local: SequentialEngine) -> RemoteEngine:
+            self.engine = RemoteEngine(local, nodes, self.model.store, settings, run)
+            return self.engine
+
+        self.model.engine_factory = factory
+
+
+def client_app(config: str | Path) -> ClientApp:
+    """Make the app of the nodes.
+
+    Args:
+        config: the federation's YAML, or several with spaces between.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        with quiet_lightning():
+            return node_of(str(config), *settings_of_node(context)).answer(message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(answer)
+    return app
+
+
+def server_app(config: str | Path) -> ServerApp:
+    """Make the app of the server: a fit with the same command line, checkpoints and run folder as a simulation's.
+
+    Args:
+        config: the federation's YAML, or several with spaces between.
+    """
+
+    def main(grid: Grid, context: Context) -> None:
+        options = context.run_config
+        data = str(options.get("server-data") or "")
+        arguments = command_line(str(config), str(options.get("arguments", "")), data)
+        with quiet_lightning():
+            ServerCLI(arguments, grid, options)
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def settings_of_node(context: Context) -> tuple[str, str, int | None]:
+    """Look up the run's arguments, the node's own file, and the number of its client, where it is told."""
+    run, node = context.run_config, context.node_config
+    number = node.get("partition-id")
+    client_id = None if number is None else int(number)
+    data = str(node.get("data") or str(run.get("data") or "").format(client=client_id))
+    return str(run.get("arguments", "")), data, client_id
+
+
+@lru_cache(maxsize=8)
+def node_of(config: str, arguments: str, data_file: str, client_id: int | None = None) -> Node:
+    """Make the node of a client of its files, once in a process.
+
+    Args:
+        config: the federation's YAML.
+        arguments: more of the command line.
+        data_file: the node's own; empty: it has all data, of which it reads its client's.
+        client_id: of the client, where the data do not tell.
+
+    Raises:
+        ValueError: nothing tells which client it is.
+    """
+    made = parts_of(command_line(config, arguments, data_file))
+    trainer, data = made.config.fit.trainer, made.datamodule
+    client_id = getattr(data.partition, "client_id", client_id)
+    if client_id is None:
+        raise ValueError(
+            "a node must know its client, and got neither data nor partition-id; set --node-config 'data=…'"
+        )
+    where = Trainer(accelerator=trainer.accelerator, devices=trainer.devices, precision=trainer.precision, **QUIET)
+    folder = Path(data_file).resolve().parent if data_file else Path("nodes", str(client_id))
+    device, plugin = where.strategy.root_device, where.precision_plugin
+    return Node(made.model, data, client_id, folder / "memory", device, plugin, trainer.max_epochs)
+
+
+def parts_of(arguments: list[str]) -> PartsOnly:
+    """Make loop and data of a command line, which runs nothing."""
+    try:
+        PartsOnly(arguments)
+    except MadeError as made:
+        parts: PartsOnly = made.args[0]
+    return parts
+
+
+def command_line(config: str, arguments: str, data_file: str) -> list[str]:
+    """Join files and arguments as they stand on the command line of a fit, a party's own file last."""
+    files = [word for name in [*config.split(), *([data_file] if data_file else [])] for word in ("-c", name)]
+    return ["fit", *files, *shlex.split(arguments)]

@@ -1,0 +1,242 @@
+"""The engine at the server: jobs become messages to the clients' nodes, answers become results."""
+
+from collections.abc import Generator, Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from flwr.app import Array
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ProgressBar
+from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.records import FileRecord, decode
+from fl_lightning.client.store import ClientStore
+from fl_lightning.engines import SequentialEngine
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.flower.node import digest_of
+from fl_lightning.flower.nodes import Nodes
+from fl_lightning.flower.wire import Content, WireError, check_extras, num_bytes, part_of, read_update
+from fl_lightning.members.faults import ClientError
+from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
+
+FILE = "file"
+"""Key in a client's record at the server of the name of its node's file."""
+
+CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end")
+"""Hooks of callbacks that look at the client's module while it is trained, or when it was."""
+
+
+class RemoteEngine:
+    """Trains and tests clients at their nodes (the `Engine` protocol).
+
+    Args:
+        local: the engine of this process, which knows the model's entries and what is trained.
+        nodes: of the clients.
+        store: of the loop, whose records hold the names of the nodes' files.
+        settings: digests of the settings that all parties must have alike, by name.
+        run: name of the run, under which nodes keep their files.
+
+    Attributes:
+        is_remote: True: personal entries stay where the clients are.
+        sent: bytes of the parts of all messages to the nodes so far.
+        received: bytes of those of their answers.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self, local: SequentialEngine, nodes: Nodes, store: ClientStore, settings: Mapping[str, str], run: str
+    ) -> None:
+        self._local, self._nodes, self._store, self._run = local, nodes, store, run
+        self._settings = digest_of(dict(settings))
+        self._round_idx = -1
+        self._asked: dict[str, str] = {}
+        """Ids of messages of the round by the digest of what was asked: what is asked again is not sent again."""
+        self._answers: dict[str, tuple[Content, str]] = {}
+        """Answers of the round that were not given out, by the id of the message."""
+        self._parts: dict[int, tuple[Any, Array]] = {}
+        self._layouts: dict[str, Content] = {}
+        """Layout of the extras by exchange."""
+        self._named: dict[str, str] = {}
+        """Names of the nodes' files by the file of the store that holds them."""
+        self.sent = self.received = 0
+
+    def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
+        """Send all jobs to their nodes, and yield the results as they come.
+
+        Raises:
+            ClientError: of a client without a node, of an answer that says so, or of one that must not be.
+        """
+        asked = {job.client_id: (job, self._message("train", job)) for job in jobs}
+        for job, content in self._exchange("train", asked):
+            site = self._nodes.sites[job.client_id]
+            try:
+                update, logged, file = read_update(content, job.client_id, site.sizes["train"])
+                layout = check_extras(update.extras, self._shared, self._layouts.get(exchange))
+            except WireError as error:
+                raise self._error(job, str(error)) from error
+            self._layouts.setdefault(exchange, layout)
+            yield ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
+
+    def evaluate(
+        self,
+        jobs: Iterable[ClientJob],
+        batch_size: int,
+        metrics: MetricCollection | None = None,
+        channels_last: bool = False,
+    ) -> Generator[ClientScore, None, None]:
+        """Ask the nodes what their clients would deploy, and yield its scores as they come."""
+        more = {"batch_size": batch_size, "channels_last": channels_last}
+        asked = {job.client_id: (job, self._message("evaluate", job, more)) for job in jobs}
+        for job, content in self._exchange("evaluate", asked):
+            head, most = content["head"], self._nodes.sites[job.client_id].sizes["test"]
+            correct, tested, values = (head.get(name) for name in ("correct", "num_samples", "metrics"))
+            whole = all(isinstance(n, float) and 0 <= n <= most for n in (correct, tested)) and isinstance(values, dict)
+            if not whole or correct > tested:
+                raise self._error(job, f"a score must be of at most {most} samples, got {correct} of {tested}")
+            yield ClientScore(job.client_id, tested, correct, values)
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    @property
+    def _shared(self) -> State:
+        """The shared entries as they lie in the module, for their names, shapes and types."""
+        return self._local.weights.live(self._local.weights.shared)
+
+    def _message(self, ask: str, job: ClientJob, more: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """Encode what a node is asked about a client."""
+        broadcast, weights = job.broadcast, self._local.weights
+        file = job.memory.get(FILE)
+        head = {
+            "ask": ask,
+            "client_id": job.client_id,
+            "round_idx": broadcast.round_idx,
+            "exchange": broadcast.exchange,
+            "uploads": broadcast.uploads,
+            "settings": self._settings,
+            "trained": digest_of(weights.trainable),
+            "frozen": list(weights.frozen.already_sent),
+            "lr_factors": [list(row) for row in self._local.local.lr_factors],
+            "run": self._run,
+            "file": file,
+            "named": sorted({*self._names(job.client_id), *([file] if file else [])}),
+        }
+        # what a client starts from besides what it was sent
+        sent, start = broadcast.weights or {}, job.start or {}
+        if sent and start:
+            start = {name: value for name, value in start.items() if sent.get(name) is not value}
+        personal = job.personal if file is None else None
+        return {
+            "head": part_of(head | dict(more or {})),
+            "weights": self._part(broadcast.weights),
+            "start": self._part(start),
+            "extras": part_of(dict(broadcast.extras)),
+            "personal": self._part(personal),
+        }
+
+    def _part(self, state: State | None) -> Array:
+        """Encode a state, once for all clients that are sent the same object."""
+        if id(state) not in self._parts:
+            self._parts[id(state)] = state, part_of(state and dict(state))
+        return self._parts[id(state)][1]
+
+    def _exchange(
+        self, kind: str, asked: Mapping[int, tuple[ClientJob, dict[str, Array]]]
+    ) -> Generator[tuple[ClientJob, Content], None, None]:
+        """Send messages that were not sent in this round, and yield jobs and answers as they come.
+
+        Raises:
+            ClientError: of the first client that has no node, or no answer.
+        """
+        if any(client_id not in self._nodes.sites for client_id in asked):
+            self._nodes.look()  # it may have come meanwhile
+        round_idx = next((job.broadcast.round_idx for job, _ in asked.values()), self._round_idx)
+        if round_idx != self._round_idx:
+            self._round_idx, self._asked, self._answers = round_idx, {}, {}
+        digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}
+        new = [c for c in asked if digests[c] not in self._asked and c in self._nodes.sites]
+        messages = [(self._nodes.sites[client_id].node_id, asked[client_id][1]) for client_id in new]
+        self.sent += sum(num_bytes(parts) for _, parts in messages)
+        self._asked |= dict(
+            zip((digests[c] for c in new), self._nodes.send(kind, messages, str(round_idx)), strict=True)
+        )
+        self._parts.clear()
+        waiting = {self._asked[digests[c]]: job for c, (job, _) in asked.items() if c in self._nodes.sites}
+        for client_id, (job, _) in asked.items():
+            if client_id not in self._nodes.sites:
+                raise self._error(job, "no node has registered it")
+        unanswered = [message_id for message_id in waiting if message_id not in self._answers]
+        for message_id in waiting.keys() - set(unanswered):
+            yield self._given(waiting[message_id], *self._answers[message_id])
+        for message_id, content, problem in self._nodes.replies(unanswered):
+            self._answers[message_id] = content, problem
+            yield self._given(waiting[message_id], content, problem)
+
+    def _given(self, job: ClientJob, content: Content, problem: str) -> tuple[ClientJob, Content]:
+        """Give a job and its answer.
+
+        Raises:
+            ClientError: what went wrong.
+        """
+        if problem:
+            raise self._error(job, problem)
+        return job, content
+
+    def _error(self, job: ClientJob, reason: str) -> ClientError:
+        """Name client, node and round."""
+        site, round_idx = self._nodes.sites.get(job.client_id), job.broadcast.round_idx
+        where = f" at {site}" if site else ""
+        sentence = f"client {job.client_id}{where} failed in round {round_idx}: {reason}"
+        return ClientError(f"{sentence}; mend that, or set model.faults.on_error to skip", job.client_id, reason)
+
+    # --- files of the nodes ------------------------------------------------------------------------------------
+
+    def _names(self, client_id: int) -> set[str]:
+        """Names of the node's files that a checkpoint needs: those in records of the client that lie in files."""
+        prefix, folder = f"client_{client_id}_", self._store.folder
+        there = {path.name for path in folder.glob(f"{prefix}*") if FileRecord.is_name(path.name)}
+        for name in there - self._named.keys():
+            self._named[name] = decode((folder / name).read_bytes()).get("memory", {}).get(FILE, "")
+        return {self._named[name] for name in there} - {""}
+
+
+def digest_of_parts(parts: Mapping[str, Array]) -> str:
+    """Hash the parts of a message."""
+    digest = sha256()
+    for name, part in sorted(parts.items()):
+        digest.update(f"{name} {len(part.data)} ".encode())
+        digest.update(part.data)
+    return digest.hexdigest()
+
+
+def refuse_unsent(loop: FederatedLoop, trainer: Trainer) -> None:
+    """Refuse what no message carries, before any client trains.
+
+    Args:
+        loop: of the federation.
+        trainer: that will fit it.
+
+    Raises:
+        ValueError: naming it.
+    """
+    parts, client = loop.parts, loop.client
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+    watching = [callback for callback in others if any(hasattr(callback, hook) for hook in CLIENT_HOOKS)]
+    metrics = [name for name, part in client.named_modules() if isinstance(part, Metric)]
+    kept = [t for t in parts.transforms if overridden(t, "on_client", UpdateTransform)]
+    kept = [t for t in kept if overridden(t, "state_dict", UpdateTransform)]
+    rules = (
+        (watching, "looks at clients while they are trained, which is elsewhere"),
+        (list(parts.batch_hooks), "hooks of callbacks that the client makes, are called at the server only"),
+        (metrics, "a metric object of the client counts its samples, which are elsewhere; set model.metrics"),
+        (kept, "keeps a state over all clients, which are elsewhere"),
+        ([trainer.world_size] if trainer.world_size > 1 else [], "processes: the server of a federation is one"),
+    )
+    for refused, rule in rules:
+        if refused:
+            first = refused[0]
+            name = first if isinstance(first, str | int) else type(first).__name__
+            raise ValueError(f"{name} {rule}; leave it out of a federation on Flower")

@@ -1,0 +1,60 @@
+"""A federation over a grid gives the simulation's weights, records and rows, with every method."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+import fl_lightning.cli.main
+from fl_lightning.utils.files import read_saved
+from tests.flower.grid import Nodes, serve
+from tests.test_contract import NAMES, Run
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Rows of a run's only metrics.csv."""
+    (path,) = folder.rglob("metrics.csv")
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def last_of(folder: Path) -> dict:
+    (path,) = folder.rglob("last.ckpt")
+    return read_saved(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(fl_lightning.cli.main, "RunPlots", lambda *_, **__: pl.Callback())  # slow, and tried elsewhere
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    run = Run(tmp_path / "here", name).fit()
+    monkeypatch.chdir(tmp_path / "there")
+    arguments = ["fit", *run.files]
+    nodes = Nodes(arguments, tmp_path / "nodes")
+    server = serve(arguments, nodes.grid())
+    here, there = last_of(tmp_path / "here"), last_of(tmp_path / "there")
+    assert here["state_dict"].keys() == there["state_dict"].keys()
+    personal = {f"client.{name}" for name in server.model.weights.personal}
+    for entry, value in here["state_dict"].items():
+        assert entry in personal or torch.equal(value, there["state_dict"][entry])
+    rows, others = rows_of(tmp_path / "here"), rows_of(tmp_path / "there")
+    left_out = {key for key in rows[0] if key.startswith("global/")} if personal else set()
+    assert [{k: v for k, v in row.items() if k not in left_out} for row in rows] == others
+    assert records_here(tmp_path / "here") == records_there(server, tmp_path / "nodes")
+
+
+def records_here(folder):
+    """What the simulation's store has of its clients after the last round, as bytes."""
+    files = sorted(folder.rglob("client_*.safetensors"), key=lambda path: int(path.name.split("_")[3]))
+    return {int(path.name.split("_")[1]): path.read_bytes() for path in files}
+
+
+def records_there(server, folder):
+    """What the files hold that the server names: the records of the clients are where the clients are."""
+    store = server.model.store
+    names = {client_id: store.record(client_id) for client_id in sorted(store.clients)}
+    assert all(memory.keys() == {"file"} and personal is None for memory, personal in names.values())
+    return {c: next((folder / str(c)).rglob(memory["file"])).read_bytes() for c, (memory, _) in names.items()}
