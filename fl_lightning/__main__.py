@@ -16,6 +16,7 @@ COMMANDS = {
     "methods": "cli.methods",
     "configs": "cli.configs",
     "check": "cli.check",
+    "split": "cli.split",
     "compare": "experiments.compare",
     "reproduce": "experiments.reproduce",
     "report": "cli.report",

@@ -26,10 +26,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from pytorch_lightning import Trainer
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.main import FederatedCLI
+from fl_lightning.cli.parser_only import parts_of
+from fl_lightning.data import Elsewhere
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.flower.engine import RemoteEngine, refuse_unsent
 from fl_lightning.flower.node import Node, settings_of
@@ -41,28 +42,8 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-ONLY_SERVERS = ("logger", "callbacks", "profiler", "plugins", "strategy")
-"""Settings of the Trainer that a node does not make."""
-
 Options = Mapping[str, Any]
 """Settings of an app by name."""
-
-
-class MadeError(Exception):
-    """Carries loop and data out of a command line that runs nothing."""
-
-
-class PartsOnly(FederatedCLI):
-    """Makes loop and data of a command line, and stops with `MadeError`."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        self.config = parser.parse_args(self._argv)
-        for name in ONLY_SERVERS:
-            self.config.fit.trainer[name] = "auto" if name == "strategy" else None
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        self.model.identity.configure(self.config.fit.as_dict())
-        raise MadeError(self)
 
 
 class ServerCLI(FederatedCLI):
@@ -92,6 +73,8 @@ class ServerCLI(FederatedCLI):
         more = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0)), options.get("keys") or None
         nodes = Nodes(self._grid, settings, num_clients, *more)
         nodes.wait(num_clients, float(options.get("wait", 60.0)), self.model.parts.faults.min_clients)
+        if isinstance(self.datamodule.source, Elsewhere):
+            self.datamodule.source.sizes = nodes.sizes
         run = uuid4().hex if self.folder is None else sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
 
         def factory(local: SequentialEngine) -> RemoteEngine:
@@ -170,15 +153,6 @@ def node_of(config: str, arguments: str, data_file: str, client_id: int | None =
     folder = Path(data_file).resolve().parent if data_file else Path("nodes", str(client_id))
     device, plugin = where.strategy.root_device, where.precision_plugin
     return Node(made.model, data, client_id, folder / "memory", device, plugin, trainer.max_epochs)
-
-
-def parts_of(arguments: list[str]) -> PartsOnly:
-    """Make loop and data of a command line, which runs nothing."""
-    try:
-        PartsOnly(arguments)
-    except MadeError as made:
-        parts: PartsOnly = made.args[0]
-    return parts
 
 
 def command_line(config: str, arguments: str, data_file: str) -> list[str]:

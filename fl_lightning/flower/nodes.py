@@ -56,6 +56,7 @@ class Nodes:
 
     Attributes:
         sites: the nodes by client id.
+        sizes: samples by client and split.
         refused: why other nodes do not take part, by node id.
     """
 
@@ -75,6 +76,7 @@ class Nodes:
         self._file = None if keys is None else Path(keys)
         self._keys: dict[str, str] = json.loads(self._file.read_text()) if self._file and self._file.is_file() else {}
         self.sites: dict[int, Site] = {}
+        self.sizes: dict[int, dict[str, int]] = {}
         self.refused: dict[int, str] = {}
 
     # --- who is there ------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Nodes:
                 f"client {client_id} belongs to {other or f'the key {belongs}'}, and only its node may answer for it; "
                 f"give this node another client, or take the key out of the file of keys"
             )
-        self.sites[client_id] = site = Site(node_id, key, counts)
+        self.sites[client_id], self.sizes[client_id] = (site := Site(node_id, key, counts)), counts
         if key and self._file is not None and str(client_id) not in self._keys:
             self._keys[str(client_id)] = key
             write_file(self._file, json.dumps(self._keys, indent=1) + "\n")

@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_lightning.cli.console import quiet_lightning
-from fl_lightning.flower.apps import ServerCLI, parts_of
+from fl_lightning.cli.parser_only import parts_of
+from fl_lightning.flower.apps import ServerCLI, node_of
 from fl_lightning.flower.node import Node
 
 OPTIONS = {"wait": 0.0, "timeout": 5.0, "poll": 0.0}
@@ -76,6 +77,13 @@ class Nodes:
 
     def grid(self) -> GridHere:
         return GridHere({node_id: node.answer for node_id, node in self.nodes.items()})
+
+
+def owners(files: list[str], parties: Path) -> GridHere:
+    """Nodes that have their own folders only, as `fl-lightning split` writes them."""
+    files = " ".join(files[1::2])
+    made = [node_of(files, "", str(path)) for path in sorted(parties.glob("client_*/data.yaml"))]
+    return GridHere({100 + node.client_id: node.answer for node in made})
 
 
 def serve(arguments: list[str], grid: Grid, **options) -> ServerCLI:

@@ -8,8 +8,9 @@ import pytorch_lightning as pl
 import torch
 
 import fl_lightning.cli.main
+from fl_lightning.cli import split
 from fl_lightning.utils.files import read_saved
-from tests.flower.grid import Nodes, serve
+from tests.flower.grid import Nodes, owners, serve
 from tests.test_contract import NAMES, Run
 
 
@@ -25,16 +26,36 @@ def last_of(folder: Path) -> dict:
     return read_saved(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_method(name, tmp_path, monkeypatch):
+@pytest.fixture
+def run(request, tmp_path, monkeypatch):
+    """The simulation of a method, in the folder `here`; afterwards in the folder `there`."""
     monkeypatch.setattr(fl_lightning.cli.main, "RunPlots", lambda *_, **__: pl.Callback())  # slow, and tried elsewhere
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
-    run = Run(tmp_path / "here", name).fit()
+    ran = Run(tmp_path / "here", request.param).fit()
     monkeypatch.chdir(tmp_path / "there")
+    return ran
+
+
+@pytest.mark.parametrize("run", NAMES, indirect=True)
+def test_every_method(run, tmp_path):
     arguments = ["fit", *run.files]
-    nodes = Nodes(arguments, tmp_path / "nodes")
-    server = serve(arguments, nodes.grid())
+    assert_alike(tmp_path, serve(arguments, Nodes(arguments, tmp_path / "nodes").grid()))
+
+
+@pytest.mark.parametrize("run", ["FedNTD", "FedCL", "FedRep", "KnFu"], indirect=True)
+def test_with_owners_that_have_a_folder_each(run, tmp_path):
+    """Every party reads its own folder: the server's is emptied of the clients' samples before anybody trains."""
+    split.run([*run.files, "--output", str(tmp_path / "nodes")])
+    grid = owners(run.files, tmp_path / "nodes")
+    server = serve(["fit", *run.files, "-c", str(tmp_path / "nodes/server/data.yaml")], grid)
+    assert_alike(tmp_path, server)
+    with pytest.raises(ValueError, match="are with their owners"):
+        server.datamodule.view(0, 0).all()
+
+
+def assert_alike(tmp_path, server):
+    """Weights, rows and records are those of the simulation."""
     here, there = last_of(tmp_path / "here"), last_of(tmp_path / "there")
     assert here["state_dict"].keys() == there["state_dict"].keys()
     personal = {f"client.{name}" for name in server.model.weights.personal}
@@ -57,4 +78,4 @@ def records_there(server, folder):
     store = server.model.store
     names = {client_id: store.record(client_id) for client_id in sorted(store.clients)}
     assert all(memory.keys() == {"file"} and personal is None for memory, personal in names.values())
-    return {c: next((folder / str(c)).rglob(memory["file"])).read_bytes() for c, (memory, _) in names.items()}
+    return {c: next(folder.rglob(memory["file"])).read_bytes() for c, (memory, _) in names.items()}
