@@ -84,34 +84,34 @@ class ServerCLI(FederatedCLI):
         self.model.engine_factory = factory
 
 
-def client_app(config: str | Path) -> ClientApp:
+def client_app(*configs: str | Path) -> ClientApp:
     """Make the app of the nodes.
 
     Args:
-        config: the federation's YAML, or several with spaces between.
+        configs: the federation's YAML files, a later one on top of an earlier.
     """
-    app = ClientApp()
+    app, files = ClientApp(), tuple(map(str, configs))
 
     def answer(message: Message, context: Context) -> Message:
         with quiet_lightning():
-            return node_of(str(config), *settings_of_node(context)).answer(message)
+            return node_of(files, *settings_of_node(context)).answer(message)
 
     for register in (app.train, app.evaluate, app.query):
         register()(answer)
     return app
 
 
-def server_app(config: str | Path) -> ServerApp:
+def server_app(*configs: str | Path) -> ServerApp:
     """Make the app of the server: a fit with the same command line, checkpoints and run folder as a simulation's.
 
     Args:
-        config: the federation's YAML, or several with spaces between.
+        configs: the federation's YAML files, a later one on top of an earlier.
     """
 
     def main(grid: Grid, context: Context) -> None:
         options = context.run_config
         data = str(options.get("server-data") or "")
-        arguments = command_line(str(config), str(options.get("arguments", "")), data)
+        arguments = command_line(tuple(map(str, configs)), str(options.get("arguments", "")), data)
         with quiet_lightning():
             ServerCLI(arguments, grid, options)
 
@@ -130,11 +130,11 @@ def settings_of_node(context: Context) -> tuple[str, str, int | None]:
 
 
 @lru_cache(maxsize=8)
-def node_of(config: str, arguments: str, data_file: str, client_id: int | None = None) -> Node:
+def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id: int | None = None) -> Node:
     """Make the node of a client of its files, once in a process.
 
     Args:
-        config: the federation's YAML.
+        configs: the federation's YAML files.
         arguments: more of the command line.
         data_file: the node's own; empty: it has all data, of which it reads its client's.
         client_id: of the client, where the data do not tell.
@@ -142,7 +142,7 @@ def node_of(config: str, arguments: str, data_file: str, client_id: int | None =
     Raises:
         ValueError: nothing tells which client it is.
     """
-    made = parts_of(command_line(config, arguments, data_file))
+    made = parts_of(command_line(configs, arguments, data_file))
     trainer, data = made.config.fit.trainer, made.datamodule
     client_id = getattr(data.partition, "client_id", client_id)
     if client_id is None:
@@ -155,7 +155,7 @@ def node_of(config: str, arguments: str, data_file: str, client_id: int | None =
     return Node(made.model, data, client_id, folder / "memory", device, plugin, trainer.max_epochs)
 
 
-def command_line(config: str, arguments: str, data_file: str) -> list[str]:
+def command_line(configs: tuple[str, ...], arguments: str, data_file: str) -> list[str]:
     """Join files and arguments as they stand on the command line of a fit, a party's own file last."""
-    files = [word for name in [*config.split(), *([data_file] if data_file else [])] for word in ("-c", name)]
+    files = [word for name in [*configs, *([data_file] if data_file else [])] for word in ("-c", name)]
     return ["fit", *files, *shlex.split(arguments)]

@@ -81,8 +81,7 @@ class Nodes:
 
 def owners(files: list[str], parties: Path) -> GridHere:
     """Nodes that have their own folders only, as `fl-lightning split` writes them."""
-    files = " ".join(files[1::2])
-    made = [node_of(files, "", str(path)) for path in sorted(parties.glob("client_*/data.yaml"))]
+    made = [node_of(tuple(files[1::2]), "", str(path)) for path in sorted(parties.glob("client_*/data.yaml"))]
     return GridHere({100 + node.client_id: node.answer for node in made})
 
 

@@ -7,6 +7,8 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
+
 import fl_lightning.cli.main
 from fl_lightning.cli import split
 from fl_lightning.utils.files import read_saved
