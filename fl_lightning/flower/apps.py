@@ -69,10 +69,11 @@ class ServerCLI(FederatedCLI):
         super().before_fit()
         refuse_unsent(self.model, self.trainer)
         settings = settings_of(self.model, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
-        options, num_clients = self._options, self.datamodule.num_clients
-        more = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0)), options.get("keys") or None
-        nodes = Nodes(self._grid, settings, num_clients, *more)
-        nodes.wait(num_clients, float(options.get("wait", 60.0)), self.model.parts.faults.min_clients)
+        options, num_clients, faults = self._options, self.datamodule.num_clients, self.model.parts.faults
+        times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
+        tolerant, keys = faults.on_error == "skip", options.get("keys") or None
+        nodes = Nodes(self._grid, settings, num_clients, *times, tolerant, keys)
+        nodes.wait(num_clients, float(options.get("wait", 60.0)), faults.min_clients)
         if isinstance(self.datamodule.source, Elsewhere):
             self.datamodule.source.sizes = nodes.sizes
         run = uuid4().hex if self.folder is None else sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]

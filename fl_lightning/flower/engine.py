@@ -150,9 +150,9 @@ class RemoteEngine:
         Raises:
             ClientError: of the first client that has no node, or no answer.
         """
-        if any(client_id not in self._nodes.sites for client_id in asked):
-            self._nodes.look()  # it may have come meanwhile
         round_idx = next((job.broadcast.round_idx for job, _ in asked.values()), self._round_idx)
+        if any(client_id not in self._nodes.sites for client_id in asked):
+            self._nodes.look(f"in round {round_idx}")  # it may have come meanwhile
         if round_idx != self._round_idx:
             self._round_idx, self._asked, self._answers = round_idx, {}, {}
         digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}

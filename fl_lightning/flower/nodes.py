@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.flower.wire import Content, WireError, from_records, part_of, shown, to_records
+from fl_lightning.members.faults import FaultError
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least
@@ -51,6 +52,7 @@ class Nodes:
         num_clients: N.
         timeout: seconds that a node has for an answer.
         poll: most seconds between two looks for answers.
+        tolerant: whether the run goes on without nodes that may not take part.
         keys: a JSON file of the key of every client, `{"0": "ab12…"}`, which are added as they are learnt; None: they
             hold for this run only.
 
@@ -67,12 +69,13 @@ class Nodes:
         num_clients: int,
         timeout: float = 600.0,
         poll: float = 1.0,
+        tolerant: bool = False,
         keys: str | Path | None = None,
     ) -> None:
         check_above(0, timeout=timeout)
         check_at_least(0, poll=poll)
         self._grid, self._settings, self._num_clients = grid, settings, num_clients
-        self.timeout, self._poll = timeout, poll
+        self.timeout, self._poll, self._tolerant = timeout, poll, tolerant
         self._file = None if keys is None else Path(keys)
         self._keys: dict[str, str] = json.loads(self._file.read_text()) if self._file and self._file.is_file() else {}
         self.sites: dict[int, Site] = {}
@@ -104,8 +107,14 @@ class Nodes:
                 )
             sleep(min(self._poll, 1.0))
 
-    def look(self) -> int:
-        """Greet the nodes that are new, and return how many clients are known."""
+    def look(self, when: str = "before the first round") -> int:
+        """Greet the nodes that are new, and return how many clients are known.
+
+        A node that does not answer is greeted again the next time.
+
+        Raises:
+            FaultError: of a node that may not take part, unless the run goes on without it.
+        """
         keys = {int(node.node_id): key_of(node) for node in self._grid.get_nodes()}
         known = {site.node_id for site in self.sites.values()} | self.refused.keys()
         asked = {node_id: {"head": part_of({"ask": "hello"})} for node_id in sorted(keys.keys() - known)}
@@ -113,12 +122,17 @@ class Nodes:
         for message_id, content, problem in self.replies(sent):
             node_id = sent[message_id]
             try:
-                if problem:
-                    raise WireError(problem)
-                self._register(node_id, keys[node_id], content["head"])
+                if not problem:
+                    self._register(node_id, keys[node_id], content["head"])
             except Exception as error:  # whatever a node says
-                self.refused[node_id] = reason = shown(str(error))
-                rank_zero_info(f"node {node_id} does not take part: {reason}")
+                self.refused[node_id] = problem = shown(str(error))
+            if problem:
+                rank_zero_info(f"node {node_id} takes no part {when}: {problem}")
+        if self.refused and not self._tolerant:
+            node_id, reason = next(iter(self.refused.items()))
+            raise FaultError(
+                f"node {node_id} may not take part, {when}: {reason}; or set model.faults.on_error to skip"
+            )
         return len(self.sites)
 
     def _register(self, node_id: int, key: str, head: Mapping[str, Any]) -> None:
