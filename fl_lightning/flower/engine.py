@@ -16,8 +16,8 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.flower.node import digest_of
-from fl_lightning.flower.nodes import Nodes
-from fl_lightning.flower.wire import Content, WireError, check_extras, num_bytes, part_of, read_update
+from fl_lightning.flower.nodes import Answers, Nodes
+from fl_lightning.flower.wire import Content, WireError, check_extras, part_of, read_update
 from fl_lightning.members.faults import ClientError
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 
@@ -40,8 +40,6 @@ class RemoteEngine:
 
     Attributes:
         is_remote: True: personal entries stay where the clients are.
-        sent: bytes of the parts of all messages to the nodes so far.
-        received: bytes of those of their answers.
     """
 
     is_remote = True
@@ -54,14 +52,13 @@ class RemoteEngine:
         self._round_idx = -1
         self._asked: dict[str, str] = {}
         """Ids of messages of the round by the digest of what was asked: what is asked again is not sent again."""
-        self._answers: dict[str, tuple[Content, str]] = {}
-        """Answers of the round that were not given out, by the id of the message."""
+        self._answers: Answers = {}
+        """Answers of the round: a client may be asked for again after another one has failed."""
         self._parts: dict[int, tuple[Any, Array]] = {}
         self._layouts: dict[str, Content] = {}
         """Layout of the extras by exchange."""
         self._named: dict[str, str] = {}
         """Names of the nodes' files by the file of the store that holds them."""
-        self.sent = self.received = 0
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Send all jobs to their nodes, and yield the results as they come.
@@ -158,7 +155,6 @@ class RemoteEngine:
         digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}
         new = [c for c in asked if digests[c] not in self._asked and c in self._nodes.sites]
         messages = [(self._nodes.sites[client_id].node_id, asked[client_id][1]) for client_id in new]
-        self.sent += sum(num_bytes(parts) for _, parts in messages)
         self._asked |= dict(
             zip((digests[c] for c in new), self._nodes.send(kind, messages, str(round_idx)), strict=True)
         )
@@ -170,9 +166,10 @@ class RemoteEngine:
         unanswered = [message_id for message_id in waiting if message_id not in self._answers]
         for message_id in waiting.keys() - set(unanswered):
             yield self._given(waiting[message_id], *self._answers[message_id])
-        for message_id, content, problem in self._nodes.replies(unanswered):
-            self._answers[message_id] = content, problem
-            yield self._given(waiting[message_id], content, problem)
+        for answers in self._nodes.replies(unanswered):
+            self._answers |= answers
+            for message_id, answer in answers.items():
+                yield self._given(waiting[message_id], *answer)
 
     def _given(self, job: ClientJob, content: Content, problem: str) -> tuple[ClientJob, Content]:
         """Give a job and its answer.

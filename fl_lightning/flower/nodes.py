@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least
 
 CPU = torch.device("cpu")
+Answers = dict[str, tuple[Content, str]]
+"""Answers by the id of the message: the content, and what went wrong, empty for nothing."""
+
 MOST_SAMPLES = 2**40
 """Samples that a node may register."""
 
@@ -119,15 +123,15 @@ class Nodes:
         known = {site.node_id for site in self.sites.values()} | self.refused.keys()
         asked = {node_id: {"head": part_of({"ask": "hello"})} for node_id in sorted(keys.keys() - known)}
         sent = dict(zip(self.send("query", asked.items()), asked, strict=True))
-        for message_id, content, problem in self.replies(sent):
+        for message_id, (content, problem) in chain.from_iterable(part.items() for part in self.replies(sent)):
             node_id = sent[message_id]
             try:
                 if not problem:
                     self._register(node_id, keys[node_id], content["head"])
             except Exception as error:  # whatever a node says
-                self.refused[node_id] = problem = shown(str(error))
-            if problem:
-                rank_zero_info(f"node {node_id} takes no part {when}: {problem}")
+                self.refused[node_id] = shown(str(error))
+            if reason := self.refused.get(node_id, problem):
+                rank_zero_info(f"node {node_id} takes no part {when}: {reason}")
         if self.refused and not self._tolerant:
             node_id, reason = next(iter(self.refused.items()))
             raise FaultError(
@@ -180,27 +184,25 @@ class Nodes:
         ids = list(self._grid.push_messages(messages)) if messages else []
         return [message_id or "" for message_id in ids] + [""] * (len(messages) - len(ids))
 
-    def replies(self, sent: Iterable[str]) -> Iterator[tuple[str, Content, str]]:
-        """Yield the answers as they come: the id of the message, the content, and what went wrong, empty for nothing.
+    def replies(self, sent: Iterable[str]) -> Iterator[Answers]:
+        """Yield the answers as they come, those that come together at once: Flower gives out each of them once.
 
-        An error is Flower's or the node's own; who comes late has none.
+        Who comes late has none.
         """
         waiting, end, pause = set(sent), monotonic() + self.timeout, 0.01
-        for message_id in waiting & {""}:
-            yield message_id, {}, "Flower did not take the message"
-        waiting -= {""}
+        if "" in waiting:
+            waiting.discard("")
+            yield {"": ({}, "Flower did not take the message")}
         while waiting:
             heartbeat()
-            for reply in self._grid.pull_messages(waiting):
-                message_id = reply.metadata.reply_to_message_id  # an error of Flower's has the SuperLink's own node id
-                if message_id in waiting:
-                    waiting.discard(message_id)
-                    yield message_id, *read(reply)
-            if waiting and monotonic() >= end:
-                for message_id in sorted(waiting):
-                    yield message_id, {}, f"no answer within {self.timeout:g} seconds"
-                return
-            if waiting:
+            # an error of Flower's has the SuperLink's own node id: the message that it answers tells whose it is
+            pulled = {reply.metadata.reply_to_message_id: read(reply) for reply in self._grid.pull_messages(waiting)}
+            if not pulled and monotonic() >= end:
+                pulled = {message_id: ({}, f"no answer within {self.timeout:g} seconds") for message_id in waiting}
+            if answers := {message_id: pulled[message_id] for message_id in sorted(waiting & pulled.keys())}:
+                waiting -= answers.keys()
+                yield answers
+            elif waiting:
                 sleep(pause)
                 pause = min(2 * pause, self._poll)
 

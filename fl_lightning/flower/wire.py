@@ -70,11 +70,6 @@ def from_records(records: RecordDict, device: torch.device) -> Content:
     return {name: apply_to_collection(part, Tensor, to_device, device) for name, part in parts.items()}
 
 
-def num_bytes(parts: Mapping[str, Array]) -> int:
-    """Count the bytes of a message's parts."""
-    return sum(len(part.data) for part in parts.values())
-
-
 # --- what a node sends
 
 

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on this machine, with TLS and node authentication, in processes that end with the block."""
+"""A SuperLink and SuperNodes on this machine, with TLS and node authentication, which end with the block."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -53,8 +54,19 @@ class Deployment:
     def __exit__(self, *error) -> None:
         for name in reversed(list(self.processes)):
             self.kill(name, signal.SIGTERM)
-        if self.simulates:
-            subprocess.run([BIN / "ray", "stop", "--force"], env=self.environment, capture_output=True, timeout=60)
+        for process in self.left():  # Ray's daemons leave the session
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert psutil.wait_procs(self.left(), 15)[1] == []
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of this deployment that run: all have its folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == self.environment["FLWR_HOME"]:
+                    found.append(process)
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
     # --- files
 
@@ -148,19 +160,29 @@ class Deployment:
 
     def run(self, app: Path = EXAMPLE, timeout: float = 600, **settings: str | float) -> str:
         """Run the example, with settings of its configuration; returns what it printed."""
+        return self.flwr(*self.command(app, **settings), timeout=timeout)
+
+    def command(self, app: Path = EXAMPLE, **settings: str | float) -> list[str | Path]:
+        """Arguments of `flwr` that run an app."""
         values = {n.replace("_", "-"): v if isinstance(v, float) else quoted(v) for n, v in settings.items()}
         more = [part for name, value in values.items() for part in ("--run-config", f"{name}={value}")]
-        return self.flwr("run", app, "here", "--stream", *more, timeout=timeout)
+        return ["run", app, "here", "--stream", *more]
+
+    def app_of(self, kind: str, name: str) -> psutil.Process | None:
+        """The process of an app that one of the started processes has under it."""
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.processes[name].pid).children(recursive=True):
+                if any(word.endswith(kind) for word in process.cmdline()[:3]):
+                    return process
+        return None
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         """End a process and all of its session."""
         process = self.processes.pop(name)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(15)
-        except subprocess.TimeoutExpired:
-            pass
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(15)

@@ -1,5 +1,7 @@
 """The example on Flower's own runtimes: SuperLink and SuperNodes with TLS and node authentication, and Ray."""
 
+import re
+import signal
 import subprocess
 import sys
 
@@ -97,3 +99,59 @@ def test_by_ray(name, ray, tmp_path, monkeypatch):
     printed = ray.run(arguments=f"{arguments} --trainer.default_root_dir {root}")
     assert root.exists(), printed
     assert_alike(here, rows, root, records_here(tmp_path / "here"), ray.folder)
+
+
+def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
+    """Client app, SuperNode and server are killed one after the other: the simulation's bits in the end."""
+    arguments = "-c method/scaffold --trainer.max_epochs 4 --model.evaluate_clients_every 4"
+    here, rows = simulated(tmp_path, monkeypatch, f"{arguments} --data.transfer_size 20")
+    root = link.folder / "runs" / "killed"
+    ours = f"{arguments} --trainer.default_root_dir {root}"
+    settings = {"server_data": link.folder / "parties/server/data.yaml"}
+
+    def rounds() -> int:
+        return len(rows_of(root)) if list(root.rglob("metrics.csv")) and list(root.rglob("last.ckpt")) else 0
+
+    run = link.start("first", "flwr", *link.command(arguments=ours, **settings))
+    link.until(lambda: rounds() >= 1 and link.app_of("flwr-clientapp", "node_0"), 300)
+    link.app_of("flwr-clientapp", "node_0").kill()
+    run.wait(300)
+    assert re.search(r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error", link.log("first"))
+    link.kill("node_1", signal.SIGKILL)
+    link.start_node("node_1", link.folder / "parties/client_1/data.yaml")
+    before = rounds()
+    link.start("second", "flwr", *link.command(arguments=f"{ours} --ckpt_path last", **settings))
+    link.until(lambda: rounds() > before and link.app_of("flwr-serverapp", "link"), 300)
+    link.app_of("flwr-serverapp", "link").kill()
+    link.run(arguments=f"{ours} --ckpt_path last", **settings)
+    assert_alike(here, rows, root, records_here(tmp_path / "here"), link.folder / "parties")
+    secrets = [path.read_text() for path in link.folder.glob("node_?") if path.suffix == ""]
+    assert not any(
+        secret in path.read_text(errors="replace") for secret in secrets for path in link.folder.glob("*.log")
+    )
+    assert not any(
+        re.search(r"token[= ]+[\w-]{40}", path.read_text(errors="replace")) for path in link.folder.glob("*.log")
+    )
+
+
+def test_a_late_node_and_a_stranger(link):
+    """Without its node a client is skipped, until it comes; a key that is not registered gets nowhere."""
+    root = link.folder / "runs" / "late"
+    link.kill("node_1", signal.SIGKILL)
+    link.start_node("stranger", link.folder / "parties/client_1/data.yaml")
+    arguments = f"-c method/fedavg --trainer.max_epochs 3 --model.faults skip --trainer.default_root_dir {root}"
+    settings = {"server_data": link.folder / "parties/server/data.yaml", "wait": 40.0, "timeout": 60.0}
+    run = link.start("late", "flwr", *link.command(arguments=arguments, **settings))
+    link.until(lambda: list(root.rglob("last.ckpt")), 300)
+    link.start_node("node_1", link.folder / "parties/client_1/data.yaml")
+    run.wait(300)
+    skipped = [float(row["train/skipped"]) for row in rows_of(root)]
+    assert skipped[0] == 1
+    assert skipped[-1] == 0, link.log("late")
+    link.kill("stranger")
+
+
+def test_nothing_is_left(tmp_path):
+    with Deployment(tmp_path / "ends") as deployment:
+        assert deployment.left()
+    assert deployment.left() == []

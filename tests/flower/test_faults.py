@@ -92,14 +92,16 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_the_run(name, tmp_path):
     change, words = FAULTS[name]
-    with pytest.raises((FaultError, ValueError, TypeError), match=rf"(?s)client {CLIENT}.*{words}|{words}.*client {CLIENT}") as raised:
+    with pytest.raises(
+        (FaultError, ValueError, TypeError), match=rf"(?s)client {CLIENT}.*{words}|{words}.*client {CLIENT}"
+    ) as raised:
         federate(lambda: loop("error"), data, tmp_path, change, timeout=0.3)
     assert f"round {ROUND}" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_leaves_its_client_out(name, tmp_path):
-    change, words = FAULTS[name]
+    change, _ = FAULTS[name]
     server, *_ = federate(lambda: loop("skip"), data, tmp_path, change, timeout=0.3)
     (fault,) = server.skipped
     assert (fault.round_idx, fault.client_id) == (ROUND, CLIENT)
