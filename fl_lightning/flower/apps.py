@@ -32,7 +32,8 @@ from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.data import Elsewhere
 from fl_lightning.engines import SequentialEngine
-from fl_lightning.flower.engine import RemoteEngine, refuse_unsent
+from fl_lightning.federation.checks import check_carried
+from fl_lightning.flower.engine import RemoteEngine
 from fl_lightning.flower.node import Node, settings_of
 from fl_lightning.flower.nodes import Nodes
 
@@ -67,9 +68,10 @@ class ServerCLI(FederatedCLI):
     def before_fit(self) -> None:
         """Find the nodes, and let their clients be trained where they are."""
         super().before_fit()
-        refuse_unsent(self.model, self.trainer)
+        parts = self.model.parts
+        check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
         settings = settings_of(self.model, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
-        options, num_clients, faults = self._options, self.datamodule.num_clients, self.model.parts.faults
+        options, num_clients, faults = self._options, self.datamodule.num_clients, parts.faults
         times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
         tolerant, keys = faults.on_error == "skip", options.get("keys") or None
         nodes = Nodes(self._grid, settings, num_clients, *times, tolerant, keys)

@@ -5,16 +5,11 @@ from hashlib import sha256
 from typing import Any
 
 from flwr.app import Array
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ProgressBar
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
-from fl_lightning.aggregation import UpdateTransform
-from fl_lightning.client.hooks import overridden
 from fl_lightning.client.records import FileRecord, decode
 from fl_lightning.client.store import ClientStore
 from fl_lightning.engines import SequentialEngine
-from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.flower.node import digest_of
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, WireError, check_extras, part_of, read_update
@@ -23,9 +18,6 @@ from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 
 FILE = "file"
 """Key in a client's record at the server of the name of its node's file."""
-
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end")
-"""Hooks of callbacks that look at the client's module while it is trained, or when it was."""
 
 
 class RemoteEngine:
@@ -206,34 +198,3 @@ def digest_of_parts(parts: Mapping[str, Array]) -> str:
         digest.update(f"{name} {len(part.data)} ".encode())
         digest.update(part.data)
     return digest.hexdigest()
-
-
-def refuse_unsent(loop: FederatedLoop, trainer: Trainer) -> None:
-    """Refuse what no message carries, before any client trains.
-
-    Args:
-        loop: of the federation.
-        trainer: that will fit it.
-
-    Raises:
-        ValueError: naming it.
-    """
-    parts, client = loop.parts, loop.client
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
-    watching = [callback for callback in others if any(hasattr(callback, hook) for hook in CLIENT_HOOKS)]
-    metrics = [name for name, part in client.named_modules() if isinstance(part, Metric)]
-    kept = [t for t in parts.transforms if overridden(t, "on_client", UpdateTransform)]
-    kept = [t for t in kept if overridden(t, "state_dict", UpdateTransform)]
-    rules = (
-        (watching, "looks at clients while they are trained, which is elsewhere"),
-        (list(parts.batch_hooks), "hooks of callbacks that the client makes, are called at the server only"),
-        (metrics, "a metric object of the client counts its samples, which are elsewhere; set model.metrics"),
-        (kept, "keeps a state over all clients, which are elsewhere"),
-        ([trainer.world_size] if trainer.world_size > 1 else [], "processes: the server of a federation is one"),
-    )
-    for refused, rule in rules:
-        if refused:
-            first = refused[0]
-            name = first if isinstance(first, str | int) else type(first).__name__
-            raise ValueError(f"{name} {rule}; leave it out of a federation on Flower")

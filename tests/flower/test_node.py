@@ -14,8 +14,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from fl_lightning import ClientModule, FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.data import IIDPartition, OwnerPartition, PartitionInput
+from fl_lightning.federation.checks import check_carried
 from fl_lightning.flower.apps import command_line, settings_of_node
-from fl_lightning.flower.engine import refuse_unsent
 from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 from fl_lightning.flower.wire import from_records
@@ -190,12 +190,17 @@ class Remembers(Halves):
 
 def test_what_no_message_carries_is_refused_by_name():
     with pytest.raises(ValueError, match="Watcher looks at clients while they are trained"):
-        refuse_unsent(loop_of(FedAvg), trainer(1, callbacks=[Watcher()]))
+        carried(loop_of(FedAvg), callbacks=[Watcher()])
     counting = Counts(net=BatchNormNet, num_classes=3, input_shape=(4,))
-    with pytest.raises(ValueError, match="accuracy a metric object of the client"):
-        refuse_unsent(FederatedLoop(counting), trainer(1))
+    with pytest.raises(ValueError, match="accuracy is a metric object that counts a client's samples"):
+        carried(FederatedLoop(counting))
     with pytest.raises(ValueError, match="Remembers keeps a state over all clients"):
-        refuse_unsent(loop_of(FedAvg, transforms=[Remembers()]), trainer(1))
+        carried(loop_of(FedAvg, transforms=[Remembers()]))
+
+
+def carried(loop, **settings):
+    parts = loop.parts
+    check_carried(parts.client, parts.transforms, list(parts.batch_hooks), trainer(1, **settings))
 
 
 # --- who is there
