@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from flwr.app import Array
+from pytorch_lightning.utilities import rank_zero_info
 from torchmetrics import MetricCollection
 
 from fl_lightning.client.records import FileRecord, decode
@@ -12,7 +13,7 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.flower.node import digest_of
 from fl_lightning.flower.nodes import Answers, Nodes
-from fl_lightning.flower.wire import Content, WireError, check_extras, part_of, read_update
+from fl_lightning.flower.wire import Content, WireError, check_extras, part_of, read_score, read_update
 from fl_lightning.members.faults import ClientError
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 
@@ -59,9 +60,11 @@ class RemoteEngine:
             ClientError: of a client without a node, of an answer that says so, or of one that must not be.
         """
         asked = {job.client_id: (job, self._message("train", job)) for job in jobs}
-        for job, content in self._exchange("train", asked):
-            site = self._nodes.sites[job.client_id]
+        for job, content, problem in self._exchange("train", asked):
             try:
+                if problem:
+                    raise WireError(problem)
+                site = self._nodes.sites[job.client_id]
                 update, logged, file = read_update(content, job.client_id, site.sizes["train"])
                 layout = check_extras(update.extras, self._shared, self._layouts.get(exchange))
             except WireError as error:
@@ -76,16 +79,22 @@ class RemoteEngine:
         metrics: MetricCollection | None = None,
         channels_last: bool = False,
     ) -> Generator[ClientScore, None, None]:
-        """Ask the nodes what their clients would deploy, and yield its scores as they come."""
+        """Ask the nodes what their clients would deploy, and yield its scores as they come.
+
+        Raises:
+            ClientError: of a client without a score, unless the run goes on without clients that fail.
+        """
         more = {"batch_size": batch_size, "channels_last": channels_last}
         asked = {job.client_id: (job, self._message("evaluate", job, more)) for job in jobs}
-        for job, content in self._exchange("evaluate", asked):
-            head, most = content["head"], self._nodes.sites[job.client_id].sizes["test"]
-            correct, tested, values = (head.get(name) for name in ("correct", "num_samples", "metrics"))
-            whole = all(isinstance(n, float) and 0 <= n <= most for n in (correct, tested)) and isinstance(values, dict)
-            if not whole or correct > tested:
-                raise self._error(job, f"a score must be of at most {most} samples, got {correct} of {tested}")
-            yield ClientScore(job.client_id, tested, correct, values)
+        for job, content, problem in self._exchange("evaluate", asked):
+            try:
+                if problem:
+                    raise WireError(problem)
+                yield read_score(content["head"], job.client_id, self._nodes.sites[job.client_id].sizes["test"])
+            except WireError as error:
+                if not self._local.tolerant:
+                    raise self._error(job, str(error)) from error
+                rank_zero_info(f"client {job.client_id} has no score in round {job.broadcast.round_idx}: {error}")
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -133,12 +142,8 @@ class RemoteEngine:
 
     def _exchange(
         self, kind: str, asked: Mapping[int, tuple[ClientJob, dict[str, Array]]]
-    ) -> Generator[tuple[ClientJob, Content], None, None]:
-        """Send messages that were not sent in this round, and yield jobs and answers as they come.
-
-        Raises:
-            ClientError: of the first client that has no node, or no answer.
-        """
+    ) -> Generator[tuple[ClientJob, Content, str], None, None]:
+        """Send messages that were not sent in this round, and yield jobs with answers and problems as they come."""
         round_idx = next((job.broadcast.round_idx for job, _ in asked.values()), self._round_idx)
         if any(client_id not in self._nodes.sites for client_id in asked):
             self._nodes.look(f"in round {round_idx}")  # it may have come meanwhile
@@ -152,26 +157,15 @@ class RemoteEngine:
         )
         self._parts.clear()
         waiting = {self._asked[digests[c]]: job for c, (job, _) in asked.items() if c in self._nodes.sites}
-        for client_id, (job, _) in asked.items():
-            if client_id not in self._nodes.sites:
-                raise self._error(job, "no node has registered it")
+        for client_id in asked.keys() - self._nodes.sites.keys():
+            yield asked[client_id][0], {}, "no node has registered it"
         unanswered = [message_id for message_id in waiting if message_id not in self._answers]
         for message_id in waiting.keys() - set(unanswered):
-            yield self._given(waiting[message_id], *self._answers[message_id])
+            yield waiting[message_id], *self._answers[message_id]
         for answers in self._nodes.replies(unanswered):
             self._answers |= answers
             for message_id, answer in answers.items():
-                yield self._given(waiting[message_id], *answer)
-
-    def _given(self, job: ClientJob, content: Content, problem: str) -> tuple[ClientJob, Content]:
-        """Give a job and its answer.
-
-        Raises:
-            ClientError: what went wrong.
-        """
-        if problem:
-            raise self._error(job, problem)
-        return job, content
+                yield waiting[message_id], *answer
 
     def _error(self, job: ClientJob, reason: str) -> ClientError:
         """Name client, node and round."""

@@ -6,7 +6,7 @@ encoded and hashed once.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.functional.state import is_entry
-from fl_lightning.types import ClientUpdate, State
+from fl_lightning.types import ClientScore, ClientUpdate, State
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.text import printable
 
@@ -132,6 +132,21 @@ def read_update(content: Content, client_id: int, most_samples: int) -> tuple[Cl
         raise WireError(f"a node's file must be named as it names its files, got {shown(file)}; send its name")
     update = ClientUpdate(weights=weights, extras=extras, **whole, **rates)
     return update, read_logged(head.get("logged")), file
+
+
+def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> ClientScore:
+    """Read the score of a client.
+
+    Raises:
+        WireError: it is of more samples than the client has, or of something else.
+    """
+    correct, tested, values = (cast(Any, head.get(name)) for name in ("correct", "num_samples", "metrics"))
+    for number, most in ((tested, most_samples), (correct, tested)):
+        if not (isinstance(number, float) and 0 <= number <= most):
+            raise WireError(f"a score must count answers in [0, {most}], got {shown(number)}; send its counts")
+    if not (isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())):
+        raise WireError(f"the metrics of a score must be tensors by name, got {shown(values)}; send such")
+    return ClientScore(client_id, tested, correct, values)
 
 
 def read_logged(rows: Any) -> MetricAccumulator:

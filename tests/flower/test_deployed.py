@@ -113,9 +113,15 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
         return len(rows_of(root)) if list(root.rglob("metrics.csv")) and list(root.rglob("last.ckpt")) else 0
 
     run = link.start("first", "flwr", *link.command(arguments=ours, **settings))
-    link.until(lambda: rounds() >= 1 and link.app_of("flwr-clientapp", "node_0"), 300)
-    link.app_of("flwr-clientapp", "node_0").kill()
-    run.wait(300)
+    link.until(lambda: rounds() >= 1, 300)
+
+    def killed() -> bool:
+        """Kill the app, whichever message it is at, until the run has ended."""
+        if app := link.app_of("flwr-clientapp", "node_0"):
+            app.kill()
+        return run.poll() is not None
+
+    link.until(killed, 120)
     assert re.search(r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error", link.log("first"))
     link.kill("node_1", signal.SIGKILL)
     link.start_node("node_1", link.folder / "parties/client_1/data.yaml")

@@ -201,3 +201,24 @@ def test_a_message_for_other_settings_is_refused_by_the_node(tmp_path):
 
     with pytest.raises(FaultError, match="settings of a message must be"):
         federate(lambda: loop("error"), data, tmp_path, change)
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_client_without_a_score(policy, tmp_path):
+    def change(answers):
+        def answer(message):
+            asked = from_records(message.content, torch.device("cpu"))["head"]
+            lost = asked["ask"] == "evaluate" and asked["round_idx"] == ROUND
+            return Message(Error(5, "gone"), reply_to=message) if lost else answers[NODE](message)
+
+        return {**answers, NODE: answer}
+
+    def own():
+        return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, faults=policy, evaluate_clients_every=1)
+
+    if policy == "error":
+        with pytest.raises(FaultError, match=rf"client {CLIENT} at node {NODE} failed in round {ROUND}.*gone"):
+            federate(own, data, tmp_path, change)
+    else:
+        server, *_ = federate(own, data, tmp_path, change)
+        assert 0 <= server.round_metrics["local/alma"] <= 1
