@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import PurePath
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir
 
 EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
+
+OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
+"""Settings of the data that all parties must have alike."""
 
 MAIN = ("__main__.", "__mp_main__.")
 """Beginnings of the names of what the main script defines."""
@@ -284,6 +288,29 @@ def same(was: Any, now: Any) -> bool:
 def joined(parts: Iterable[Settings]) -> Settings:
     """Join settings of different names."""
     return {name: value for part in parts for name, value in part.items()}
+
+
+def shared_settings(parts: Any, data: FederatedDataModule, precision: str, max_epochs: int | None) -> dict[str, str]:
+    """Digest every setting that all parties of a real federation must have alike, by dotted name, and the versions.
+
+    Args:
+        parts: of the federation, whose net is not built.
+        data: of one party.
+        precision: of the Trainer.
+        max_epochs: rounds of the run; None or -1: not limited.
+    """
+    settings = {name: value for name, value in parts.described(precision, max_epochs).items() if not is_free(name)}
+    config = parts.identity.config
+    settings |= {f"config.{name}": value for name, value in config.items() if name.startswith("model.")}
+    settings |= {f"data.{name}": getattr(data, name) for name in OF_THE_DATA}
+    settings |= {f"version.{name}": version(name).partition("+")[0] for name in ("fl_lightning", "torch")}
+    return {name: hash_of_value(value) for name, value in settings.items()}
+
+
+def hash_of_value(value: Any) -> str:
+    """Hash a plain value."""
+    ordered = sorted(value.items()) if isinstance(value, dict) else value
+    return hashlib.sha256(repr(ordered).encode()).hexdigest()[:16]
 
 
 def is_plain(value: Any) -> bool:

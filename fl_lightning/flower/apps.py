@@ -33,8 +33,9 @@ from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.data import Elsewhere
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.checks import check_carried
+from fl_lightning.federation.identity import shared_settings
 from fl_lightning.flower.engine import RemoteEngine
-from fl_lightning.flower.node import Node, settings_of
+from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 
 QUIET: dict[str, Any] = {
@@ -70,7 +71,7 @@ class ServerCLI(FederatedCLI):
         super().before_fit()
         parts = self.model.parts
         check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
-        settings = settings_of(self.model, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
+        settings = shared_settings(parts, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
         options, num_clients, faults = self._options, self.datamodule.num_clients, parts.faults
         times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
         tolerant, keys = faults.on_error == "skip", options.get("keys") or None

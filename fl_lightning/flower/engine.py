@@ -11,10 +11,10 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.records import FileRecord, decode
 from fl_lightning.client.store import ClientStore
 from fl_lightning.engines import SequentialEngine
-from fl_lightning.flower.node import digest_of
+from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.flower.nodes import Answers, Nodes
-from fl_lightning.flower.wire import Content, WireError, check_extras, part_of, read_score, read_update
-from fl_lightning.members.faults import ClientError
+from fl_lightning.flower.wire import Content, WireError, part_of, read_score, read_update, shown
+from fl_lightning.members.faults import ClientError, check_extras
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 
 FILE = "file"
@@ -41,14 +41,14 @@ class RemoteEngine:
         self, local: SequentialEngine, nodes: Nodes, store: ClientStore, settings: Mapping[str, str], run: str
     ) -> None:
         self._local, self._nodes, self._store, self._run = local, nodes, store, run
-        self._settings = digest_of(dict(settings))
+        self._settings = hash_of_value(dict(settings))
         self._round_idx = -1
         self._asked: dict[str, str] = {}
         """Ids of messages of the round by the digest of what was asked: what is asked again is not sent again."""
         self._answers: Answers = {}
-        """Answers of the round: a client may be asked for again after another one has failed."""
+        """Answers of the round, where the run goes on without clients that fail: the others are asked for again."""
         self._parts: dict[int, tuple[Any, Array]] = {}
-        self._layouts: dict[str, Content] = {}
+        self._layouts: dict[str, dict[str, str]] = {}
         """Layout of the extras by exchange."""
         self._named: dict[str, str] = {}
         """Names of the nodes' files by the file of the store that holds them."""
@@ -67,8 +67,8 @@ class RemoteEngine:
                 site = self._nodes.sites[job.client_id]
                 update, logged, file = read_update(content, job.client_id, site.sizes["train"])
                 layout = check_extras(update.extras, self._shared, self._layouts.get(exchange))
-            except WireError as error:
-                raise self._error(job, str(error)) from error
+            except Exception as error:  # whatever a node sends
+                raise self._error(job, error) from error
             self._layouts.setdefault(exchange, layout)
             yield ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
 
@@ -90,11 +90,13 @@ class RemoteEngine:
             try:
                 if problem:
                     raise WireError(problem)
-                yield read_score(content["head"], job.client_id, self._nodes.sites[job.client_id].sizes["test"])
-            except WireError as error:
+                score = read_score(content["head"], job.client_id, self._nodes.sites[job.client_id].sizes["test"])
+            except Exception as error:  # whatever a node sends
                 if not self._local.tolerant:
-                    raise self._error(job, str(error)) from error
+                    raise self._error(job, error) from error
                 rank_zero_info(f"client {job.client_id} has no score in round {job.broadcast.round_idx}: {error}")
+            else:
+                yield score
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class RemoteEngine:
             "exchange": broadcast.exchange,
             "uploads": broadcast.uploads,
             "settings": self._settings,
-            "trained": digest_of(weights.trainable),
+            "trained": hash_of_value(weights.trainable),
             "frozen": list(weights.frozen.already_sent),
             "lr_factors": [list(row) for row in self._local.local.lr_factors],
             "run": self._run,
@@ -125,14 +127,9 @@ class RemoteEngine:
         sent, start = broadcast.weights or {}, job.start or {}
         if sent and start:
             start = {name: value for name, value in start.items() if sent.get(name) is not value}
-        personal = job.personal if file is None else None
-        return {
-            "head": part_of(head | dict(more or {})),
-            "weights": self._part(broadcast.weights),
-            "start": self._part(start),
-            "extras": part_of(dict(broadcast.extras)),
-            "personal": self._part(personal),
-        }
+        states = {"weights": broadcast.weights, "start": start, "personal": job.personal if file is None else None}
+        parts = {name: self._part(state) for name, state in states.items()}
+        return {"head": part_of(head | dict(more or {})), "extras": part_of(dict(broadcast.extras)), **parts}
 
     def _part(self, state: State | None) -> Array:
         """Encode a state, once for all clients that are sent the same object."""
@@ -152,9 +149,8 @@ class RemoteEngine:
         digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}
         new = [c for c in asked if digests[c] not in self._asked and c in self._nodes.sites]
         messages = [(self._nodes.sites[client_id].node_id, asked[client_id][1]) for client_id in new]
-        self._asked |= dict(
-            zip((digests[c] for c in new), self._nodes.send(kind, messages, str(round_idx)), strict=True)
-        )
+        ids = self._nodes.send(kind, messages, str(round_idx))
+        self._asked |= {digests[client_id]: message_id for client_id, message_id in zip(new, ids, strict=True)}
         self._parts.clear()
         waiting = {self._asked[digests[c]]: job for c, (job, _) in asked.items() if c in self._nodes.sites}
         for client_id in asked.keys() - self._nodes.sites.keys():
@@ -163,12 +159,15 @@ class RemoteEngine:
         for message_id in waiting.keys() - set(unanswered):
             yield waiting[message_id], *self._answers[message_id]
         for answers in self._nodes.replies(unanswered):
-            self._answers |= answers
+            if self._local.tolerant:
+                self._answers |= answers
             for message_id, answer in answers.items():
                 yield waiting[message_id], *answer
 
-    def _error(self, job: ClientJob, reason: str) -> ClientError:
+    def _error(self, job: ClientJob, error: Exception) -> ClientError:
         """Name client, node and round."""
+        known = isinstance(error, ValueError)
+        reason = shown(str(error)) if known else f"what it sent is no answer ({type(error).__name__})"
         site, round_idx = self._nodes.sites.get(job.client_id), job.broadcast.round_idx
         where = f" at {site}" if site else ""
         sentence = f"client {job.client_id}{where} failed in round {round_idx}: {reason}"

@@ -7,8 +7,6 @@ is undone or a run that is continued goes back to the file of that time. Files t
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import cached_property
-from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.store import hash_of, held
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines import SequentialEngine, local_engine
-from fl_lightning.federation.identity import is_free
+from fl_lightning.federation.identity import hash_of_value, shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
@@ -31,9 +29,6 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
 from fl_lightning.types import Broadcast, ClientJob, Member, State
 from fl_lightning.utils.files import write_file
-
-OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
-"""Settings of the data that all parties must have alike."""
 
 
 class Node:
@@ -61,7 +56,7 @@ class Node:
     ) -> None:
         self.loop, self.data, self.client_id, self.folder = loop, data, client_id, Path(folder)
         self.device, self.precision = device or torch.device("cpu"), precision or Precision()
-        self.settings = settings_of(loop, data, str(self.precision.precision), max_epochs)
+        self.settings = shared_settings(loop.parts, data, str(self.precision.precision), max_epochs)
         self._max_epochs = max_epochs
 
     @cached_property
@@ -135,7 +130,7 @@ class Node:
             WireError: another client, other settings, or another model.
         """
         head, engine = content["head"], self.engine
-        for name, here in (("client_id", self.client_id), ("settings", digest_of(self.settings))):
+        for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
             if head[name] != here:
                 raise WireError(f"{name} of a message must be {here}, as this node has it, got {shown(head[name])}")
         weights = content["weights"]
@@ -144,7 +139,7 @@ class Node:
         if layout_of(start) != layout_of(wanted):
             raise WireError("the model's shared entries at the server must be those of this node; give both one YAML")
         self._freeze({name: start[name] for name in head["frozen"]}, head["round_idx"])
-        if head["trained"] != digest_of(engine.weights.trainable):
+        if head["trained"] != hash_of_value(engine.weights.trainable):
             raise WireError("the same entries must be trained here and at the server; freeze them in the module itself")
         engine.local.scale_lr(head["lr_factors"])
         self._collect(head["run"], frozenset(head["named"]))
@@ -211,23 +206,6 @@ class Node:
         if not run.isalnum():
             raise WireError(f"run must be a name of letters and digits, got {shown(run)}")
         return self.folder / run
-
-
-def settings_of(
-    loop: FederatedLoop, data: FederatedDataModule, precision: str, max_epochs: int | None
-) -> dict[str, str]:
-    """Digest every setting that all parties must have alike, by dotted name, and the versions."""
-    settings = {n: v for n, v in loop.parts.described(precision, max_epochs).items() if not is_free(n)}
-    settings |= {f"config.{name}": value for name, value in loop.identity.config.items() if name.startswith("model.")}
-    settings |= {f"data.{name}": getattr(data, name) for name in OF_THE_DATA}
-    settings |= {f"version.{name}": version(name).partition("+")[0] for name in ("fl_lightning", "torch")}
-    return {name: digest_of(value) for name, value in settings.items()}
-
-
-def digest_of(value: Any) -> str:
-    """Hash a plain value."""
-    ordered = sorted(value.items()) if isinstance(value, dict) else value
-    return sha256(repr(ordered).encode()).hexdigest()[:16]
 
 
 def layout_of(state: State) -> dict[str, Any]:

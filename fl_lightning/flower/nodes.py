@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -215,10 +214,7 @@ def read(reply: Message) -> tuple[Content, str]:
         content = from_records(reply.content, CPU)
     except WireError as error:
         return {}, str(error)
-    head = content.get("head")
-    if not isinstance(head, dict):
-        return {}, "an answer must have a head, and this one has none"
-    return content, shown(head["error"]) if "error" in head else ""
+    return content, shown(content["head"]["error"]) if "error" in content["head"] else ""
 
 
 def key_of(node: Any) -> str:
@@ -226,7 +222,4 @@ def key_of(node: Any) -> str:
 
     Empty: none.
     """
-    public = getattr(node, "public_key", b"")
-    with suppress(TypeError):
-        return sha256(bytes(public)).hexdigest()[:16] if public else ""
-    return ""
+    return sha256(node.public_key).hexdigest()[:16] if node.public_key else ""

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.functional.state import is_entry
-from fl_lightning.types import ClientScore, ClientUpdate, State
+from fl_lightning.types import ClientScore, ClientUpdate
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.text import printable
 
@@ -41,7 +40,10 @@ LONGEST = 500
 
 
 class WireError(ValueError):
-    """Error for what arrived and is not what it must be."""
+    """Error for what arrived and is not what it must be.
+
+    What is read may raise any other error, too: nothing is known of it.
+    """
 
 
 def part_of(value: Any) -> Array:
@@ -63,6 +65,8 @@ def from_records(records: RecordDict, device: torch.device) -> Content:
     """
     try:
         parts = {name: decode(part.data) for name, part in records.array_records[RECORD].items()}
+        if not isinstance(parts["head"], dict):
+            raise TypeError("a head of another kind")
     except Exception as error:  # whatever bytes from elsewhere bring about
         raise WireError(
             f"a message must be one of fl_lightning, and this one cannot be read ({type(error).__name__})"
@@ -109,9 +113,9 @@ def read_update(content: Content, client_id: int, most_samples: int) -> tuple[Cl
     Raises:
         WireError: naming what is wrong.
     """
-    head, extras, weights = (content.get(name) for name in ("head", "extras", "weights"))
-    if not (isinstance(head, dict) and isinstance(extras, dict) and (weights is None or isinstance(weights, dict))):
-        raise WireError("a result must have a head, extras and weights, and one of them is missing; send all three")
+    head, extras, weights = (content[name] for name in ("head", "extras", "weights"))
+    if not (isinstance(extras, dict) and (weights is None or isinstance(weights, dict))):
+        raise WireError("extras and weights of a result must be entries by name, and these are not; send such")
     whole: Any = {name: head.get(name) for name in COUNTS}
     for name, value in whole.items():
         if type(value) is not int or value < 0:
@@ -131,7 +135,7 @@ def read_update(content: Content, client_id: int, most_samples: int) -> tuple[Cl
     if file is not None and not (isinstance(file, str) and FileRecord.is_name(file)):
         raise WireError(f"a node's file must be named as it names its files, got {shown(file)}; send its name")
     update = ClientUpdate(weights=weights, extras=extras, **whole, **rates)
-    return update, read_logged(head.get("logged")), file
+    return update, read_logged(head["logged"]), file
 
 
 def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> ClientScore:
@@ -156,55 +160,14 @@ def read_logged(rows: Any) -> MetricAccumulator:
         WireError: they are none, or the server's own.
     """
     logged = MetricAccumulator(most_rows=None)
-    try:
-        for name, (kind, pairs) in rows.items():
-            if not isinstance(name, str) or name != printable(name) or name.startswith(OF_THE_SERVER):
-                raise WireError(f"a client must log under names of its own, got {shown(name)}; rename it")
-            for value, weight in pairs:
-                if not (isinstance(value, float) and isinstance(weight, float) and weight >= 0):
-                    raise WireError(f"{name!r} must be logged as numbers, got {shown(value)}; send numbers")
-                logged.log(name, value, weight, kind)
-    except WireError:
-        raise
-    except Exception as error:
-        raise WireError(f"logged values must be numbers by name ({type(error).__name__}); send such") from error
+    for name, (kind, pairs) in rows.items():
+        if not isinstance(name, str) or name != printable(name) or name.startswith(OF_THE_SERVER):
+            raise WireError(f"a client must log under names of its own, got {shown(name)}; rename it")
+        for value, weight in pairs:
+            if not (isinstance(value, float) and isinstance(weight, float) and weight >= 0):
+                raise WireError(f"{name!r} must be logged as numbers, got {shown(value)}; send numbers")
+            logged.log(name, value, weight, kind)
     return logged
-
-
-def check_extras(extras: Mapping[str, Any], shared: State, like: Content | None) -> Content:
-    """Check what a client sends besides the weights, as far as it is known, and return its layout.
-
-    Args:
-        extras: of a result.
-        shared: the model's entries: what has the name of one must have its shape.
-        like: layout of the extras that were first sent in such an exchange; None: these are the first.
-
-    Raises:
-        WireError: naming the part.
-    """
-    layout: Content = {}
-
-    def note(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, item in value.items():
-                note(item, f"{path}.{name}" if path else str(name))
-                entry = shared.get(name) if isinstance(name, str) and is_entry(name, item) else None
-                if entry is not None and item.shape != entry.shape:
-                    raise WireError(
-                        f"{path}.{name} of a result must have the shape {tuple(entry.shape)} of that entry, got "
-                        f"{tuple(item.shape)}; send it so"
-                    )
-        else:
-            layout[path] = f"{value.dtype}, {value.ndim} axes" if isinstance(value, Tensor) else type(value).__name__
-
-    note(extras, "")
-    for path in (like or {}) | (layout if like is not None else {}):
-        if layout.get(path) != (like or {}).get(path):
-            raise WireError(
-                f"{path!r} of a result must be {(like or {}).get(path, 'absent')}, as the first client sent it, got "
-                f"{layout.get(path, 'nothing')}; send what the method sends"
-            )
-    return layout
 
 
 def shown(value: Any) -> str:

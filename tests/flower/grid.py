@@ -12,9 +12,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.parser_only import parts_of
+from fl_lightning.federation.identity import shared_settings
 from fl_lightning.flower.apps import ServerCLI, node_of
 from fl_lightning.flower.engine import RemoteEngine
-from fl_lightning.flower.node import Node, settings_of
+from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes as Sites
 from tests.toys import fit
 
@@ -91,7 +92,7 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
     made = [Node(make_loop(), make_data(), i, folder / str(i), max_epochs=rounds) for i in range(data.num_clients)]
     answers = {100 + node.client_id: node.answer for node in made}
     grid = GridHere(answers if change is None else change(answers), keys)
-    shared, tolerant = settings_of(server, data, "32-true", rounds), server.parts.faults.on_error == "skip"
+    shared, tolerant = shared_settings(server.parts, data, "32-true", rounds), server.parts.faults.on_error == "skip"
     nodes = Sites(grid, shared, data.num_clients, timeout, 0.0, tolerant)
     nodes.look()
     server.engine_factory = lambda local: RemoteEngine(local, nodes, server.store, shared, "run")

@@ -8,6 +8,7 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 from flwr.app import Array, Error, Message
 
 from fl_lightning import FederatedLoop
+from fl_lightning.federation import identity
 from fl_lightning.flower import node
 from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import FaultError
@@ -75,7 +76,7 @@ FAULTS = {
     "dtype": (of(weights=setting(ENTRY, torch.zeros(8, 4, dtype=torch.float64))), "of type torch.float32"),
     "no tensor": (of(weights=setting(ENTRY, "text")), "must be a tensor"),
     "garbage": (in_round(garbage), "cannot be read"),
-    "no head": (in_round(lambda message, content: Message(to_records({}), reply_to=message)), "head"),
+    "no head": (in_round(lambda message, content: Message(to_records({}), reply_to=message)), "cannot be read"),
     "n = 10^15": (of(head=setting("num_samples", 10**15)), r"\[0, 12\]"),
     "n = -5": (of(head=setting("num_samples", -5)), "≥ 0"),
     "n = 2.5": (of(head=setting("num_samples", 2.5)), "whole number"),
@@ -178,7 +179,7 @@ def test_other_settings(tmp_path):
 def test_another_version(tmp_path, monkeypatch):
     def other(answers):
         with monkeypatch.context() as patch:
-            patch.setattr(node, "version", lambda name: "0.0.1")
+            patch.setattr(identity, "version", lambda name: "0.0.1")
             old = node.Node(loop("error"), data(), CLIENT, tmp_path / "other", max_epochs=2)
         return {**answers, NODE: old.answer}
 
