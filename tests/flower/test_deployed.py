@@ -116,13 +116,17 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
     link.until(lambda: rounds() >= 1, 300)
 
     def killed() -> bool:
-        """Kill the app, whichever message it is at, until the run has ended."""
-        if app := link.app_of("flwr-clientapp", "node_0"):
+        """Kill the app once it is at a message."""
+        log, app = link.log("node_0"), link.app_of("flwr-clientapp", "node_0")
+        busy = app is not None and log.count("Start `flwr-clientapp`") > log.count("Sending: ")
+        if busy:
             app.kill()
-        return run.poll() is not None
+        return busy
 
     link.until(killed, 120)
-    assert re.search(r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error", link.log("first"))
+    run.wait(300)  # Flower misses two signs of life, 30 seconds apart
+    failed = r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error 8: ClientApp stopped responding"
+    assert re.search(failed, link.log("first"))
     link.kill("node_1", signal.SIGKILL)
     link.start_node("node_1", link.folder / "parties/client_1/data.yaml")
     before = rounds()
