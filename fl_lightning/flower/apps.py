@@ -70,7 +70,6 @@ class ServerCLI(FederatedCLI):
         """Find the nodes, and let their clients be trained where they are."""
         super().before_fit()
         parts = self.model.parts
-        check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
         settings = shared_settings(parts, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
         options, num_clients, faults = self._options, self.datamodule.num_clients, parts.faults
         times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
@@ -82,6 +81,7 @@ class ServerCLI(FederatedCLI):
         run = uuid4().hex if self.folder is None else sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
 
         def factory(local: SequentialEngine) -> RemoteEngine:
+            check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
             self.engine = RemoteEngine(local, nodes, self.model.store, settings, run)
             return self.engine
 

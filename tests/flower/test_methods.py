@@ -28,6 +28,11 @@ def last_of(folder: Path) -> dict:
     return read_saved(path)
 
 
+def also(name):
+    """A further method whose clients or server have sets besides the clients' samples."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @pytest.fixture
 def run(request, tmp_path, monkeypatch):
     """The simulation of a method, in the folder `here`; afterwards in the folder `there`."""
@@ -45,7 +50,11 @@ def test_every_method(run, tmp_path):
     assert_alike(tmp_path, serve(arguments, Nodes(arguments, tmp_path / "nodes").grid()))
 
 
-@pytest.mark.parametrize("run", ["FedNTD", "FedCL", "FedRep", "KnFu"], indirect=True)
+@pytest.mark.parametrize(
+    "run",
+    ["FedNTD", "FedCL", "FedRep", "KnFu", *map(also, ("FedDF", "FedKA", "FedMD", "SelectiveFD", "FedFOMO"))],
+    indirect=True,
+)
 def test_with_owners_that_have_a_folder_each(run, tmp_path):
     """Every party reads its own folder: the server's is emptied of the clients' samples before anybody trains."""
     split.run([*run.files, "--output", str(tmp_path / "nodes")])

@@ -196,6 +196,8 @@ def test_what_no_message_carries_is_refused_by_name():
         carried(FederatedLoop(counting))
     with pytest.raises(ValueError, match="Remembers keeps a state over all clients"):
         carried(loop_of(FedAvg, transforms=[Remembers()]))
+    with pytest.raises(ValueError, match="on_train_batch_end of a callback that the client makes"):
+        check_carried(loop_of(FedAvg).client, [], ["on_train_batch_end"], trainer(1))
 
 
 def carried(loop, **settings):

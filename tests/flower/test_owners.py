@@ -44,6 +44,15 @@ def test_a_server_without_samples(run, tmp_path):  # noqa: F811
     assert "local/alma" in there[0]
 
 
+@pytest.mark.parametrize("run", ["FedAvg"], indirect=True)
+def test_a_monitor_of_trained_clients_is_refused_at_start(run, tmp_path):  # noqa: F811
+    arguments = ["fit", *run.files, "--trainer.callbacks", "fl_lightning.monitors.PersonalisedAccuracy"]
+    grid = Nodes(arguments, tmp_path / "nodes").grid()
+    with pytest.raises(ValueError, match="PersonalisedAccuracy looks at clients while they are trained"):
+        serve(arguments, grid)
+    assert {message.metadata.message_type for message in grid.log} == {"query"}
+
+
 def test_split_refuses(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
