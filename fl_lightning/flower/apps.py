@@ -38,14 +38,9 @@ from fl_lightning.flower.engine import RemoteEngine
 from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
-Options = Mapping[str, Any]
-"""Settings of an app by name."""
+SHOWN = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+QUIET: dict[str, Any] = dict.fromkeys(SHOWN, False)
+"""Settings of a Trainer that shows and writes nothing."""
 
 
 class ServerCLI(FederatedCLI):
@@ -55,14 +50,9 @@ class ServerCLI(FederatedCLI):
         args: of `fl-lightning`.
         grid: Flower's.
         options: of the app.
-
-    Attributes:
-        engine: that the fit was run with.
     """
 
-    engine: RemoteEngine
-
-    def __init__(self, args: list[str], grid: Grid, options: Options) -> None:
+    def __init__(self, args: list[str], grid: Grid, options: Mapping[str, Any]) -> None:
         self._grid, self._options = grid, options
         super().__init__(args)
 
@@ -82,8 +72,7 @@ class ServerCLI(FederatedCLI):
 
         def factory(local: SequentialEngine) -> RemoteEngine:
             check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
-            self.engine = RemoteEngine(local, nodes, self.model.store, settings, run)
-            return self.engine
+            return RemoteEngine(local, nodes, self.model.store, settings, run)
 
         self.model.engine_factory = factory
 
@@ -97,8 +86,11 @@ def client_app(*configs: str | Path) -> ClientApp:
     app, files = ClientApp(), tuple(map(str, configs))
 
     def answer(message: Message, context: Context) -> Message:
-        with quiet_lightning():
-            return node_of(files, *settings_of_node(context)).answer(message)
+        try:
+            with quiet_lightning():
+                return node_of(files, *settings_of_node(context)).answer(message)
+        except SystemExit as stop:  # of the parser, which has printed why
+            raise ValueError("the node's YAML or arguments are refused, as its own log says; mend them") from stop
 
     for register in (app.train, app.evaluate, app.query):
         register()(answer)
@@ -113,11 +105,10 @@ def server_app(*configs: str | Path) -> ServerApp:
     """
 
     def main(grid: Grid, context: Context) -> None:
-        options = context.run_config
-        data = str(options.get("server-data") or "")
-        arguments = command_line(tuple(map(str, configs)), str(options.get("arguments", "")), data)
+        options, files = context.run_config, tuple(map(str, configs))
         with quiet_lightning():
-            ServerCLI(arguments, grid, options)
+            words = str(options.get("arguments", "")), str(options.get("server-data") or "")
+            ServerCLI(command_line(files, *words), grid, options)
 
     app = ServerApp()
     app.main()(main)
@@ -150,9 +141,7 @@ def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id:
     trainer, data = made.config.fit.trainer, made.datamodule
     client_id = getattr(data.partition, "client_id", client_id)
     if client_id is None:
-        raise ValueError(
-            "a node must know its client, and got neither data nor partition-id; set --node-config 'data=…'"
-        )
+        raise ValueError("a node must know its client, and has neither data nor partition-id; set --node-config data=…")
     where = Trainer(accelerator=trainer.accelerator, devices=trainer.devices, precision=trainer.precision, **QUIET)
     folder = Path(data_file).resolve().parent if data_file else Path("nodes", str(client_id))
     device, plugin = where.strategy.root_device, where.precision_plugin

@@ -8,8 +8,8 @@ from flwr.app import Array
 from pytorch_lightning.utilities import rank_zero_info
 from torchmetrics import MetricCollection
 
-from fl_lightning.client.records import FileRecord, decode
-from fl_lightning.client.store import ClientStore
+from fl_lightning.client.records import FileRecord, decode, encode
+from fl_lightning.client.store import ClientStore, hash_of
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.flower.nodes import Answers, Nodes
@@ -48,6 +48,8 @@ class RemoteEngine:
         self._answers: Answers = {}
         """Answers of the round, where the run goes on without clients that fail: the others are asked for again."""
         self._parts: dict[int, tuple[Any, Array]] = {}
+        self._has: dict[int, Any] = {}
+        """Digest of the frozen entries that a client's node has."""
         self._layouts: dict[str, dict[str, str]] = {}
         """Layout of the extras by exchange."""
         self._named: dict[str, str] = {}
@@ -124,12 +126,23 @@ class RemoteEngine:
             "named": sorted({*self._names(job.client_id), *([file] if file else [])}),
         }
         # what a client starts from besides what it was sent
-        sent, start = broadcast.weights or {}, job.start or {}
-        if sent and start:
-            start = {name: value for name, value in start.items() if sent.get(name) is not value}
+        sent, start, frozen = broadcast.weights or {}, job.start or {}, weights.frozen.already_sent
+        if start and (sent or frozen):
+            start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
         states = {"weights": broadcast.weights, "start": start, "personal": job.personal if file is None else None}
         parts = {name: self._part(state) for name, state in states.items()}
+        parts["frozen"] = self._frozen_part(job.client_id, {} if frozen.keys() <= sent.keys() else frozen)
         return {"head": part_of(head | dict(more or {})), "extras": part_of(dict(broadcast.extras)), **parts}
+
+    def _frozen_part(self, client_id: int, frozen: State) -> Array:
+        """Encode entries that nobody trains, or only their digest where the client's node has them."""
+        if not frozen:
+            return part_of({"digest": "", "entries": {}})
+        if id(frozen) not in self._parts:
+            digest = hash_of(encode(dict(frozen)))
+            self._parts[id(frozen)] = (frozen, digest), part_of({"digest": digest, "entries": dict(frozen)})
+        (_, digest), whole = self._parts[id(frozen)]
+        return part_of({"digest": digest, "entries": None}) if self._has.get(client_id) == digest else whole
 
     def _part(self, state: State | None) -> Array:
         """Encode a state, once for all clients that are sent the same object."""
@@ -161,8 +174,9 @@ class RemoteEngine:
         for answers in self._nodes.replies(unanswered):
             if self._local.tolerant:
                 self._answers |= answers
-            for message_id, answer in answers.items():
-                yield waiting[message_id], *answer
+            for message_id, (content, problem) in answers.items():
+                self._has[waiting[message_id].client_id] = content.get("has")
+                yield waiting[message_id], content, problem
 
     def _error(self, job: ClientJob, error: Exception) -> ClientError:
         """Name client, node and round."""
@@ -185,9 +199,5 @@ class RemoteEngine:
 
 
 def digest_of_parts(parts: Mapping[str, Array]) -> str:
-    """Hash the parts of a message."""
-    digest = sha256()
-    for name, part in sorted(parts.items()):
-        digest.update(f"{name} {len(part.data)} ".encode())
-        digest.update(part.data)
-    return digest.hexdigest()
+    """Hash the parts of a message, of which Flower hashes each once."""
+    return sha256(repr([(name, part.object_id) for name, part in sorted(parts.items())]).encode()).hexdigest()

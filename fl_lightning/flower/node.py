@@ -4,7 +4,7 @@ What a client keeps lies in files of the node that never change. The server know
 is undone or a run that is continued goes back to the file of that time. Files that it names no more are deleted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -79,17 +79,14 @@ class Node:
 
     def answer(self, message: Message) -> Message:
         """Answer a message, with what went wrong if something does."""
-        answers: dict[str, Callable[[Content], dict[str, Array]]] = {
-            "hello": self._introduce,
-            "train": self._train,
-            "evaluate": self._evaluate,
-        }
+        answers = {"hello": self._introduce, "train": self._train, "evaluate": self._evaluate}
         round_idx = -1
         try:
             content = from_records(message.content, self.device)
             head = content["head"]
             round_idx = int(head.get("round_idx", -1))
             parts = answers[head["ask"]](content)
+            parts["has"] = part_of(content.get("frozen", {}).get("digest"))
         except Exception as error:
             self.__dict__.pop("engine", None)  # which may have been left in the middle
             known = error if isinstance(error, ClientError) else client_error(self.client_id, round_idx, error)
@@ -134,7 +131,7 @@ class Node:
             if head[name] != here:
                 raise WireError(f"{name} of a message must be {here}, as this node has it, got {shown(head[name])}")
         weights = content["weights"]
-        start = {**content["start"], **(weights or {})}
+        start = {**self._frozen_entries(head["run"], **content["frozen"]), **content["start"], **(weights or {})}
         wanted = {name: value for name, value in engine.weights.live(engine.weights.shared).items()}
         if layout_of(start) != layout_of(wanted):
             raise WireError("the model's shared entries at the server must be those of this node; give both one YAML")
@@ -190,6 +187,19 @@ class Node:
             raise ValueError(f"{path} must be as it was written, and was altered; restore it, or begin a new run")
         kept = decode(content)
         return kept.get("memory", {}), kept.get("personal")
+
+    def _frozen_entries(self, run: str, digest: str, entries: State | None) -> State:
+        """Keep entries that nobody trains, which are sent once, or read those of a digest."""
+        if not digest:
+            return {}
+        if not digest.isalnum():
+            raise WireError(f"a digest must be of letters and digits, got {shown(digest)}")
+        path = self._folder_of(run) / f"frozen_{digest}.safetensors"
+        if entries is None:
+            return dict(decode(path.read_bytes()))
+        delete(path.parent, [old.name for old in path.parent.glob("frozen_*")])
+        write_file(path, encode(entries))
+        return entries
 
     def _collect(self, run: str, named: frozenset[str]) -> None:
         """Delete the client's files that the server names no more."""

@@ -17,14 +17,10 @@ from fl_lightning.flower.wire import Content, WireError, from_records, part_of, 
 from fl_lightning.members.faults import FaultError
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.life import heartbeat
-from fl_lightning.utils.settings import check_above, check_at_least
+from fl_lightning.utils.settings import check_above
 
-CPU = torch.device("cpu")
 Answers = dict[str, tuple[Content, str]]
 """Answers by the id of the message: the content, and what went wrong, empty for nothing."""
-
-MOST_SAMPLES = 2**40
-"""Samples that a node may register."""
 
 
 class Site(NamedTuple):
@@ -76,7 +72,6 @@ class Nodes:
         keys: str | Path | None = None,
     ) -> None:
         check_above(0, timeout=timeout)
-        check_at_least(0, poll=poll)
         self._grid, self._settings, self._num_clients = grid, settings, num_clients
         self.timeout, self._poll, self._tolerant = timeout, poll, tolerant
         self._file = None if keys is None else Path(keys)
@@ -152,9 +147,8 @@ class Nodes:
         if names := self._differing(head.get("settings")):
             raise WireError(f"its settings must be the server's, and these differ: {names}; give it that YAML")
         counts = {split: head["sizes"][split] for split in ("train", "test")}
-        for split, size in counts.items():
-            if type(size) is not int or not 0 <= size <= MOST_SAMPLES:
-                raise WireError(f"its {split} samples must lie in [0, 2^40], got {shown(size)}; mend its data")
+        if not all(type(size) is int and 0 <= size <= 2**40 for size in counts.values()):
+            raise WireError(f"its numbers of samples must lie in [0, 2^40], got {shown(counts)}; mend its data")
         other, belongs = self.sites.get(client_id), self._keys.get(str(client_id), key)
         if belongs != key or (other is not None and (other.key != key or not key)):
             raise WireError(
@@ -211,7 +205,7 @@ def read(reply: Message) -> tuple[Content, str]:
     if reply.has_error():
         return {}, f"Flower's error {reply.error.code}: {shown(reply.error.reason or 'without a reason')}"
     try:
-        content = from_records(reply.content, CPU)
+        content = from_records(reply.content, torch.device("cpu"))
     except WireError as error:
         return {}, str(error)
     return content, shown(content["head"]["error"]) if "error" in content["head"] else ""

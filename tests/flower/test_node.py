@@ -131,7 +131,18 @@ class Frozen(FedAvg):
 
 
 def test_frozen_entries_are_the_simulations(tmp_path):
-    assert_carried(lambda: loop_of(Frozen), lambda: data(participation=0.7), tmp_path)
+    def own():
+        return loop_of(Frozen, evaluate_clients_every=4)
+
+    _, grid = assert_carried(own, lambda: data(participation=0.7), tmp_path, rounds=4)
+    contents = [from_records(message.content, CPU) for message in grid.log]
+    asked = [content for content in contents if content["head"].get("ask") in ("train", "evaluate")]
+    for client_id in range(3):  # once as weights, once as entries to be kept, and then no more
+        moved = [c for c in asked if c["head"]["client_id"] == client_id]
+        name = "net.body.0.weight"
+        times = [name in (c["weights"] or {}) or name in (c["frozen"]["entries"] or c["start"]) for c in moved]
+        assert sum(times) <= 2
+        assert times == sorted(times, reverse=True)
 
 
 def test_metrics_are_computed_where_the_clients_are(tmp_path):
