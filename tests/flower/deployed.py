@@ -149,6 +149,17 @@ class Deployment:
         words += ["--auth-supernode-private-key", self.key(name), "--node-config", f'data="{data}"']
         self.start(name, "flower-supernode", *words, "--port", str(free_port()))
 
+    def restart_node(self, name: str, data: Path) -> None:
+        """Start a node whose process was killed: for a minute SuperLink takes it for online and turns it away."""
+        before = self.log(name).count("SuperNode ID:")
+
+        def is_there() -> bool:
+            if name not in self.processes or self.processes[name].poll() is not None:
+                self.start_node(name, data)
+            return self.log(name).count("SuperNode ID:") > before
+
+        self.until(is_there, 240)
+
     def flwr(self, *words: str | Path, timeout: float = 120) -> str:
         """Run one of Flower's commands; returns what it printed."""
         command = [str(BIN / "flwr"), *map(str, words)]

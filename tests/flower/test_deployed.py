@@ -128,7 +128,7 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
     failed = r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error 8: ClientApp stopped responding"
     assert re.search(failed, link.log("first"))
     link.kill("node_1", signal.SIGKILL)
-    link.start_node("node_1", link.folder / "parties/client_1/data.yaml")
+    link.restart_node("node_1", link.folder / "parties/client_1/data.yaml")
     before = rounds()
     link.start("second", "flwr", *link.command(arguments=f"{ours} --ckpt_path last", **settings))
     link.until(lambda: rounds() > before and link.app_of("flwr-serverapp", "link"), 300)
@@ -149,11 +149,11 @@ def test_a_late_node_and_a_stranger(link):
     root = link.folder / "runs" / "late"
     link.kill("node_1", signal.SIGKILL)
     link.start_node("stranger", link.folder / "parties/client_1/data.yaml")
-    arguments = f"-c method/fedavg --trainer.max_epochs 3 --model.faults skip --trainer.default_root_dir {root}"
+    arguments = f"-c method/fedavg --trainer.max_epochs 8 --model.faults skip --trainer.default_root_dir {root}"
     settings = {"server_data": link.folder / "parties/server/data.yaml", "wait": 40.0, "timeout": 60.0}
     run = link.start("late", "flwr", *link.command(arguments=arguments, **settings))
     link.until(lambda: list(root.rglob("last.ckpt")), 300)
-    link.start_node("node_1", link.folder / "parties/client_1/data.yaml")
+    link.restart_node("node_1", link.folder / "parties/client_1/data.yaml")
     run.wait(300)
     skipped = [float(row["train/skipped"]) for row in rows_of(root)]
     assert skipped[0] == 1
