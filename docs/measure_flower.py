@@ -1,7 +1,7 @@
 """Measure what a federation on Flower costs beside the simulation: `python docs/measure_flower.py`, some minutes.
 
-CPU seconds of an exchange over a grid in this process, so serialisation only; bytes on the wire beside the recorder's; and
-with `--superlink` the clock and the CPU seconds of a round over a SuperLink with two SuperNodes on this machine.
+CPU seconds of an exchange over a grid in this process, so serialisation only, and bytes on the wire beside the
+recorder's; with `--superlink` the clock of a round, and the CPU seconds of a message, with two SuperNodes on this machine.
 """
 
 import csv
@@ -10,8 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,19 +30,22 @@ from tests.flower.grid import federate
 from tests.toys import fit
 
 CLIENTS, ROUNDS = 5, 10
+ROUNDS_OVER_LINK = 6
 HIDDEN = {"5 k": [64], "2 M": [1370, 1370]}
 
 
 def loop_of(hidden: list[int]) -> FederatedLoop:
+    """Make a federation of a perceptron."""
     optimizer = partial(torch.optim.SGD, lr=0.05)
     return FederatedLoop(FedAvg(net=partial(Perceptron, hidden=hidden), optimizer=optimizer), seed=0)
 
 
 def data() -> FederatedDataModule:
+    """Make the data."""
     return FederatedDataModule(Digits(), num_clients=CLIENTS, batch_size=32)
 
 
-def per_exchange(run) -> tuple[float, object]:
+def per_exchange(run: Callable[[int], Any]) -> tuple[float, Any]:
     """CPU seconds of an exchange: of a run of many rounds less one of one round."""
     seconds = []
     for rounds in (1, 1 + ROUNDS):
@@ -49,12 +55,14 @@ def per_exchange(run) -> tuple[float, object]:
     return (seconds[1] - seconds[0]) / (ROUNDS * CLIENTS), made
 
 
-def over_the_grid(hidden: list[int], rounds: int):
+def over_the_grid(hidden: list[int], rounds: int) -> Any:
+    """Run a federation over a grid."""
     with tempfile.TemporaryDirectory() as folder:
         return federate(partial(loop_of, hidden), data, Path(folder), rounds=rounds)
 
 
 def grid() -> None:
+    """Print the rows of the table."""
     print("| parameters | CPU per exchange, simulation | over the grid | ratio | bytes on the wire | recorder's |")
     for name, hidden in HIDDEN.items():
         pairs = []
@@ -79,25 +87,22 @@ def superlink() -> None:
             link.register(f"node_{i}")
             link.start_node(f"node_{i}", folder / f"parties/client_{i}/data.yaml")
         root = folder / "runs"
-        arguments = f"--trainer.max_epochs 6 --model.evaluate_clients_every 100 --trainer.default_root_dir {root}"
+        lengths = f"--trainer.max_epochs {ROUNDS_OVER_LINK} --model.evaluate_clients_every 100"
+        arguments = f"{lengths} --trainer.default_root_dir {root}"
         settings = {"arguments": arguments, "server_data": folder / "parties/server/data.yaml"}
         run = link.start("run", "flwr", *link.command(**settings))
-        times, cpu = [], []
+        times = []
         while run.poll() is None:
             files = list(root.rglob("metrics.csv"))
             if files and len(list(csv.DictReader(files[0].open()))) > len(times):
                 times.append(time.monotonic())
-                cpu.append(sum(cpu_of(process) for process in link.left() if "flower" in " ".join(process.cmdline())))
             time.sleep(0.05)
-        rounds = [after - before for before, after in zip(times, times[1:], strict=False)]
-        print(f"SuperLink: {sorted(rounds)[len(rounds) // 2]:.1f} s a round of one exchange with two nodes")
+        rounds = sorted(after - before for before, after in pairwise(times))
+        print(f"{rounds[len(rounds) // 2]:.1f} s a round of one exchange with two nodes")
         nodes = [psutil.Process(link.processes[f"node_{i}"].pid) for i in range(2)]
-        children = sum(node.cpu_times().children_user + node.cpu_times().children_system for node in nodes)
-        print(f"SuperLink: {children / (2 * (6 + 1)):.1f} CPU s of the client app for a message")
-
-
-def cpu_of(process: psutil.Process) -> float:
-    return sum(process.cpu_times()[:4])
+        apps = [process for node in nodes for process in node.children(recursive=True)]  # they reap the client apps
+        spent = sum(process.cpu_times().children_user + process.cpu_times().children_system for process in apps)
+        print(f"{spent / (2 * (ROUNDS_OVER_LINK + 1)):.1f} CPU s of a client app's process for a message")
 
 
 if __name__ == "__main__":
