@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.parser_only import parts_of
+from fl_lightning.data import Elsewhere
 from fl_lightning.federation.identity import shared_settings
 from fl_lightning.flower.apps import ServerCLI, node_of
 from fl_lightning.flower.engine import RemoteEngine
@@ -95,6 +96,8 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
     shared, tolerant = shared_settings(server.parts, data, "32-true", rounds), server.parts.faults.on_error == "skip"
     nodes = Sites(grid, shared, data.num_clients, timeout, 0.0, tolerant)
     nodes.look()
+    if isinstance(data.source, Elsewhere):
+        data.source.sizes = nodes.sizes
     server.engine_factory = lambda local: RemoteEngine(local, nodes, server.store, shared, "run")
     fit(None, rounds, data, loop=server, **settings)
     return server, grid, nodes

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import UpdateTransform
-from fl_lightning.data import IIDPartition, OwnerPartition, PartitionInput
+from fl_lightning.data import Elsewhere, FederatedDataModule, IIDPartition, OwnerPartition, PartitionInput
 from fl_lightning.federation.checks import check_carried
 from fl_lightning.flower.apps import command_line, settings_of_node
 from fl_lightning.flower.node import Node
@@ -23,6 +23,8 @@ from fl_lightning.members.faults import FaultError
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedRep, KnFu
 from tests.flower.grid import GridHere, federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+from tests.user_data import Dicts
+from tests.user_modules import DictNet
 
 CPU = torch.device("cpu")
 
@@ -249,3 +251,23 @@ def test_settings_of_a_node():
     assert settings_of_node(Context()) == ("--trainer.max_epochs 2", "/d/client_4/data.yaml", 4)
     assert command_line(("a.yaml",), "--x 1", "b.yaml") == ["fit", "-c", "a.yaml", "-c", "b.yaml", "--x", "1"]
     assert partial(command_line, ("a.yaml",))("", "") == ["fit", "-c", "a.yaml"]
+
+
+def test_an_owner_reads_its_samples_by_a_data_module_of_its_own(tmp_path):
+    def own(client_id):
+        return FederatedDataModule(Dicts(), num_clients=2, partition=OwnerPartition(client_id), batch_size=5)
+
+    def answers(given):
+        nodes = [Node(loop(), own(client_id), client_id, tmp_path / str(client_id)) for client_id in range(2)]
+        return {100 + node.client_id: node.answer for node in nodes}
+
+    def loop():
+        return FederatedLoop(DictNet(), seed=3)
+
+    def servers():
+        return FederatedDataModule(Elsewhere(tmp_path), num_clients=2, batch_size=5, num_classes=3, input_shape=(4,))
+
+    server, _, nodes = federate(loop, servers, tmp_path, answers, rounds=1)
+    whole = len(Dicts().train_dataloader().dataset)
+    assert [nodes.sizes[client_id]["train"] for client_id in range(2)] == [whole, whole]
+    assert server.round_metrics["comm/bytes_up"] == 2 * sum(v.nbytes for v in server.client.state_dict().values())
