@@ -270,4 +270,4 @@ def test_an_owner_reads_its_samples_by_a_data_module_of_its_own(tmp_path):
     server, _, nodes = federate(loop, servers, tmp_path, answers, rounds=1)
     whole = len(Dicts().train_dataloader().dataset)
     assert [nodes.sizes[client_id]["train"] for client_id in range(2)] == [whole, whole]
-    assert server.round_metrics["comm/bytes_up"] == 2 * sum(v.nbytes for v in server.client.state_dict().values())
+    assert server.round_metrics["comm/bytes_up"] == server.round_metrics["comm/bytes_down"] > 0
