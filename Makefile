@@ -61,9 +61,9 @@ env:  ## create .venv/, or bring it up to date; without network when it is
 	rm -f '$(STAMP)'; \
 	echo 'installing fl_lightning and its tools into $(VENV) (the first time this downloads PyTorch: some minutes)'; \
 	'$(RUN)' -m pip install --quiet uv || echo 'uv cannot be had here: pip does the work' >&2; \
-	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev,tensorboard]' 2>/dev/null; }; then \
+	if ! { [ -x '$(BIN)/uv' ] && '$(BIN)/uv' pip install --quiet --python '$(RUN)' -e '.[dev,flower,tensorboard]' 2>/dev/null; }; then \
 	    echo 'uv does not get through here: pip installs, which takes longer and would say why' >&2; \
-	    '$(RUN)' -m pip install --quiet -e '.[dev,tensorboard]' || exit 1; \
+	    '$(RUN)' -m pip install --quiet -e '.[dev,flower,tensorboard]' || exit 1; \
 	fi; \
 	made_from > '$(STAMP)'
 
@@ -92,10 +92,11 @@ format: env  ## rewrite the files as ruff wants them
 	@'$(RUN)' -m ruff check --fix .
 	@'$(RUN)' -m ruff format .
 
-smoke: env  ## two rounds of every method's experiment, the table of methods, CONTRIBUTING's walk-through, the first notebook
+smoke: env  ## two rounds of every method's experiment, two over SuperLink, the table of methods, CONTRIBUTING's walk-through
 	@'$(RUN)' tests/smoke/smoke_configs.py
 	@'$(RUN)' -m pytest -k '(test_methods and not two_rounds) or walk_through or that_it_prints or process_of_its_own or 01_' \
 		tests/cli/test_methods.py tests/cli/test_new.py tests/experiments/test_compare.py tests/test_contributing.py tests/test_notebooks.py
+	@'$(RUN)' -m pytest -k 'superlink and FedAvg' tests/flower/test_deployed.py
 
 soak: env  ## 200 runs killed at random moments and continued; 5,200 damaged files; 10,000 rounds with faults (an hour)
 	@'$(RUN)' -m tests.soak.kills

@@ -17,6 +17,7 @@ COMMANDS = {
     "new": "cli.new",
     "configs": "cli.configs",
     "check": "cli.check",
+    "split": "cli.split",
     "compare": "experiments.compare",
     "reproduce": "experiments.reproduce",
     "report": "cli.report",

@@ -323,6 +323,8 @@ class Engine(Protocol):
     """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
 
     An engine may draw all jobs before it yields its first result. Its generator is closed if the rest is not needed.
+    One whose clients keep memory and personal entries where they are has a true attribute `is_remote`; the memory in
+    its results names what is there, and their personal entries are None.
     """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:

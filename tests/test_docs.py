@@ -49,10 +49,10 @@ def test_every_public_name_is_documented(room):
 
 
 def test_the_api_has_every_room_that_is_handed_on():
-    """Methods have pages of their own; the command line, run folders and helpers are no API."""
+    """Methods have pages of their own; the command line, run folders, apps and helpers are no API."""
     rooms = {path.parent.name for path in (ROOT / "fl_lightning").glob("*/__init__.py")}
     shown = {room.split(".")[1] for room in site.ROOMS}
-    assert rooms - shown == {"methods", "cli", "experiments", "reports", "runs", "utils"}
+    assert rooms - shown == {"methods", "cli", "experiments", "flower", "reports", "runs", "utils"}
     functional = {path.stem for path in (ROOT / "fl_lightning/functional").glob("[!_]*.py")} - {"summary"}
     assert functional == {room.split(".")[2] for room in site.ROOMS if ".functional." in room}
 

@@ -5,6 +5,9 @@ from fl_lightning.data.datasets import DatasetSource as DatasetSource
 from fl_lightning.data.folders import ImageFolder as ImageFolder
 from fl_lightning.data.folders import TinyImageNet as TinyImageNet
 from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
+from fl_lightning.data.owners import Elsewhere as Elsewhere
+from fl_lightning.data.owners import Folder as Folder
+from fl_lightning.data.owners import OwnerPartition as OwnerPartition
 from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition
 from fl_lightning.data.partitions import ColumnPartition as ColumnPartition
 from fl_lightning.data.partitions import Dealt as Dealt

@@ -18,6 +18,7 @@ from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
+from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split
@@ -119,7 +120,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_seed, self.drop_last = 0, False
         self._splits = Splits()
         self._clients: dict[str, Sequence[Tensor]] = {}
-        self._samples: ClientSamples | ClientStreams | None = None
+        self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
 
     @classmethod
     def from_datamodule(cls, datamodule: DataModule, **settings: Any) -> Self:
@@ -298,12 +299,14 @@ class FederatedDataModule(LightningDataModule):
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
         return self._clients[split][client_id]
 
-    def client_samples(self) -> ClientSamples | ClientStreams:
+    def client_samples(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
         """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
         if self._samples is None:
             train = self._splits["train"]
             if isinstance(train, StreamSplit):
                 self._samples = ClientStreams(train, self)
+            elif isinstance(train, SplitElsewhere):
+                self._samples = ClientsElsewhere(train, self)
             else:
                 self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
                 self._samples = ClientSamples(train, self._division.deal_train(), self, self.seed)

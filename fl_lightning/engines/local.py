@@ -1,6 +1,8 @@
 """An engine for whoever has no Trainer: a client's app in a real federation, a script, a test."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,9 +13,11 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.cohort import CohortEngine
+from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.types import Member, Members
 from fl_lightning.utils.keyed import keyed_seed
 
 
@@ -27,6 +31,7 @@ def local_engine(
     personal: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     chunk: Literal["auto"] | int = 1,
+    members: Callable[[GlobalWeights], Iterable[Member]] | None = None,
 ) -> SequentialEngine:
     """Make an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
 
@@ -43,6 +48,8 @@ def local_engine(
         personal: patterns of entries that are never transmitted.
         keep: patterns of buffers with `persistent=False` that a client keeps.
         chunk: clients trained at once, or `auto`.
+        members: gives, of the entries in the client, the members of a round that go with the engine; None: those of
+            the entries and the structure.
 
     Raises:
         ValueError: settings that do not go with client or data.
@@ -63,9 +70,11 @@ def local_engine(
             else:
                 client.module.configure_model()
         precision.convert_module(client).to(device)
-        parts = client, settings, GlobalWeights(client, personal, keep), services, device, precision
-        module = getattr(data.source, "datamodule", None)
-        engine = SequentialEngine(*parts, module) if chunk == 1 else CohortEngine(*parts, module, chunk=chunk)
+        Execution(chunk=chunk).lay_out(client, device, str(precision.precision))
+        weights = GlobalWeights(client, personal, keep)
+        parts = client, settings, weights, services, device, precision, getattr(data.source, "datamodule", None)
+        make: Callable[..., SequentialEngine] = SequentialEngine if chunk == 1 else partial(CohortEngine, chunk=chunk)
+        engine = make(*parts, members=None if members is None else Members(members(weights)))
         data.to(device, early=not engine.local.transfer.moves)
         for name in ("on_fit_start", "on_train_start"):
             for hook in hooks(modules, name):

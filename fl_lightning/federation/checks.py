@@ -3,12 +3,15 @@
 from collections.abc import Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import Metric
 
 from fl_lightning.aggregation import Aggregator, UpdateTransform
 from fl_lightning.client import ClientModule
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
@@ -54,6 +57,9 @@ FAR = 0.1
 
 Needs = list[tuple[str, frozenset[str]]]
 """Needs of client, server module and rule, with their names."""
+
+LOOKING = ("on_client_start", "on_client_epoch_end", "on_client_end")
+"""Hooks of callbacks that look at the client's module while it is trained, or when it was."""
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
@@ -307,3 +313,35 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
             f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
             f"optimizer"
         )
+
+
+def check_carried(
+    client: ClientModule, transforms: Sequence[UpdateTransform], batch_hooks: Sequence[str], trainer: Trainer
+) -> None:
+    """Refuse what no message carries to clients that are elsewhere.
+
+    Args:
+        client: the module.
+        transforms: of updates.
+        batch_hooks: names of hooks of callbacks that the client's modules make.
+        trainer: of the server.
+
+    Raises:
+        ValueError: naming it.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+    watching = [callback for callback in others if any(hasattr(callback, hook) for hook in LOOKING)]
+    metrics = [name for name, part in client.named_modules() if isinstance(part, Metric)]
+    sides = [t for t in transforms if overridden(t, "on_client", UpdateTransform)]
+    keeping = [t for t in sides if overridden(t, "state_dict", UpdateTransform)]
+    rules = (
+        ([type(callback).__name__ for callback in watching], "looks at clients while they are trained"),
+        (batch_hooks, "of a callback that the client makes is called at the server only"),
+        (metrics, "is a metric object that counts a client's samples (model.metrics may)"),
+        ([type(transform).__name__ for transform in keeping], "keeps a state over all clients"),
+        (["client_parallel"] if trainer.world_size > 1 else [], "spreads clients over processes of the server"),
+    )
+    for names, rule in rules:
+        if names:
+            raise ValueError(f"{names[0]} {rule}, but the clients are at nodes of their own; leave it out")

@@ -46,6 +46,9 @@ class Evaluation:
         engine, self.clients, self.records = setup.engine, setup.clients_engine, setup.records
         self.client, self.weights, self.modules = engine.client, engine.weights, engine.modules
         self.transfer, self.inspection = engine.local.transfer, Inspection(engine, setup.data)
+        elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
+        self._has_global = bool(self.weights.shared) and not elsewhere
+        """Whether there is a model to evaluate: with personal entries it needs the clients' own."""
         self.before: HeldEntries | None = None
         self._left: HeldEntries | None = None
         """All entries as a pass has left them, until the module's last hook of it."""
@@ -108,7 +111,7 @@ class Evaluation:
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
         heartbeat()
-        if batch is EMPTY_BATCH or not self.weights.shared:
+        if batch is EMPTY_BATCH or not self._has_global:
             return None
         batch, module = self.transfer(batch), self.client.module
         if self._accuracy is not None:
@@ -194,7 +197,7 @@ class Evaluation:
         logged = self.services.logged
         gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
         values = logged.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
-        if not self.weights.shared:
+        if not self._has_global:
             return values
         if self.metrics is not None:
             values |= values_of(computed(self.metrics), prefix, self.inspection.class_names)

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import PurePath
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir
 
 EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
+
+OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
+"""Settings of the data that all parties must have alike."""
 
 MAIN = ("__main__.", "__mp_main__.")
 """Beginnings of the names of what the main script defines."""
@@ -96,15 +100,12 @@ class RunIdentity:
         """Let settings change, by name."""
         self.allowed += [name.replace(".init_args", "").removesuffix(".class_path") for name in names]
 
-    def describe(self, client: ClientModule, parts: Mapping[str, Any], data: FederatedDataModule, trainer: Any) -> None:
-        """Take the client, the other parts of the federation by their names in the configuration, data and Trainer."""
-        settings = {"trainer.precision": str(trainer.precision), **described("model.client", client)}
-        settings |= cosine_rounds(parts, trainer.max_epochs)
-        if client.module is None:
-            settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
-        for name, value in parts.items():
-            find = described_optimizer if name == "server_optimizer" else described
-            settings |= find(f"model.{name}", value)
+    def describe(self, settings: Settings, data: FederatedDataModule, fits: bool) -> None:
+        """Take the settings of client and parts (`described_federation`), and what the data tell.
+
+        `fits`: the clients' samples are dealt.
+        """
+        settings = dict(settings)
         train = data.split("train")
         settings |= described("data", data)
         settings |= {
@@ -112,7 +113,7 @@ class RunIdentity:
             "data.sampling_seed": data.cohort.seed,
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
-        if trainer.state.fn == "fit":
+        if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
         self.objects = settings
@@ -140,6 +141,27 @@ class RunIdentity:
                 f"those, start a new run, or let it change by --allow_changes {refused[0].name}"
             )
         self.changed = changed
+
+
+def described_federation(
+    client: ClientModule, parts: Mapping[str, Any], precision: str, max_epochs: int | None
+) -> Settings:
+    """Describe what a federation is made of, but for its data.
+
+    Args:
+        client: that is trained.
+        parts: the others by their names in the configuration.
+        precision: of the Trainer.
+        max_epochs: rounds of the run; None or -1: not limited.
+    """
+    settings = {"trainer.precision": precision, **described("model.client", client)}
+    settings |= cosine_rounds(parts, max_epochs)
+    if client.module is None:
+        settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
+    for name, value in parts.items():
+        find = described_optimizer if name == "server_optimizer" else described
+        settings |= find(f"model.{name}", value)
+    return settings
 
 
 def described(name: str, value: Any, depth: int = 0) -> Settings:
@@ -266,6 +288,29 @@ def same(was: Any, now: Any) -> bool:
 def joined(parts: Iterable[Settings]) -> Settings:
     """Join settings of different names."""
     return {name: value for part in parts for name, value in part.items()}
+
+
+def shared_settings(parts: Any, data: FederatedDataModule, precision: str, max_epochs: int | None) -> dict[str, str]:
+    """Digest every setting that all parties of a real federation must have alike, by dotted name, and the versions.
+
+    Args:
+        parts: of the federation, whose net is not built.
+        data: of one party.
+        precision: of the Trainer.
+        max_epochs: rounds of the run; None or -1: not limited.
+    """
+    settings = {name: value for name, value in parts.described(precision, max_epochs).items() if not is_free(name)}
+    config = parts.identity.config
+    settings |= {f"config.{name}": value for name, value in config.items() if name.startswith("model.")}
+    settings |= {f"data.{name}": getattr(data, name) for name in OF_THE_DATA}
+    settings |= {f"version.{name}": version(name).partition("+")[0] for name in ("fl_lightning", "torch")}
+    return {name: hash_of_value(value) for name, value in settings.items()}
+
+
+def hash_of_value(value: Any) -> str:
+    """Hash a plain value."""
+    ordered = sorted(value.items()) if isinstance(value, dict) else value
+    return hashlib.sha256(repr(ordered).encode()).hexdigest()[:16]
 
 
 def is_plain(value: Any) -> bool:

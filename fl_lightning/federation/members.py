@@ -439,6 +439,26 @@ class ClientEnds(Member):
         return result
 
 
+def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Member]:
+    """List what goes with an engine, wherever it is: what a client is sent and keeps, and what leaves it.
+
+    Args:
+        parts: of the federation.
+        weights: in the client's module.
+    """
+    client, transforms = parts.client, parts.transforms
+    codec = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
+    # somebody's own code that runs while a client is trained may change its modules
+    foreign = runs_foreign_code(client) or need_module(chain(*parts.hooks.values(), *parts.batch_hooks.values()))
+    return [
+        *([Structure(client, weights)] if foreign else []),
+        *weights.features,
+        ClientTransforms(transforms[:codec]),
+        *([Transmitted(client)] if overridden(client, "transmitted", ClientModule) else []),
+        ClientTransforms(transforms[codec:]),
+    ]
+
+
 def members_of(
     parts: FederationParts, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
 ) -> Members:
@@ -451,19 +471,11 @@ def members_of(
         records: of the round's clients.
         entries: of the user's modules in a checkpoint.
     """
-    client, weights, transforms, guard = parts.client, server.global_weights, parts.transforms, parts.guard
-    codec = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
-    # somebody's own code that runs while a client is trained may change its modules
-    foreign = runs_foreign_code(client) or need_module(chain(*parts.hooks.values(), *parts.batch_hooks.values()))
+    weights, transforms, guard = server.global_weights, parts.transforms, parts.guard
     return Members(
         [
-            *([Traces(client)] if parts.faults.on_error == "skip" else []),
-            *([Structure(client, weights)] if foreign else []),
-            # what a client is sent, and what leaves it
-            *weights.features,
-            ClientTransforms(transforms[:codec]),
-            *([Transmitted(client)] if overridden(client, "transmitted", ClientModule) else []),
-            ClientTransforms(transforms[codec:]),
+            *([Traces(parts.client)] if parts.faults.on_error == "skip" else []),
+            *members_at_client(parts, weights),
             parts.recorder.traffic,
             parts.skipped,
             # what the server takes in

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -23,9 +23,9 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
-from fl_lightning.engines.settings import LocalSettings
+from fl_lightning.engines.settings import LocalSettings, decay_of
 from fl_lightning.federation import checks
-from fl_lightning.federation.identity import DIGESTS, RunIdentity
+from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
@@ -218,12 +218,30 @@ class FederationParts:
 
     def describe(self, trainer: Trainer) -> None:
         """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
+        settings = self.described(str(trainer.precision), trainer.max_epochs)
+        self.identity.describe(settings, trainer.datamodule, trainer.state.fn == "fit")  # type: ignore[attr-defined]
+
+    def described(self, precision: str, max_epochs: int | None) -> dict[str, Any]:
+        """Describe client, parts and settings as plain values by dotted name.
+
+        Args:
+            precision: of the Trainer.
+            max_epochs: rounds of the run; None or -1: not limited.
+        """
         parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
         settings = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
         faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
         settings |= asdict(self.settings) | faults | {"seed": self.seed}
         del settings["client_timeout"]
-        self.identity.describe(self.client, settings, trainer.datamodule, trainer)  # type: ignore[attr-defined]
+        return described_federation(self.client, settings, precision, max_epochs)
+
+    def local_settings(self, rounds: int | None) -> LocalSettings:
+        """Make the settings of local training in a run of so many rounds.
+
+        None or -1: not limited.
+        """
+        decay = decay_of(self.settings.lr_decay, rounds)
+        return replace(self.settings, seed=self.seed, lr_decay=decay, client_timeout=self.faults.client_timeout)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Join the settings by their dotted names and what the modules saved (`save_hyperparameters`) by its own."""

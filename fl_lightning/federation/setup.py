@@ -13,7 +13,6 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.engines.settings import decay_of
 from fl_lightning.federation import checks
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
@@ -74,8 +73,7 @@ class FederatedRun:
         """
         parts, client, faults, trainer = self.parts, self.parts.client, self.parts.faults, self.parts.client.trainer
         services, hooks, chunk = parts.services, parts.hooks, parts.execution.chunk
-        decay = decay_of(parts.settings.lr_decay, trainer.max_epochs)
-        settings = replace(parts.settings, seed=parts.seed, lr_decay=decay, client_timeout=faults.client_timeout)
+        settings = parts.local_settings(trainer.max_epochs)
         if probes:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
         make: Callable[..., SequentialEngine] = SequentialEngine if chunk == 1 else partial(CohortEngine, chunk=chunk)

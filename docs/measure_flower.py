@@ -1,0 +1,110 @@
+"""Measure what a federation on Flower costs beside the simulation: `python docs/measure_flower.py`, some minutes.
+
+CPU seconds of an exchange over a grid in this process, so serialisation only, and bytes on the wire beside the
+recorder's; with `--superlink` the clock of a round and the CPU seconds of a message, with two SuperNodes here.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import psutil
+import torch
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import Digits
+from fl_lightning.methods import FedAvg
+from fl_lightning.nets import Perceptron
+from tests.flower.deployed import EXAMPLE, Deployment
+from tests.flower.grid import federate
+from tests.toys import fit
+
+CLIENTS, ROUNDS = 5, 10
+ROUNDS_OVER_LINK = 6
+HIDDEN = {"5 k": [64], "2 M": [1370, 1370]}
+
+
+def loop_of(hidden: list[int]) -> FederatedLoop:
+    """Make a federation of a perceptron."""
+    optimizer = partial(torch.optim.SGD, lr=0.05)
+    return FederatedLoop(FedAvg(net=partial(Perceptron, hidden=hidden), optimizer=optimizer), seed=0)
+
+
+def data() -> FederatedDataModule:
+    """Make the data."""
+    return FederatedDataModule(Digits(), num_clients=CLIENTS, batch_size=32)
+
+
+def per_exchange(run: Callable[[int], Any]) -> tuple[float, Any]:
+    """CPU seconds of an exchange: of a run of many rounds less one of one round."""
+    seconds = []
+    for rounds in (1, 1 + ROUNDS):
+        begun = time.process_time()
+        made = run(rounds)
+        seconds.append(time.process_time() - begun)
+    return (seconds[1] - seconds[0]) / (ROUNDS * CLIENTS), made
+
+
+def over_the_grid(hidden: list[int], rounds: int) -> Any:
+    """Run a federation over a grid."""
+    with tempfile.TemporaryDirectory() as folder:
+        return federate(partial(loop_of, hidden), data, Path(folder), rounds=rounds)
+
+
+def grid() -> None:
+    """Print the rows of the table."""
+    print("| parameters | CPU per exchange, simulation | over the grid | ratio | bytes on the wire | recorder's |")
+    for name, hidden in HIDDEN.items():
+        pairs = []
+        for _ in range(3):  # by turns: the machine has other work
+            plain, loop = per_exchange(lambda rounds, hidden=hidden: fit(None, rounds, data(), loop=loop_of(hidden)))
+            remote, made = per_exchange(partial(over_the_grid, hidden))
+            pairs.append((remote / plain, plain, remote))
+        ratio, plain, remote = sorted(pairs)[1]
+        records = [message.content.array_records["fl_lightning"] for message in made[1].log]
+        moved = sum(len(part.data) for record in records if "weights" in record for part in record.values())
+        recorded = (loop.round_metrics["comm/bytes_down"] + loop.round_metrics["comm/bytes_up"]) * (1 + ROUNDS)
+        print(f"| {name} | {plain * 1e3:.1f} ms | {remote * 1e3:.1f} ms | {ratio:.2f} | {moved / recorded:.3f} × | 1 |")
+
+
+def superlink() -> None:
+    """A run of the example: rounds by the time that their rows were written."""
+    with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as link:
+        folder, config = link.folder, EXAMPLE / "federation.yaml"
+        command = [sys.executable, "-m", "fl_lightning", "split", "-c", config, "--output", folder / "parties"]
+        subprocess.run(list(map(str, command)), env=link.environment, cwd=folder, check=True)
+        for i in range(2):
+            link.register(f"node_{i}")
+            link.start_node(f"node_{i}", folder / f"parties/client_{i}/data.yaml")
+        root = folder / "runs"
+        lengths = f"--trainer.max_epochs {ROUNDS_OVER_LINK} --model.evaluate_clients_every 100"
+        arguments = f"{lengths} --trainer.default_root_dir {root}"
+        settings = {"arguments": arguments, "server_data": folder / "parties/server/data.yaml"}
+        run = link.start("run", "flwr", *link.command(**settings))
+        times = []
+        while run.poll() is None:
+            files = list(root.rglob("metrics.csv"))
+            if files and len(list(csv.DictReader(files[0].open()))) > len(times):
+                times.append(time.monotonic())
+            time.sleep(0.05)
+        rounds = sorted(after - before for before, after in pairwise(times))
+        print(f"{rounds[len(rounds) // 2]:.1f} s a round of one exchange with two nodes")
+        nodes = [psutil.Process(link.processes[f"node_{i}"].pid) for i in range(2)]
+        apps = [process for node in nodes for process in node.children(recursive=True)]  # they reap the client apps
+        spent = sum(process.cpu_times().children_user + process.cpu_times().children_system for process in apps)
+        print(f"{spent / (2 * (ROUNDS_OVER_LINK + 1)):.1f} CPU s of a client app's process for a message")
+
+
+if __name__ == "__main__":
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    superlink() if "--superlink" in sys.argv else grid()

@@ -1,0 +1,225 @@
+"""Nothing that comes in is trusted: every fault is named, or its client is skipped, as the policy says."""
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
+
+from flwr.app import Array, Error, Message
+
+from fl_lightning import FederatedLoop
+from fl_lightning.federation import identity
+from fl_lightning.flower import node
+from fl_lightning.flower.wire import from_records, part_of, to_records
+from fl_lightning.members.faults import FaultError
+from fl_lightning.methods import SCAFFOLD, FedAvg
+from tests.flower.grid import federate
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+
+CLIENT, NODE, ROUND = 1, 101, 1
+ENTRY = "net.body.0.weight"
+
+
+def loop(policy, kind=FedAvg, lr=0.1):
+    return FederatedLoop(kind(net=BatchNormNet, optimizer=sgd(lr)), seed=3, faults=policy)
+
+
+def data():
+    return toy_data((7, 12, 5))
+
+
+def in_round(change):
+    """Change what one client answers in one round, as parts of the message."""
+
+    def changed(answers):
+        def answer(message):
+            reply = answers[NODE](message)
+            asked = from_records(message.content, torch.device("cpu"))["head"]
+            if (asked["ask"], asked.get("round_idx")) != ("train", ROUND):
+                return reply
+            return change(message, from_records(reply.content, torch.device("cpu")))
+
+        return {**answers, NODE: answer}
+
+    return changed
+
+
+def of(**parts):
+    """Change parts of the answer."""
+
+    def change(message, content):
+        for name, edit in parts.items():
+            edit(content[name])
+        return Message(to_records({name: part_of(part) for name, part in content.items()}), reply_to=message)
+
+    return in_round(change)
+
+
+def setting(name, value):
+    return lambda part: part.__setitem__(name, value)
+
+
+def filled(value):
+    return lambda weights: weights[ENTRY].fill_(value)
+
+
+def garbage(message, content):
+    return Message(to_records({"head": Array("x", (3,), "x", b"\x00\x01\x02")}), reply_to=message)
+
+
+FAULTS = {
+    "nan": (of(weights=filled(float("nan"))), "NaN or infinite"),
+    "inf": (of(weights=filled(float("inf"))), "NaN or infinite"),
+    "shape": (of(weights=setting(ENTRY, torch.zeros(1))), "must have shape"),
+    "missing": (of(weights=lambda weights: weights.pop(ENTRY)), "is missing"),
+    "extra": (of(weights=setting("more", torch.zeros(1))), "has 'more' too"),
+    "dtype": (of(weights=setting(ENTRY, torch.zeros(8, 4, dtype=torch.float64))), "of type torch.float32"),
+    "no tensor": (of(weights=setting(ENTRY, "text")), "must be a tensor"),
+    "garbage": (in_round(garbage), "cannot be read"),
+    "no head": (in_round(lambda message, content: Message(to_records({}), reply_to=message)), "cannot be read"),
+    "n = 10^15": (of(head=setting("num_samples", 10**15)), r"\[0, 12\]"),
+    "n = -5": (of(head=setting("num_samples", -5)), "≥ 0"),
+    "n = 2.5": (of(head=setting("num_samples", 2.5)), "whole number"),
+    "of another client": (of(head=setting("client_id", 0)), "answer for that client"),
+    "a file elsewhere": (of(head=setting("file", "../../secret")), "named as it names"),
+    "a key of the server's": (of(head=setting("logged", {"global/acc": ("mean", [(1.0, 1.0)])})), "names of its own"),
+    "logged text": (of(head=setting("logged", {"loss": ("mean", [("high", 1.0)])})), "as numbers"),
+    "says why": (of(head=setting("error", "disk full")), "disk full"),
+    "Flower's error": (in_round(lambda message, content: Message(Error(8, "crashed"), reply_to=message)), "crashed"),
+    "no answer": (in_round(lambda message, content: None), "no answer within"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_ends_the_run(name, tmp_path):
+    change, words = FAULTS[name]
+    with pytest.raises(
+        (FaultError, ValueError, TypeError), match=rf"(?s)client {CLIENT}.*{words}|{words}.*client {CLIENT}"
+    ) as raised:
+        federate(lambda: loop("error"), data, tmp_path, change, timeout=0.3)
+    assert f"round {ROUND}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_leaves_its_client_out(name, tmp_path):
+    change, _ = FAULTS[name]
+    server, *_ = federate(lambda: loop("skip"), data, tmp_path, change, timeout=0.3)
+    (fault,) = server.skipped
+    assert (fault.round_idx, fault.client_id) == (ROUND, CLIENT)
+    without = fit(None, 1, toy_data((7, 12, 5), schedule=[[0, 1, 2]]), loop=loop("skip"))
+    fit(None, 2, toy_data((7, 12, 5), schedule=[[0, 1, 2], [0, 2]]), loop=(other := loop("skip")))
+    assert equal(weights_of(server), weights_of(other))
+    assert not equal(weights_of(server), weights_of(without))
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_client_that_raises(policy, tmp_path):
+    class Raises(FedAvg):
+        def reply(self, exchange, local):
+            if (self.context.client_id, local.round_idx) == (CLIENT, ROUND):
+                raise RuntimeError("no power")
+            return {}
+
+    if policy == "error":
+        with pytest.raises(FaultError, match=rf"client {CLIENT} at node {NODE} failed in round {ROUND}.*no power"):
+            federate(lambda: loop(policy, Raises), data, tmp_path)
+    else:
+        server, *_ = federate(lambda: loop(policy, Raises), data, tmp_path)
+        assert [(f.client_id, "no power" in f.reason) for f in server.skipped] == [(CLIENT, True)]
+
+
+EXTRAS = {
+    "shape": lambda extras: extras["control_change"].__setitem__(ENTRY, torch.zeros(())),
+    "missing": lambda extras: extras.pop("control_change"),
+    "another kind": setting("control_change", 3.0),
+    "more": setting("more", torch.zeros(1)),
+    "nan": lambda extras: extras["control_change"][ENTRY].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_a_method_sends_besides_the_weights(name, policy, tmp_path):
+    change = of(extras=EXTRAS[name])
+    if policy == "error":
+        with pytest.raises((FaultError, ValueError), match=f"client {CLIENT}"):
+            federate(lambda: loop(policy, SCAFFOLD), data, tmp_path, change)
+    else:
+        server, *_ = federate(lambda: loop(policy, SCAFFOLD), data, tmp_path, change)
+        assert [fault.client_id for fault in server.skipped] == [CLIENT]
+
+
+def replaced(make_node):
+    """Put another node in the place of the client's."""
+    return lambda answers: {**answers, NODE: make_node().answer}
+
+
+def test_two_nodes_with_one_client(tmp_path):
+    def two(answers):
+        return {**answers, 200: node.Node(loop("error"), data(), CLIENT, tmp_path / "other", max_epochs=2).answer}
+
+    with pytest.raises(FaultError, match=r"client 1 belongs to node \d+"):
+        federate(lambda: loop("error"), data, tmp_path, two)
+    server, _, nodes = federate(lambda: loop("skip"), data, tmp_path, two)
+    assert len(nodes.refused) == 1
+    assert equal(weights_of(server), weights_of(fit(None, 2, data(), loop=loop("skip"))))
+
+
+def test_other_settings(tmp_path):
+    def other(policy):
+        return replaced(lambda: node.Node(loop(policy, lr=0.2), data(), CLIENT, tmp_path / "other", max_epochs=2))
+
+    with pytest.raises(FaultError, match=f"node {NODE} may not take part.*these differ: model.client.optimizer.lr"):
+        federate(lambda: loop("error"), data, tmp_path, other("error"))
+    server, _, nodes = federate(lambda: loop("skip"), data, tmp_path, other("skip"))
+    assert nodes.refused.keys() == {NODE}
+    assert [fault.reason for fault in server.skipped] == ["no node has registered it"]
+
+
+def test_another_version(tmp_path, monkeypatch):
+    def other(answers):
+        with monkeypatch.context() as patch:
+            patch.setattr(identity, "version", lambda name: "0.0.1")
+            old = node.Node(loop("error"), data(), CLIENT, tmp_path / "other", max_epochs=2)
+        return {**answers, NODE: old.answer}
+
+    with pytest.raises(FaultError, match=r"these differ: version.fl_lightning, version.torch"):
+        federate(lambda: loop("error"), data, tmp_path, other)
+
+
+def test_a_message_for_other_settings_is_refused_by_the_node(tmp_path):
+    """A node that was started anew with another YAML in the middle of a run."""
+    restarted = []
+
+    def change(answers):
+        def answer(message):
+            asked = from_records(message.content, torch.device("cpu"))["head"]
+            if asked.get("round_idx") == ROUND and not restarted:
+                restarted.append(node.Node(loop("error", lr=0.2), data(), CLIENT, tmp_path / "1", max_epochs=2))
+            return restarted[0].answer(message) if restarted else answers[NODE](message)
+
+        return {**answers, NODE: answer}
+
+    with pytest.raises(FaultError, match="settings of a message must be"):
+        federate(lambda: loop("error"), data, tmp_path, change)
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_client_without_a_score(policy, tmp_path):
+    def change(answers):
+        def answer(message):
+            asked = from_records(message.content, torch.device("cpu"))["head"]
+            lost = asked["ask"] == "evaluate" and asked["round_idx"] == ROUND
+            return Message(Error(5, "gone"), reply_to=message) if lost else answers[NODE](message)
+
+        return {**answers, NODE: answer}
+
+    def own():
+        return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, faults=policy, evaluate_clients_every=1)
+
+    if policy == "error":
+        with pytest.raises(FaultError, match=rf"client {CLIENT} at node {NODE} failed in round {ROUND}.*gone"):
+            federate(own, data, tmp_path, change)
+    else:
+        server, *_ = federate(own, data, tmp_path, change)
+        assert 0 <= server.round_metrics["local/alma"] <= 1

@@ -1,0 +1,273 @@
+"""What stays at a node, what is carried to it, and what no message carries."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
+
+from pytorch_lightning import Callback
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+
+from fl_lightning import ClientModule, FaultPolicy, FederatedLoop
+from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.data import Elsewhere, FederatedDataModule, IIDPartition, OwnerPartition, PartitionInput
+from fl_lightning.federation.checks import check_carried
+from fl_lightning.flower.apps import command_line, settings_of_node
+from fl_lightning.flower.node import Node
+from fl_lightning.flower.nodes import Nodes
+from fl_lightning.flower.wire import from_records
+from fl_lightning.members.faults import FaultError
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedRep, KnFu
+from tests.flower.grid import GridHere, federate
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+from tests.user_data import Dicts
+from tests.user_modules import DictNet
+
+CPU = torch.device("cpu")
+
+
+def data(**settings):
+    return toy_data((7, 12, 5), **settings)
+
+
+def loop_of(kind, **settings):
+    return FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), seed=3, **settings)
+
+
+def files_of(folder):
+    return sorted(path.name for path in folder.rglob("client_*"))
+
+
+def assert_carried(make_loop, make_data, folder, rounds=3):
+    """The federation gives the simulation's weights and rows."""
+    plain = fit(None, rounds, make_data(), loop=make_loop())
+    server, grid, _ = federate(make_loop, make_data, folder, rounds=rounds)
+    assert equal(weights_of(plain), weights_of(server))
+    assert plain.round_metrics == server.round_metrics
+    return server, grid
+
+
+# --- what stays at a node
+
+
+def test_files_that_the_server_names_no_more_are_deleted(tmp_path):
+    server, *_ = federate(lambda: loop_of(SCAFFOLD), data, tmp_path, rounds=4)
+    for client_id in range(3):
+        named = server.store.memory(client_id)["file"]
+        assert [named] == files_of(tmp_path / str(client_id))[-1:]
+        assert len(files_of(tmp_path / str(client_id))) == 2  # the last one, and the one that its round began with
+
+
+def test_memory_goes_back_with_a_round_that_is_undone(tmp_path):
+    class Fails(SCAFFOLD):
+        def reply(self, exchange, local):
+            reply = super().reply(exchange, local)
+            if (self.context.client_id, local.round_idx) == (2, 1):
+                raise RuntimeError("no")
+            return reply
+
+    server, _ = assert_carried(lambda: loop_of(Fails, faults=FaultPolicy(on_error="skip")), data, tmp_path)
+    assert server.store.clients == {0, 1, 2}
+
+
+def test_neither_memory_nor_personal_entries_cross(tmp_path):
+    _, grid, _ = federate(lambda: loop_of(FedRep), data, tmp_path)
+    for message in grid.log:
+        content = from_records(message.content, CPU)
+        for part in ("weights", "start"):
+            assert not any(name.startswith("net.head") for name in content.get(part) or {})
+        if content["head"].get("file") is not None:
+            assert content.get("personal") is None
+
+
+def test_of_knfu_no_weights_cross(tmp_path):
+    def own():
+        return FederatedLoop(KnFu(net=BatchNormNet, optimizer=sgd()), seed=3)
+
+    server, grid, _ = federate(own, lambda: data(transfer_size=4, partition=IIDPartition()), tmp_path)
+    assert all(not from_records(m.content, CPU).get("weights") for m in grid.log)
+    weights = sum(value.nbytes for value in server.client.state_dict().values())
+    first = [m for m in grid.log if from_records(m.content, CPU)["head"].get("file")]  # not the entries before training
+    sizes = [sum(len(part.data) for part in m.content.array_records["fl_lightning"].values()) for m in first]
+    tensors = [from_records(m.content, CPU) for m in first]
+    assert sizes
+    moved = [sum(v.nbytes for part in content.values() for v in leaves(part)) for content in tensors]
+    assert max(moved) == 4 * 3 * 4 < weights  # 4 samples, 3 classes, float32
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [leaf for item in items for leaf in leaves(item)]
+
+
+def test_a_file_that_is_gone_or_altered_is_told_of(tmp_path):
+    server, *_ = federate(lambda: loop_of(SCAFFOLD), data, tmp_path)
+    name = server.store.memory(0)["file"]
+    node = Node(loop_of(SCAFFOLD), data(), 0, tmp_path / "0")
+    (path,) = (tmp_path / "0").rglob(name)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ValueError, match="was altered"):
+        node._kept("run", name)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="client 0 needs its file"):
+        node._kept("run", name)
+    for run, file in (("run", "../../etc/passwd"), ("../run", name)):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"needs its file|letters and digits"):
+            node._kept(run, file)
+
+
+# --- what is carried
+
+
+class Frozen(FedAvg):
+    """Nobody trains the first layer."""
+
+    def build(self, num_classes, input_shape):
+        super().build(num_classes, input_shape)
+        self.net.body[0].requires_grad_(False)
+
+
+def test_frozen_entries_are_the_simulations(tmp_path):
+    def own():
+        return loop_of(Frozen, evaluate_clients_every=4)
+
+    _, grid = assert_carried(own, lambda: data(participation=0.7), tmp_path, rounds=4)
+    contents = [from_records(message.content, CPU) for message in grid.log]
+    asked = [content for content in contents if content["head"].get("ask") in ("train", "evaluate")]
+    for client_id in range(3):  # once as weights, once as entries to be kept, and then no more
+        moved = [c for c in asked if c["head"]["client_id"] == client_id]
+        name = "net.body.0.weight"
+        times = [name in (c["weights"] or {}) or name in (c["frozen"]["entries"] or c["start"]) for c in moved]
+        assert sum(times) <= 2
+        assert times == sorted(times, reverse=True)
+
+
+def test_metrics_are_computed_where_the_clients_are(tmp_path):
+    def own():
+        metrics = {"recall": MulticlassRecall(num_classes=3)}
+        return loop_of(FedAvg, metrics=metrics, evaluate_clients_every=1)
+
+    server, _ = assert_carried(own, data, tmp_path)
+    assert {"local/alma", "local/recall"} <= server.round_metrics.keys()
+
+
+class Halves(UpdateTransform):
+    """Sends half of the way."""
+
+    def on_client(self, update, broadcast):
+        moved = {n: (v + broadcast.weights[n]) / 2 if v.is_floating_point() else v for n, v in update.weights.items()}
+        return type(update)(**{**vars(update), "weights": moved})
+
+
+def test_transforms_run_at_the_client(tmp_path):
+    assert_carried(lambda: loop_of(FedAvg, transforms=[Halves()]), data, tmp_path)
+
+
+class Watches(ClientModule):
+    """Its learning rate follows the global loss."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "global/loss"}}
+
+
+def test_factors_of_the_learning_rate_are_carried(tmp_path):
+    server, _ = assert_carried(lambda: loop_of(Watches), data, tmp_path)
+    assert server.engine.local.lr_factors[0][0] < 1
+
+
+# --- what is refused at start
+
+
+class Watcher(Callback):
+    def on_client_end(self, trainer, loop, update):
+        pass
+
+
+class Counts(FedAvg):
+    def build(self, num_classes, input_shape):
+        super().build(num_classes, input_shape)
+        self.accuracy = MulticlassAccuracy(num_classes)
+
+
+class Remembers(Halves):
+    def state_dict(self):
+        return {}
+
+
+def test_what_no_message_carries_is_refused_by_name():
+    with pytest.raises(ValueError, match="Watcher looks at clients while they are trained"):
+        carried(loop_of(FedAvg), callbacks=[Watcher()])
+    counting = Counts(net=BatchNormNet, num_classes=3, input_shape=(4,))
+    with pytest.raises(ValueError, match="accuracy is a metric object that counts a client's samples"):
+        carried(FederatedLoop(counting))
+    with pytest.raises(ValueError, match="Remembers keeps a state over all clients"):
+        carried(loop_of(FedAvg, transforms=[Remembers()]))
+    with pytest.raises(ValueError, match="on_train_batch_end of a callback that the client makes"):
+        check_carried(loop_of(FedAvg).client, [], ["on_train_batch_end"], trainer(1))
+
+
+def carried(loop, **settings):
+    parts = loop.parts
+    check_carried(parts.client, parts.transforms, list(parts.batch_hooks), trainer(1, **settings))
+
+
+# --- who is there
+
+
+def test_a_key_is_held_to_over_runs(tmp_path):
+    keys = tmp_path / "keys.json"
+    grid = GridHere({7: Node(loop_of(FedAvg), data(), 0, tmp_path).answer}, {7: b"a key"})
+    settings = Node(loop_of(FedAvg), data(), 0, tmp_path).settings
+    assert Nodes(grid, settings, 3, 1.0, 0.0, keys=keys).look() == 1
+    grid.keys[7] = b"another key"
+    with pytest.raises(FaultError, match="client 0 belongs to the key"):
+        Nodes(grid, settings, 3, 1.0, 0.0, keys=keys).look()
+    tolerant = Nodes(grid, settings, 3, 1.0, 0.0, tolerant=True, keys=keys)
+    with pytest.raises(
+        RuntimeError, match="1 clients must be there, and after 0 seconds there are 0; node 7: client 0"
+    ):
+        tolerant.wait(3, 0.0, 1)
+
+
+def test_all_samples_are_the_owners():
+    parts = OwnerPartition(1)(PartitionInput(4), 3, None)
+    assert [len(part) for part in parts] == [0, 4, 0]
+    with pytest.raises(ValueError, match=r"client_id must lie in \[0, 1\)"):
+        OwnerPartition(1)(PartitionInput(4), 1, None)
+
+
+def test_settings_of_a_node():
+    class Context:
+        run_config = {"arguments": "--trainer.max_epochs 2", "data": "/d/client_{client}/data.yaml"}
+        node_config = {"partition-id": 4}
+
+    assert settings_of_node(Context()) == ("--trainer.max_epochs 2", "/d/client_4/data.yaml", 4)
+    assert command_line(("a.yaml",), "--x 1", "b.yaml") == ["fit", "-c", "a.yaml", "-c", "b.yaml", "--x", "1"]
+    assert partial(command_line, ("a.yaml",))("", "") == ["fit", "-c", "a.yaml"]
+
+
+def test_an_owner_reads_its_samples_by_a_data_module_of_its_own(tmp_path):
+    def own(client_id):
+        return FederatedDataModule(Dicts(), num_clients=2, partition=OwnerPartition(client_id), batch_size=5)
+
+    def answers(given):
+        nodes = [Node(loop(), own(client_id), client_id, tmp_path / str(client_id)) for client_id in range(2)]
+        return {100 + node.client_id: node.answer for node in nodes}
+
+    def loop():
+        return FederatedLoop(DictNet(), seed=3)
+
+    def servers():
+        return FederatedDataModule(Elsewhere(tmp_path), num_clients=2, batch_size=5, num_classes=3, input_shape=(4,))
+
+    server, _, nodes = federate(loop, servers, tmp_path, answers, rounds=1)
+    whole = len(Dicts().train_dataloader().dataset)
+    assert [nodes.sizes[client_id]["train"] for client_id in range(2)] == [whole, whole]
+    assert server.round_metrics["comm/bytes_up"] == server.round_metrics["comm/bytes_down"] > 0
