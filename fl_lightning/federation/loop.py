@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -267,11 +268,19 @@ class FederatedLoop(Forwarding):
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
+        self._stop_if_spent()
 
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
             log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
+        if told := self.aggregator.summary():
+            rank_zero_info(f"{told}; {self.data.seed_notice}")
         super().on_train_end()
+
+    def _stop_if_spent(self) -> None:
+        """End the run where the rule allows no further round."""
+        if self.aggregator.is_spent:
+            self.trainer.should_stop = True
 
     # --- the round ---------------------------------------------------------------------------------------------
 
@@ -284,7 +293,8 @@ class FederatedLoop(Forwarding):
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
             cohort = self.data.cohort(round_idx)
-            metrics = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
+            values = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
+        metrics = self.parts.marked(values)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
@@ -299,9 +309,11 @@ class FederatedLoop(Forwarding):
         """
         round_idx = cast(int, self.recorder.pending_round)
         every = self.evaluate_clients_every or int(self.weights.own_models)
-        if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
-            self.add_to_row(self.evaluation.alma(round_idx))
+        (alma,) = self.parts.marked({"local/alma": 0.0})
+        if every and (round_idx + 1) % every == 0 and alma not in self.round_metrics:
+            self.add_to_row(self.parts.marked(self.evaluation.alma(round_idx)))
         self.recorder.keep_round(round_idx)
+        self._stop_if_spent()
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round (in the client hooks of callbacks).
@@ -359,7 +371,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                values |= self.evaluation.alma(self.current_epoch)
+                values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
             self.log_dict(values)
             return
         self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)

@@ -1,7 +1,7 @@
 """The parts of a federation: those that a user chooses, and how the server is made of them."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -40,6 +40,9 @@ CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_e
 
 SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
 """Parts that the loop has under the same names."""
+
+PROMISED, UNPROTECTED = "privacy/", "unprotected/"
+"""Beginnings of log keys: of what a guarantee is told by, and of values that it does not cover."""
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks, without trainer and loop, by name."""
@@ -136,11 +139,32 @@ class FederationParts:
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
+        if self.faults.min_clients < 1 and not self.aggregator.is_private:
+            raise ValueError(
+                f"model.faults.min_clients must be at least 1, got {self.faults.min_clients}: "
+                f"{type(self.aggregator).__name__} makes nothing of no clients; a private rule (DPFedAvg) does"
+            )
 
     @property
     def seed(self) -> int:
         """Seed of the run, which keys every draw."""
         return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+
+    @property
+    def min_clients(self) -> int:
+        """Clients that a round needs: none under a private rule, which hides whether there are any."""
+        return 0 if self.aggregator.is_private else self.faults.min_clients
+
+    @property
+    def is_private(self) -> bool:
+        """Tell whether something is promised of what is released, by the rule or by the clients."""
+        return self.aggregator.is_private or self.client.is_private
+
+    def marked(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""
+        if not self.is_private:
+            return dict(values)
+        return {k if k.startswith(PROMISED) else f"{UNPROTECTED}{k}": value for k, value in values.items()}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -200,8 +224,13 @@ class FederationParts:
             functions[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.needs_by_name(), data, trainer)
         data.key_batches(self.seed)
+        if data.secret_seed:
+            data.take_secret(current_communicator().gather(data.secret)[0])
         if fits:
             checks.tell_epochs(self.settings.local_epochs)
+            if self.aggregator.is_private:
+                checks.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
+                checks.check_private_faults(self.faults, type(self.aggregator).__name__)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here

@@ -1,6 +1,7 @@
 """Methods: one file for each paper."""
 
 from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.dpfedavg import DPFedAvg
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
@@ -35,6 +36,7 @@ __all__ = [
     "MOON",
     "SAM",
     "SCAFFOLD",
+    "DPFedAvg",
     "Ditto",
     "FedALA",
     "FedAdagrad",
