@@ -88,9 +88,9 @@ class ClientModule(CheckedLoading):
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
-    sends: ClassVar[frozenset[Sent]] = frozenset({"weights"})
-    reads: ClassVar[frozenset[Read]] = frozenset()
-    is_private: ClassVar[bool] = False
+    sends: frozenset[Sent] = frozenset({"weights"})
+    reads: frozenset[Read] = frozenset()
+    is_private: bool = False
     fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments

@@ -28,7 +28,6 @@ from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import agreed, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
-
 SIMULATED = (
     "simulated: whoever has the seeds of the configuration can redraw cohorts and noise, and take the noise away again "
     "(data.secret_seed=true keeps them)"

@@ -31,6 +31,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.metrics.history import PROMISED, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
@@ -40,9 +41,6 @@ CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_e
 
 SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
 """Parts that the loop has under the same names."""
-
-PROMISED, UNPROTECTED = "privacy/", "unprotected/"
-"""Beginnings of log keys: of what a guarantee is told by, and of values that it does not cover."""
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks, without trainer and loop, by name."""

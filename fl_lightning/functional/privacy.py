@@ -1,10 +1,14 @@
 """Differential privacy: what rounds of a sampled Gaussian mechanism cost, and how much noise a budget needs.
 
 The accountants are those of `dp-accounting` (Google), which is imported when one is asked: privacy loss distributions
-(Sommer et al., PoPETs 2019; Koskela et al., AISTATS 2020), and Rényi divergences (Mironov et al. 2019, arXiv:1908.10530).
+(Sommer et al., PoPETs 2019; Koskela et al., AISTATS 2020), and Rényi divergences (Mironov et al. 2019,
+arXiv:1908.10530).
 """
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
@@ -13,9 +17,6 @@ Accountant = Literal["pld", "rdp"]
 
 INTERVAL = 5e-4
 """Width of the steps in which privacy losses are counted, upwards: ε comes out at most 1e-3 too large."""
-
-ORDERS = (*(2 + i / 10 for i in range(80)), *range(10, 64), 128, 256, 512, 1024)
-"""Orders of the Rényi divergences; sums of smaller ones do not converge for samples."""
 
 MISSING = (
     "differential privacy is accounted by dp-accounting, which is not installed; pip install 'fl_lightning[dp]' adds it"
@@ -40,10 +41,10 @@ def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, acco
     if accountant == "pld":
         loss = loss_distribution(rate, noise_multiplier)
         return float((loss.self_compose(count) if count > 1 else loss).get_epsilon_for_delta(delta))
-    rdp = imported("dp_accounting.rdp").RdpAccountant(ORDERS)
-    events = imported("dp_accounting")
-    rdp.compose(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise_multiplier)), count)
-    return float(rdp.get_epsilon(delta))
+    rdp, events = imported("dp_accounting.rdp").RdpAccountant(), imported("dp_accounting")
+    with quiet():
+        rdp.compose(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise_multiplier)), count)
+        return float(rdp.get_epsilon(delta))
 
 
 @lru_cache(maxsize=64)
@@ -92,6 +93,18 @@ def shared_noise(noise_multiplier: float, other: float) -> float:
     3.75
     """
     return 1 / math.sqrt(1 / noise_multiplier**2 - 1 / other**2)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Context in which dp-accounting does not list the Rényi orders that it leaves out, which cost nothing but ε."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def imported(name: str) -> Any:

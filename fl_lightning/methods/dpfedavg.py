@@ -7,7 +7,7 @@ weights only.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.functional.privacy import Accountant, epsilon, noise_for, shared_noise
+from fl_lightning.metrics.history import EPSILON
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_choice, check_numbers
 
@@ -62,12 +63,12 @@ class Ledger(NamedTuple):
         num_clients: N.
     """
 
-    noise_multiplier: float
-    rate: float
-    exchanges: int
-    clip: float
-    quantile: float
-    num_clients: int
+    noise_multiplier: float = 0.0
+    rate: float = 0.0
+    exchanges: float = 1
+    clip: float = 0.0
+    quantile: float = -1.0
+    num_clients: float = 0
 
 
 class DPFedAvg(Aggregator):
@@ -124,26 +125,27 @@ class DPFedAvg(Aggregator):
         self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
         self.rounds = 0
         self.ledger: Ledger | None = None
+        """Terms of the rounds, from the first on."""
         self._exchange = 0
         self._released: tuple[str, ...] = ()
 
     def setup(self) -> None:
         if self.delta * self.server.num_clients > 1:
             rank_zero_warn(
-                f"delta={self.delta:g} of DPFedAvg is above 1 / {self.server.num_clients} clients, which allows that one "
-                f"of them is given away as a whole; set a smaller one"
+                f"delta={self.delta:g} of DPFedAvg is above 1 / {self.server.num_clients} clients, which allows that "
+                f"one of them is given away as a whole; set a smaller one"
             )
 
     # --- the guarantee, and what of it was used ----------------------------------------------------------------
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Give the ledger: rounds so far, and their terms."""
-        return {"rounds": self.rounds, "ledger": [] if self.ledger is None else list(self.ledger)}
+    def get_extra_state(self) -> Tensor:
+        """Give the rounds so far and their terms, (7,) float64 on the CPU, where it can be read within a round."""
+        return torch.tensor([self.rounds, *(self.ledger or Ledger())], dtype=torch.float64)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Take what `get_extra_state` gave."""
-        self.rounds = state["rounds"]
-        self.ledger = Ledger(*state["ledger"]) if state["ledger"] else None
+        rounds, *terms = state.tolist()
+        self.rounds, self.ledger = int(rounds), Ledger(*terms) if rounds else None
 
     def spent(self, rounds: int) -> float:
         """Compute ε of so many rounds."""
@@ -165,9 +167,9 @@ class DPFedAvg(Aggregator):
         self.ledger, self._exchange = self._agreed(), 0
         if self.is_spent:
             raise ValueError(
-                f"DPFedAvg keeps target_epsilon={self.target_epsilon} at delta={self.delta}, and round {self.rounds + 1} "
-                f"would make it {self.spent(self.rounds + 1):.4g}; raise the budget or the noise_multiplier, or leave "
-                f"trainer.min_epochs unset"
+                f"DPFedAvg keeps target_epsilon={self.target_epsilon} at delta={self.delta}, and a further round after "
+                f"{self.rounds} would make it {self.spent(self.rounds + 1):.4g}; raise the budget or the "
+                f"noise_multiplier, or leave trainer.min_epochs unset"
             )
         self.rounds += 1
 
@@ -215,7 +217,7 @@ class DPFedAvg(Aggregator):
 
     def values(self) -> Mapping[str, float]:
         clip = {} if self.quantile is None else {"privacy/clip": float(self.bound)}
-        return {"privacy/epsilon": self.spent(self.rounds), **clip}
+        return {EPSILON: self.spent(self.rounds), **clip}
 
     def summary(self) -> str:
         if self.ledger is None or not self.rounds:

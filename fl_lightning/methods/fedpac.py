@@ -136,6 +136,8 @@ class FedPAC(PersonalHeadClient):
     server_class = FedPACServer
     exchanges = ("train", "heads")
     stackable = False  # the phases train different parts of the net
+    sends = frozenset({"weights", "statistics", "prototypes", "label counts", "personal means"})
+    reads = frozenset({"batches", "label counts"})
 
     def __init__(self, lam: float = 1.0, head_epochs: int = 1, head_lr: float = 0.1, **base: Any) -> None:
         super().__init__(**base)

@@ -10,6 +10,12 @@ from torch.nn.functional import pad
 BY_CLASS = "/acc_class/"
 """Part of the log key of one class's accuracy; the class's name follows it."""
 
+EPSILON = "privacy/epsilon"
+"""Log key of ε, of all rounds so far."""
+
+PROMISED, UNPROTECTED = "privacy/", "unprotected/"
+"""Beginnings of log keys: of what a guarantee is told by, and of values that it does not cover."""
+
 ROWS_AT_ONCE = 256
 """Largest number of rows that wait to be laid out."""
 
