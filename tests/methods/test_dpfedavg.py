@@ -181,7 +181,7 @@ class Fixed(FedAvg):
 @pytest.mark.parametrize(("quantile", "start"), [(0.5, 4.0), (0.8, 30.0)])
 def test_the_clip_converges_to_the_quantile_of_the_norms(quantile, start):
     data = toy_data((2,) * 20, sampling="poisson", participation=0.9)
-    private = rule(clip=start, quantile=quantile)
+    private = rule(clip=start, quantile=quantile, accountant="rdp")
     loop = fit(client(Fixed, Linear), 50, data, aggregator=private)
     late = [row["privacy/clip"] for row in rows_of(loop)[-15:]]
     assert sum(late) / len(late) == pytest.approx(20 * quantile, abs=2.0)
