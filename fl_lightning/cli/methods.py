@@ -18,8 +18,8 @@ DESCRIPTION = (
     "one; the numbers are floats relative to the model's."
 )
 HEADINGS = [
-    *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks", "module"),
-    *("rules", "server optimizers"),
+    *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
+    *("module", "rules", "server optimizers"),
 ]
 TABLE = Path(__file__).with_name("methods.json")
 """The measured table: an object for each method, with the sentences of what was refused."""

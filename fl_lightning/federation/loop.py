@@ -273,8 +273,8 @@ class FederatedLoop(Forwarding):
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
             log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
-        if told := self.aggregator.summary():
-            rank_zero_info(f"{told}; {self.data.seed_notice}")
+        if summary := self.aggregator.summary():
+            rank_zero_info(f"{summary}; {self.data.seed_notice}")
         super().on_train_end()
 
     def _stop_if_spent(self) -> None:

@@ -1,8 +1,7 @@
 """DPFedAvg: average so that nobody can tell from the models whether a client took part at all.
 
-Source: McMahan et al., ICLR 2018, arXiv:1710.06963, Algorithm 1 (flat clipping, fixed denominator); a clip that
-follows a quantile of the norms: Andrew et al., NeurIPS 2021, arXiv:1905.03871, Algorithm 1. Clients: any that send
-weights only.
+Source: McMahan et al., ICLR 2018, arXiv:1710.06963, Algorithm 1 (flat clipping, fixed denominator); Andrew et al.,
+NeurIPS 2021, arXiv:1905.03871, Algorithm 1 (`quantile`). Clients: any that send weights only.
 """
 
 import math
@@ -238,6 +237,11 @@ class DPFedAvg(Aggregator):
         A client that is left out moved nothing.
         """
         weights = update.weights
+        if update.extras:
+            raise ValueError(
+                f"DPFedAvg adds noise to weights, and an update also has {min(update.extras)!r}, which would reach the "
+                f"server as it is; send weights only, or leave model.aggregator unset"
+            )
         if weights is None:
             return
         start = {name: value.double() for name, value in self._moving().items()}

@@ -383,6 +383,18 @@ def test_what_the_guarantee_does_not_cover_is_refused_at_start(kind, data, loop,
         fit(client(kind), 1, poisson(**data), aggregator=rule(), **settings)
 
 
+class Talks(FedAvg):
+    """Sends more than it declares."""
+
+    def reply(self, exchange, local):
+        return {"mean": torch.ones(3)}
+
+
+def test_what_is_sent_and_not_declared_is_refused_when_it_comes():
+    with pytest.raises(ValueError, match="adds noise to weights, and an update also has 'mean'"):
+        fit(client(Talks), 1, poisson(), aggregator=rule())
+
+
 def test_all_clients_in_every_round_are_a_sample_at_rate_1_however_they_are_drawn():
     rules = [rule(noise_multiplier=4.0, delta=1e-5) for _ in range(2)]
     for private, sampling in zip(rules, ("uniform", "poisson"), strict=True):

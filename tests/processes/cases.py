@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
 from fl_lightning.functional import state as S
-from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -242,6 +242,15 @@ def streams():
     return FederatedLoop(Classifier(), seed=5, threads=1, max_local_steps=4), data
 
 
+def private():
+    """Noisy sums of clients drawn each by itself, of whom one is skipped, and a clip that follows them."""
+    client = Exploding(net=BatchNormNet, optimizer=sgd())
+    rule = DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5, quantile=0.5)
+    policy = FaultPolicy(nonfinite="skip")
+    loop = FederatedLoop(client, aggregator=rule, faults=policy, personal="*head*", seed=5, threads=1)
+    return loop, toy_data(SIZES, sampling="poisson", participation=0.6)
+
+
 LIST = (
     fedavg,
     few,
@@ -259,6 +268,7 @@ LIST = (
     adapted,
     stacked,
     streams,
+    private,
     preprocessed,
     restless,
     restless_clients,
