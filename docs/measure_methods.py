@@ -32,7 +32,7 @@ CONFIGURED = {
 """Methods that are a file in `configs/method` only: their source, and `model.personal`."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "DPFedAvg": {"noise_multiplier": 1.0, "delta": 0.01},
+    "DPFedAvg": {"noise_multiplier": 0.3, "delta": 0.01},
     "FedDFServer": {"distill_steps": 1},
     "NormClip": {"max_norm": 1.0},
     "SAM": {"base": LOCAL_SGD},
