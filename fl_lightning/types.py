@@ -223,6 +223,9 @@ class ClientData(Protocol):
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
 
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        """Make a CPU generator for noise, keyed so, by the data module's secret seed where it has one."""
+
 
 class ServerView(Protocol):
     """The server as its parts (server module, rule, transforms) see it, set before their `setup`."""

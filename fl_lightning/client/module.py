@@ -157,6 +157,10 @@ class ClientModule(CheckedLoading):
         May make own passes over the local data (`over`) and move the starting point (edit the module's weights).
         """
 
+    def training_data(self, local: ClientData) -> ClientData:
+        """Give the data that an exchange's batches are drawn from, the client's own by default."""
+        return local
+
     def phases(self, exchange: str) -> Iterable[Phase]:
         """The segments of local training of an exchange, in order.
 

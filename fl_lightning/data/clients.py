@@ -157,6 +157,10 @@ class FederatedData(Protocol):
     drop_last: bool
 
     @property
+    def noise_seed(self) -> int:
+        """Seed of the noise of differential privacy."""
+
+    @property
     def num_classes(self) -> int | None:
         """C, or None where the samples have no classes."""
 
@@ -286,6 +290,9 @@ class ClientView:
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
+
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        return keyed_generator(self._data.noise_seed, purpose, self.round_idx, self.client_id)
 
 
 class ClientSamples:

@@ -31,6 +31,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.setup import FederatedRun, catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.metrics.history import PROMISED
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
@@ -273,9 +274,14 @@ class FederatedLoop(Forwarding):
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
             log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
-        if summary := self.aggregator.summary():
-            rank_zero_info(f"{summary}; {self.data.seed_notice}")
+        if self.parts.is_private:
+            rank_zero_info(f"{self.aggregator.summary() or self._spent_by_clients()}; {self.data.seed_notice}")
         super().on_train_end()
+
+    def _spent_by_clients(self) -> str:
+        """Sum up what the guarantees of clients have cost in a sentence."""
+        spent = {key: value for key, value in self.round_metrics.items() if key.startswith(PROMISED)}
+        return "privacy: " + ", ".join(f"{key.removeprefix(PROMISED)} {value:.4g}" for key, value in spent.items())
 
     def _stop_if_spent(self) -> None:
         """End the run where the rule allows no further round."""

@@ -474,7 +474,7 @@ def members_of(
             Arrivals(server, transforms),
             guard,
             ServerTransforms(transforms, server, guard),
-            PersonalEntries(weights, parts.initial_personal, averages=not parts.aggregator.is_private),
+            PersonalEntries(weights, parts.initial_personal, averages=not parts.is_private),
             Rule(parts.aggregator, communicator),
             *([] if type(parts.server_module) is ServerModule else [MethodAtServer(parts.server_module)]),
             weights,

@@ -18,11 +18,18 @@ Accountant = Literal["pld", "rdp"]
 INTERVAL = 5e-4
 """Width of the steps in which privacy losses are counted, upwards: ε comes out at most 1e-3 too large."""
 
+MOST_STEPS, LEAST_NOISE = 200_000, 0.01
+"""Steps of a distribution at most, which are wider where losses are large, and the noise below which ε is infinite."""
+
+SLACK = 1 - 2.0**-40
+"""Share of a bound that norms are scaled to, so that no rounding brings one above it."""
+
 MISSING = (
     "differential privacy is accounted by dp-accounting, which is not installed; pip install 'fl_lightning[dp]' adds it"
 )
 
 
+@lru_cache(maxsize=4096)
 def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, accountant: Accountant = "pld") -> float:
     """Compute ε of `count` Gaussian mechanisms, each on a Poisson sample, when one element is added or removed.
 
@@ -36,8 +43,8 @@ def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, acco
     Raises:
         ModuleNotFoundError: without dp-accounting.
     """
-    if not count:
-        return 0.0
+    if not count or noise_multiplier < LEAST_NOISE:
+        return math.inf if count else 0.0
     if accountant == "pld":
         loss = loss_distribution(rate, noise_multiplier)
         return float((loss.self_compose(count) if count > 1 else loss).get_epsilon_for_delta(delta))
@@ -51,7 +58,9 @@ def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, acco
 def loss_distribution(rate: float, noise_multiplier: float) -> Any:
     """Make the privacy loss distribution of one mechanism, as in `epsilon`."""
     make = imported("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism
-    return make(noise_multiplier, sampling_prob=rate, value_discretization_interval=INTERVAL)
+    largest = 1 / (2 * noise_multiplier**2) + 40 / noise_multiplier  # losses above it have no probability to speak of
+    width = max(INTERVAL, largest / MOST_STEPS)
+    return make(noise_multiplier, sampling_prob=rate, value_discretization_interval=width)
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.dpfedavg import DPFedAvg
+from fl_lightning.methods.dpsgd import dp_sgd, local_dp
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
@@ -66,4 +67,6 @@ __all__ = [
     "KnFu",
     "Local",
     "SelectiveFD",
+    "dp_sgd",
+    "local_dp",
 ]

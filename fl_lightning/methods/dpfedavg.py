@@ -13,7 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.aggregation import Aggregator
-from fl_lightning.functional.privacy import Accountant, epsilon, noise_for, shared_noise
+from fl_lightning.functional.privacy import SLACK, Accountant, epsilon, noise_for, shared_noise
 from fl_lightning.metrics.history import EPSILON
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_choice, check_numbers
@@ -26,9 +26,6 @@ COUNT_SHARE = 1 / 20
 
 GRID_BITS = 36
 """Bits of a clipped entry below the clip: sums of up to 2^16 clients are exact, whoever adds them in which order."""
-
-SLACK = 1 - 2.0**-40
-"""Share of the clip that norms are scaled to, so that no rounding brings one above it."""
 
 
 def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
