@@ -263,7 +263,7 @@ class FederatedLoop(Forwarding):
         plateau = self.parts.plateau
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(built(self._round).keys_of_a_client)
+            plateau.check_monitors(lambda: self.parts.marked(dict.fromkeys(built(self._round).keys_of_a_client(), 0.0)))
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
@@ -280,7 +280,8 @@ class FederatedLoop(Forwarding):
 
     def _spent_by_clients(self) -> str:
         """Sum up what the guarantees of clients have cost in a sentence."""
-        spent = {key: value for key, value in self.round_metrics.items() if key.startswith(PROMISED)}
+        history = self.recorder.history
+        spent = {key: max(history.curve(key).values()) for key in history.names if key.startswith(PROMISED)}
         return "privacy: " + ", ".join(f"{key.removeprefix(PROMISED)} {value:.4g}" for key, value in spent.items())
 
     def _stop_if_spent(self) -> None:
@@ -300,7 +301,7 @@ class FederatedLoop(Forwarding):
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
             cohort = self.data.cohort(round_idx)
             values = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
-        metrics = self.parts.marked(values)
+        metrics = self.parts.marked(values) if self.parts.is_private else values
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:

@@ -77,6 +77,8 @@ class FederationParts:
         plateau: of the clients' learning rates.
         recorder: of logged values.
         skipped: of the clients that rounds leave out.
+        is_private: whether something is promised of what is released, by the rule or by the clients.
+        min_clients: clients that a round needs: none under a private rule, which hides whether there are any.
 
     Raises:
         ValueError: parts that do not go together, naming both.
@@ -107,6 +109,8 @@ class FederationParts:
     guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
     skipped: SkippedClients = field(init=False)
+    is_private: bool = field(init=False)
+    min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
@@ -137,6 +141,8 @@ class FederationParts:
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
+        self.is_private = self.aggregator.is_private or client.is_private
+        self.min_clients = 0 if self.aggregator.is_private else self.faults.min_clients
         if self.faults.min_clients < 1 and not self.aggregator.is_private:
             raise ValueError(
                 f"model.faults.min_clients must be at least 1, got {self.faults.min_clients}: "
@@ -147,16 +153,6 @@ class FederationParts:
     def seed(self) -> int:
         """Seed of the run, which keys every draw."""
         return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
-
-    @property
-    def min_clients(self) -> int:
-        """Clients that a round needs: none under a private rule, which hides whether there are any."""
-        return 0 if self.aggregator.is_private else self.faults.min_clients
-
-    @property
-    def is_private(self) -> bool:
-        """Tell whether something is promised of what is released, by the rule or by the clients."""
-        return self.aggregator.is_private or self.client.is_private
 
     def marked(self, values: Mapping[str, float]) -> dict[str, float]:
         """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""

@@ -13,6 +13,10 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
+import torch
+
+from fl_lightning.functional.state import State
+
 Accountant = Literal["pld", "rdp"]
 
 INTERVAL = 5e-4
@@ -89,6 +93,18 @@ def noise_for(budget: float, rate: float, count: int, delta: float, accountant: 
         else:
             high = middle
     return high
+
+
+def clipped_sum(gradients: State, bound: float) -> State:
+    """Add up gradients of samples, each scaled to a norm of at most `bound`: (B, ...) -> (...), float64.
+
+    >>> clipped_sum({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}, 1.0)["w"].round(decimals=9)
+    tensor([0.9000, 1.2000], dtype=torch.float64)
+    """
+    rows = {name: value.double() for name, value in gradients.items()}
+    norms = torch.stack([value.flatten(1).square().sum(1) for value in rows.values()]).sum(0).sqrt()
+    factors = (bound * SLACK / norms).clamp(max=1.0)  # ∞ where a gradient is 0
+    return {name: torch.tensordot(factors, value, dims=1) for name, value in rows.items()}
 
 
 def shared_noise(noise_multiplier: float, other: float) -> float:

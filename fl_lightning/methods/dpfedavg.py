@@ -4,19 +4,16 @@ Source: McMahan et al., ICLR 2018, arXiv:1710.06963, Algorithm 1 (flat clipping,
 NeurIPS 2021, arXiv:1905.03871, Algorithm 1 (`quantile`). Clients: any that send weights only.
 """
 
-import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import Aggregator
-from fl_lightning.functional.privacy import SLACK, Accountant, epsilon, noise_for, shared_noise
-from fl_lightning.metrics.history import EPSILON
+from fl_lightning.aggregation.privacy import PrivateAggregator
+from fl_lightning.functional.privacy import SLACK, Accountant, shared_noise
 from fl_lightning.types import ClientUpdate, State
-from fl_lightning.utils.settings import check_above, check_choice, check_numbers
+from fl_lightning.utils.settings import check_above, check_inside
 
 CLIP_RATE = 0.2
 """η_C, by which the clip follows the quantile, as in the paper."""
@@ -26,6 +23,9 @@ COUNT_SHARE = 1 / 20
 
 GRID_BITS = 36
 """Bits of a clipped entry below the clip: sums of up to 2^16 clients are exact, whoever adds them in which order."""
+
+VARIANCE = "running_var"
+"""End of the names of BatchNorm's variances, which stay as they are where noise would make them negative."""
 
 
 def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
@@ -43,37 +43,12 @@ def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
     return {name: (value * factor / grid).trunc() * grid for name, value in moved.items()}, norm <= clip
 
 
-VARIANCE = "running_var"
-"""End of the names of BatchNorm's variances, which stay as they are where noise would make them negative."""
-
-
-class Ledger(NamedTuple):
-    """Terms of the guarantee, all of which a run keeps to its end.
-
-    Args:
-        noise_multiplier: z of a round.
-        rate: q.
-        exchanges: releases of a round, of the same clients.
-        clip: C of the first round.
-        quantile: that it follows; -1: it stays.
-        num_clients: N.
-    """
-
-    noise_multiplier: float = 0.0
-    rate: float = 0.0
-    exchanges: float = 1
-    clip: float = 0.0
-    quantile: float = -1.0
-    num_clients: float = 0
-
-
-class DPFedAvg(Aggregator):
+class DPFedAvg(PrivateAggregator):
     """w ← w + (Σ Δ_i · min(1, C / ‖Δ_i‖) + N(0, (z C)²)) / (q N) over every shared float entry that moves.
 
-    Whether a client is in the data changes what is released by (ε, δ) only: its update is clipped in float64, all
-    clients weigh the same, the denominator is that of the cohort which is expected, and noise is added to the sum,
-    in a round without clients, too. Clients that are skipped count as 0. Needs `data.sampling: poisson`, or all clients
-    in every round. Entries of integers, and parameters that are not trained, stay as the server has them.
+    Updates are clipped in float64, and the denominator is that of the cohort which is expected. Clients that are
+    skipped count as 0. Needs `data.sampling: poisson`, or all clients in every round. Entries of integers, and
+    parameters that are not trained, stay as the server has them.
 
     Args:
         noise_multiplier: z > 0; None: the least with which the planned rounds keep `target_epsilon`.
@@ -86,8 +61,6 @@ class DPFedAvg(Aggregator):
         weighting: of the clients: `uniform`, without another choice.
     """
 
-    is_private = True
-
     def __init__(
         self,
         noise_multiplier: float | None = None,
@@ -98,114 +71,23 @@ class DPFedAvg(Aggregator):
         accountant: Accountant = "pld",
         weighting: Literal["uniform"] = "uniform",
     ) -> None:
-        if weighting != "uniform":
-            raise ValueError(
-                f"DPFedAvg bounds what a client can change, so that a weight may not tell how many samples it has: "
-                f"weighting must be uniform, got {weighting!r}; leave it out"
-            )
-        super().__init__(weighting)
-        check_above(0, "it is the noise as a multiple of the clip", noise_multiplier=noise_multiplier)
-        check_above(0, target_epsilon=target_epsilon, clip=clip)
-        check_choice(("pld", "rdp"), accountant=accountant)
-        check_numbers(delta=delta, quantile=quantile)
-        for name, value in {"delta": delta, "quantile": quantile}.items():
-            if value is not None and not 0 < value < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {value}")
-        if noise_multiplier is None and target_epsilon is None:
-            raise ValueError(
-                "DPFedAvg needs noise_multiplier, or target_epsilon to find it from, and got neither; set one, or both "
-                "to end the run at the budget"
-            )
-        self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, delta
-        self.clip, self.quantile, self.accountant = clip, quantile, accountant
+        super().__init__(noise_multiplier, target_epsilon, delta, accountant, weighting)
+        check_above(0, clip=clip)
+        check_inside(0, 1, "None leaves the clip as it is", quantile=quantile)
+        self.clip, self.quantile = clip, quantile
         self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
-        self.rounds = 0
-        self.ledger: Ledger | None = None
-        """Terms of the rounds, from the first on."""
         self._exchange = 0
         self._released: tuple[str, ...] = ()
 
-    def setup(self) -> None:
-        if self.delta * self.server.num_clients > 1:
-            rank_zero_warn(
-                f"delta={self.delta:g} of DPFedAvg is above 1 / {self.server.num_clients} clients, which allows that "
-                f"one of them is given away as a whole; set a smaller one"
-            )
-
-    # --- the guarantee, and what of it was used ----------------------------------------------------------------
-
-    def get_extra_state(self) -> Tensor:
-        """Give the rounds so far and their terms, (7,) float64 on the CPU, where it can be read within a round."""
-        return torch.tensor([self.rounds, *(self.ledger or Ledger())], dtype=torch.float64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take what `get_extra_state` gave."""
-        rounds, *terms = state.tolist()
-        self.rounds, self.ledger = int(rounds), Ledger(*terms) if rounds else None
-
-    def spent(self, rounds: int) -> float:
-        """Compute ε of so many rounds."""
-        if self.ledger is None:
-            return 0.0
-        z, rate, exchanges, *_ = self.ledger
-        return epsilon(rate, z / math.sqrt(exchanges), rounds, self.delta, self.accountant)
-
-    @property
-    def is_spent(self) -> bool:
-        return self.target_epsilon is not None and self.spent(self.rounds + 1) > self.target_epsilon
-
-    def begin_round(self, cohort: list[int]) -> None:
-        """Begin a round of the ledger.
-
-        Raises:
-            ValueError: terms that are not those of the rounds before, or no budget for another one.
-        """
-        self.ledger, self._exchange = self._agreed(), 0
-        if self.is_spent:
-            raise ValueError(
-                f"DPFedAvg keeps target_epsilon={self.target_epsilon} at delta={self.delta}, and a further round after "
-                f"{self.rounds} would make it {self.spent(self.rounds + 1):.4g}; raise the budget or the "
-                f"noise_multiplier, or leave trainer.min_epochs unset"
-            )
-        self.rounds += 1
-
-    def _agreed(self) -> Ledger:
-        """Give the terms of this round, which are those of the rounds before, if there were any."""
-        before, server = self.ledger if self.rounds else None, self.server
-        rate, exchanges = server.sampling_rate or 0.0, len(getattr(server.module, "exchanges", ("train",)))
-        z = self.noise_multiplier or (before.noise_multiplier if before else self._found(rate, exchanges))
-        quantile = -1.0 if self.quantile is None else self.quantile
-        terms = Ledger(z, rate, exchanges, self.clip, quantile, server.num_clients)
-        for name, was, now in zip(Ledger._fields, before or terms, terms, strict=True):
-            if was != now:
-                raise ValueError(
-                    f"the guarantee of DPFedAvg is of rounds with equal terms, but {name} was {was:.6g} in the "
-                    f"{self.rounds} rounds so far and is {now:.6g}; go on with the terms that the run was begun with"
-                )
-        return terms
-
-    def _found(self, rate: float, exchanges: int) -> float:
-        """Find the noise multiplier with which the planned rounds keep the budget."""
-        rounds, budget = self.server.planned_rounds, self.target_epsilon
-        if not rounds or budget is None:
-            raise ValueError(
-                "DPFedAvg finds the noise that keeps target_epsilon over the planned rounds, and trainer.max_epochs is "
-                "not set; set it, or noise_multiplier"
-            )
-        return noise_for(budget, rate, rounds, self.delta, self.accountant) * math.sqrt(exchanges)
-
-    @property
-    def expected(self) -> float:
-        """Clients in a cohort that are expected, q N."""
-        ledger = self.ledger
-        return ledger.rate * ledger.num_clients if ledger else 0.0
+    def terms(self) -> Mapping[str, float]:
+        return {"clip": self.clip, "quantile": -1.0 if self.quantile is None else self.quantile}
 
     def noises(self) -> tuple[float, float]:
         """Give the noise multiplier of the sum, and the standard deviation on the count of short updates.
 
         Where the clip follows a quantile both together cost what the ledger's noise multiplier does.
         """
-        z = self.ledger.noise_multiplier if self.ledger else 0.0
+        z = self.ledger["noise_multiplier"]
         if self.quantile is None:
             return z, 0.0
         count = max(COUNT_SHARE * self.expected, z)  # as ± 1/2 each: a multiplier of twice as much
@@ -213,20 +95,11 @@ class DPFedAvg(Aggregator):
 
     def values(self) -> Mapping[str, float]:
         clip = {} if self.quantile is None else {"privacy/clip": float(self.bound)}
-        return {EPSILON: self.spent(self.rounds), **clip}
+        return {**super().values(), **clip}
 
-    def summary(self) -> str:
-        if self.ledger is None or not self.rounds:
-            return ""
-        by = {"pld": "privacy loss distributions", "rdp": "Rényi divergences"}[self.accountant]
-        budget = f", which leaves no further round of target_epsilon={self.target_epsilon:g}" if self.is_spent else ""
-        return (
-            f"privacy: ε = {self.spent(self.rounds):.4g} at δ = {self.delta:g} for every client as a whole (added or "
-            f"removed) after {self.rounds} round{'s' * (self.rounds != 1)}{budget}, by {by}; "
-            f"q = {self.ledger.rate:g}, noise multiplier {self.ledger.noise_multiplier:.4g}"
-        )
-
-    # --- a round -----------------------------------------------------------------------------------------------
+    def begin_round(self, cohort: list[int]) -> None:
+        super().begin_round(cohort)
+        self._exchange = 0
 
     def add(self, update: ClientUpdate) -> None:
         """Add what a client moved, clipped.
@@ -241,8 +114,7 @@ class DPFedAvg(Aggregator):
             )
         if weights is None:
             return
-        start = {name: value.double() for name, value in self._moving().items()}
-        moved = {name: weights[name].double() - value for name, value in start.items()}
+        moved = {name: weights[name].double() - value.double() for name, value in self._moving().items()}
         short, is_short = clipped(moved, self.bound)
         self.sum("moved", short, self.weight(update))
         if self.quantile is not None:
@@ -252,26 +124,24 @@ class DPFedAvg(Aggregator):
         """Choose the entries that are released: floats that are finite, but no parameters that are not trained."""
         entries = self.server.transmitted_entries
         if not self._released or not set(self._released) <= entries.keys():
-            known = {name: value for name, value in self.server.module.named_parameters()}
-            fixed = known.keys() - set(self.server.trainable)
+            fixed = dict(self.server.module.named_parameters()).keys() - set(self.server.trainable)
             floats = [n for n, v in entries.items() if v.is_floating_point() and n not in fixed]
             self._released = tuple(n for n in floats if bool(entries[n].isfinite().all()))
         return {name: entries[name] for name in self._released}
 
     def finish(self) -> State | None:
         """Release the noisy mean, also where nobody took part."""
-        generator = self.server.noise_generator(f"noise/{self._exchange}")
+        draws = self.server.noise_generator(f"noise/{self._exchange}")
         self._exchange += 1
-        start, total, short = self._moving(), self.summed("moved"), self.summed("short")
+        total, short, new = self.summed("moved"), self.summed("short"), State()
         z, count_noise = self.noises()
-        scale, new = z * self.bound, State()
-        for name, value in start.items():
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-            new[name] = value.double() + (total.get(name, 0.0) + scale * noise) / self.expected
+        for name, value in self._moving().items():
+            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
+            new[name] = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
             if name.endswith(VARIANCE):
                 new[name] = torch.where(new[name] > 0, new[name], value.double())
         if self.quantile is not None:
-            noise = count_noise * torch.randn((), generator=generator, dtype=torch.float64).to(self.bound.device)
+            noise = count_noise * torch.randn((), generator=draws, dtype=torch.float64).to(self.bound.device)
             share = 0.5 + (short.get("count", 0.0) + noise) / self.expected
             self.bound.copy_(self.bound * torch.exp(-CLIP_RATE * (share - self.quantile)))
         return self.moved(self.server.weights, new)

@@ -1,11 +1,8 @@
 """DP-SGD: train so that nobody can tell from what a client sends whether one sample was among its data.
 
-Source: Abadi et al., CCS 2016, arXiv:1607.00133, Algorithm 1 (`dp_sgd`). And local privacy, where a client hides all it
-has from the server, too (`local_dp`): Dwork and Roth 2014, Definition 12.1, by the Gaussian mechanism.
+Source: Abadi et al., CCS 2016, arXiv:1607.00133, Algorithm 1.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -19,93 +16,13 @@ from fl_lightning.client.deriving import with_part
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.services import attach_services, batch_length
+from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
-from fl_lightning.functional.privacy import SLACK, epsilon
+from fl_lightning.functional.privacy import clipped_sum, epsilon
 from fl_lightning.functional.state import State, to_float32
-from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate
-from fl_lightning.utils.settings import check_above, check_numbers
-
-EPSILON = "privacy/epsilon_samples"
-"""Log key of ε of the samples of the client, of those in the round, that has spent most."""
-
-EPSILON_LOCAL = "privacy/epsilon_local"
-"""The same of a client's whole data against the server."""
-
-
-def clipped_sum(gradients: State, bound: float) -> State:
-    """Add up gradients of samples, each scaled to a norm of at most `bound`: (B, ...) -> (...), float64.
-
-    >>> clipped_sum({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}, 1.0)["w"].round(decimals=9)
-    tensor([0.9000, 1.2000], dtype=torch.float64)
-    """
-    rows = {name: value.double() for name, value in gradients.items()}
-    norms = torch.stack([value.flatten(1).square().sum(1) for value in rows.values()]).sum(0).sqrt()
-    factors = (bound * SLACK / norms).clamp(max=1.0)  # ∞ where a gradient is 0
-    return {name: torch.tensordot(factors, value, dims=1) for name, value in rows.items()}
-
-
-class PoissonSamples:
-    """A client's data whose training batches hold each sample with one probability (the `ClientData` protocol).
-
-    An epoch has 1 / `rate` batches, however many samples there are.
-
-    Args:
-        local: the client's data.
-        rate: q in (0, 1].
-        exchange: under way, which the draws are keyed by, too.
-    """
-
-    def __init__(self, local: ClientData, rate: float, exchange: str) -> None:
-        self.local, self.rate, self.exchange = local, rate, exchange
-        self._epochs = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("local", "rate", "exchange"):  # not there yet: this is being copied
-            raise AttributeError(name)
-        return getattr(self.local, name)
-
-    def size(self, split: str = "train") -> int:
-        """Count the batches of an epoch as if they were samples, 0 of a client without samples."""
-        size = self.local.size(split)
-        return max(1, round(1 / self.rate)) if split == "train" and size else size
-
-    def samples_per_batch(self, split: str, given: Any = None) -> int:
-        """Take each of these as a batch of its own."""
-        return 1 if split == "train" else self.local.samples_per_batch(split, given)
-
-    def augments(self, split: str = "train") -> bool:
-        """Tell that no epoch is like the one before."""
-        return split == "train" or self.local.augments(split)
-
-    def restricted(self, split: str, positions: Tensor) -> ClientData:
-        """Restrict another split.
-
-        Raises:
-            ValueError: of the training samples, whose draws then had another probability.
-        """
-        if split == "train":
-            raise ValueError(
-                "dp_sgd draws from all training samples of a client, and a phase asks for some of them "
-                "(Phase(indices=...)); train on all"
-            )
-        return self.local.restricted(split, positions)
-
-    def batches(
-        self, split: str = "train", epoch: int | None = None, batch_size: int | None = None, **settings: Any
-    ) -> Iterator[Batch]:
-        """Yield the batches of a training epoch, empty ones too, and those of another split as they are."""
-        if split != "train" or epoch is None:
-            yield from self.local.batches(split, epoch, batch_size, **settings)
-            return
-        number, steps, n = self._epochs, self.size(), self.local.size()
-        self._epochs += 1
-        draws = self.local.noise_generator(f"dp_sgd/batches/{self.exchange}/{number}")
-        for index in range(steps):
-            drawn = torch.nonzero(torch.rand(n, generator=draws, dtype=torch.float64) < self.rate).flatten()
-            taken = drawn if len(drawn) else torch.zeros(1, dtype=torch.int64)
-            some = self.local.restricted("train", taken)
-            (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
-            yield batch if len(drawn) else apply_to_collection(batch, Tensor, lambda t: t[:0])
+from fl_lightning.metrics.history import EPSILON_SAMPLES
+from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_above, check_inside, check_numbers
 
 
 class DPSGD(ClientModule):
@@ -215,54 +132,8 @@ class DPSGD(ClientModule):
         extras = super().reply(exchange, local)
         steps = self.memory["private_steps"] = self.memory.get("private_steps", 0) + self.round["steps"]
         spent = epsilon(self.sample_rate, self.noise_multiplier, steps, self.delta)
-        self.log(EPSILON, spent, reduce_fx="max", batch_size=1)
+        self.log(EPSILON_SAMPLES, spent, reduce_fx="max", batch_size=1)
         return extras
-
-
-class LocalDP(ClientModule):
-    """Part of a client that sends its weights under noise of its own, made by `local_dp`.
-
-    Attributes:
-        noise_multiplier: z.
-        max_norm: C.
-        delta: δ.
-    """
-
-    stackable = False  # each client draws its own noise
-    is_private = True
-    noise_multiplier: float
-    max_norm: float
-    delta: float
-
-    def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
-        """Replace what the client moved by what is left of it under clip and noise, and log what that costs.
-
-        Raises:
-            ValueError: naming what it sends besides weights.
-        """
-        update = super().transmitted(update, broadcast, local)
-        if update.extras:
-            raise ValueError(
-                f"local_dp adds noise to weights, and an update also has {min(update.extras)!r}, which would reach the "
-                f"server as it is; send weights only"
-            )
-        if update.weights is None:
-            return update
-        start = {name: self.context.start[name] for name in update.weights}
-        fixed = {n for n, p in self.named_parameters() if not p.requires_grad}
-        moving = {n for n, v in start.items() if v.is_floating_point() and n not in fixed and bool(v.isfinite().all())}
-        rows = {name: (update.weights[name].double() - start[name].double())[None] for name in sorted(moving)}
-        short = clipped_sum(rows, self.max_norm)
-        draws = local.noise_generator(f"local_dp/{broadcast.exchange}")
-        for name, value in short.items():
-            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
-            moved = start[name].double() + value + self.noise_multiplier * self.max_norm * noise
-            start[name] = moved.to(start[name].dtype)
-        releases = self.memory["releases"] = self.memory.get("releases", 0) + 1
-        # another client's data in place of this one's may move it by 2 C
-        spent = epsilon(1.0, self.noise_multiplier / 2, releases, self.delta)
-        self.log(EPSILON_LOCAL, spent, reduce_fx="max", batch_size=1)
-        return replace(update, weights=start)
 
 
 def dp_sgd(
@@ -288,7 +159,8 @@ def dp_sgd(
     Raises:
         ValueError: a setting out of its range, or a client that reads its data otherwise or steps by itself.
     """
-    check_settings(delta, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
+    check_above(0, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
+    check_inside(0, 1, delta=delta)
     check_numbers(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}; 1 takes all samples in every step")
@@ -303,44 +175,6 @@ def dp_sgd(
     if not whole.automatic_optimization:
         raise ValueError(f"dp_sgd makes the gradients of each step, and {type(client).__name__} steps by itself")
     return whole
-
-
-def local_dp(
-    client: LightningModule, noise_multiplier: float, max_norm: float = 1.0, delta: float = 1e-5
-) -> ClientModule:
-    """Make clients send their weights under noise of their own, so that the server need not be trusted.
-
-    The guarantee is of local privacy: it compares a client's data with any other data in their place (replace one), so
-    that noise of the same size costs more than at the server, where a client is added or removed.
-
-    Args:
-        client: of a method that sends weights only; or a LightningModule.
-        noise_multiplier: z > 0, the noise as a multiple of `max_norm`.
-        max_norm: C > 0, greatest norm of what a client moved.
-        delta: δ in (0, 1).
-
-    Raises:
-        ValueError: a setting out of its range, or a client that sends more than weights.
-    """
-    check_settings(delta, noise_multiplier=noise_multiplier, max_norm=max_norm)
-    if others := sorted({*getattr(client, "sends", ())} - {"weights", "personal means"}):
-        raise ValueError(
-            f"local_dp adds noise to weights, and {type(client).__name__} also sends {' and '.join(others)}; take "
-            f"another method, such as FedAvg, FedProx or FedNTD"
-        )
-    return with_part(client, LocalDP, noise_multiplier=noise_multiplier, max_norm=max_norm, delta=delta)
-
-
-def check_settings(delta: float, **positive: float) -> None:
-    """Refuse settings out of their range.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    check_above(0, **positive)
-    check_numbers(delta=delta)
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
 
 
 def ignored(*args: Any, **settings: Any) -> None:

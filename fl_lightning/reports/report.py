@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
-from fl_lightning.metrics.history import BY_CLASS, EPSILON, UNPROTECTED
+from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
@@ -27,6 +27,13 @@ LONGEST_STEM = 100
 MEGABYTE = 1e6
 PAIRS = (("before", "after"), ("initial", "personalised"))
 """Words by which two values are one pair, before and after local training."""
+
+HIDDEN = {
+    EPSILON: ("each client", "aggregator"),
+    EPSILON_SAMPLES: ("each sample", "client"),
+    EPSILON_LOCAL: ("each client from the server", "client"),
+}
+"""Who is hidden by the guarantee that a log key is of, and the part of the model with its settings."""
 
 NAMES = {
     "global/acc": "accuracy, test split (%)",
@@ -112,20 +119,21 @@ def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
     """List what the guarantees of private runs have cost, and tell what they do not cover."""
     rows = []
     for group in groups:
-        rounds, values = group.curves(EPSILON)
-        if rounds:
-            settings = group.runs[0].settings
-            delta = next((v for name, v in settings.items() if name.endswith("aggregator.delta")), "?")
-            drawn = "a secret one" if settings.get("data.secret_seed") else "in config.yaml: simulated"
-            cells = (group.label, f"{values[:, -1].max():.4g}", f"{delta}", str(rounds[-1] + 1), drawn)
-            rows.append([*map(Cell, cells)])
+        settings = group.runs[0].settings
+        drawn = "a secret one" if settings.get("data.secret_seed") else "in config.yaml: simulated"
+        for key, (whom, owner) in HIDDEN.items():
+            rounds, values = group.curves(key)
+            if rounds:
+                delta = next((v for name, v in settings.items() if name == f"model.{owner}.delta"), "?")
+                cells = (group.label, whom, f"{values.max():.4g}", f"{delta}", str(rounds[-1] + 1), drawn)
+                rows.append([*map(Cell, cells)])
     if not rows:
         return []
-    header = ["method", "ε", "δ", "rounds", "seed of cohorts and noise"]
     note = (
-        "Whether one client, with all its samples, takes part changes what the released models tell by (ε, δ) only. "
+        "Whether such a one is in the data, or for local privacy what it has, changes what is released by (ε, δ) only. "
         f"Values whose names begin with {UNPROTECTED} are of the clients as they are, and are not covered."
     )
+    header = ["method", "hidden", "ε", "δ", "rounds", "seed of cohorts and noise"]
     return [Table("Differential privacy", header, rows, note)]
 
 

@@ -1,4 +1,4 @@
-"""DP-SGD and local privacy of clients: bounds, noise, batches, accounts, and what is refused."""
+"""DP-SGD of clients: bounds, noise, batches, accounts, and what is refused."""
 
 import math
 import re
@@ -8,8 +8,8 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from fl_lightning import FederatedLoop
-from fl_lightning.functional.privacy import epsilon
+from fl_lightning.data.poisson import PoissonSamples
+from fl_lightning.functional.privacy import clipped_sum, epsilon
 from fl_lightning.methods import (
     SAM,
     SCAFFOLD,
@@ -20,11 +20,9 @@ from fl_lightning.methods import (
     FedNTD,
     FedProx,
     dp_sgd,
-    local_dp,
 )
-from fl_lightning.methods.dpsgd import PoissonSamples, clipped_sum
 from fl_lightning.nets import Backbone
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 pytest.importorskip("dp_accounting")
 
@@ -208,7 +206,6 @@ def test_it_goes_around_a_module_and_with_a_private_rule(caplog):
         (lambda: private(FedLC), "FedLC also reads label counts of its data"),
         (lambda: private(FedCurv), "FedCurv also reads batches of its data"),
         (lambda: private(SCAFFOLD, option="I"), "SCAFFOLD also reads batches"),
-        (lambda: local_dp(client(SCAFFOLD), 1.0), "SCAFFOLD also sends control"),
         (lambda: fit(private(net=BatchNormNet), 1), "BatchNorm1d 'net.body.1' makes of the whole batch"),
         (
             lambda: fit(dp_sgd(FedAvg(net=Net, optimizer=lambda p: SAM(p, base=sgd())), 1.0), 1),
@@ -232,36 +229,3 @@ class Branches(FedAvg):
 def test_a_step_that_has_no_gradient_of_single_samples_is_named():
     with pytest.raises(RuntimeError, match="whose rules the step of DPSGDBranches must keep"):
         fit(private(Branches), 1)
-
-
-# --- local privacy
-
-
-def test_local_privacy_is_accounted_as_replace_one():
-    loop = FederatedLoop(local_dp(client(), 0.5, delta=1e-3), seed=3)
-    trainer(2).fit(loop, datamodule=toy_data())
-    curve = loop.recorder.history.curve("privacy/epsilon_local")
-    assert curve[0] == pytest.approx(19.6, abs=0.05), "not 7.6, which adding or removing a client would cost"
-    assert curve[1] == pytest.approx(epsilon(1.0, 0.25, 2, 1e-3), abs=1e-9)
-
-
-def test_a_client_sends_clip_and_noise_of_its_own():
-    class Sent(pl.Callback):
-        def __init__(self):
-            self.wide, self.counts = {}, set()
-
-        def on_client_end(self, trainer, loop, update):
-            self.wide[update.client_id] = update.weights["net.wide"].double().clone()
-
-    watch = Sent()
-    loop = fit(local_dp(client(net=Wide), 2.0, 0.3, delta=1e-3), 1, callbacks=[watch])
-    for noise in watch.wide.values():
-        assert abs(noise.std() / 0.6 - 1) < 4 / math.sqrt(2 * len(noise))
-    noises = torch.stack(list(watch.wide.values()))
-    assert (torch.corrcoef(noises).triu(1).abs() < 5 / math.sqrt(noises.shape[1])).all()
-    assert "unprotected/train/ce" in loop.round_metrics
-
-
-def test_local_privacy_sends_no_count_of_steps():
-    loop = fit(local_dp(client(net=BatchNormNet), 5.0, delta=1e-3), 2)
-    assert loop.client.state_dict()["net.body.1.num_batches_tracked"] == 0

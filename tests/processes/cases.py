@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
 from fl_lightning.functional import state as S
-from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD
+from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -34,6 +34,7 @@ from fl_lightning.monitors import (
     PersonalisedAccuracy,
     SampleReduction,
 )
+from fl_lightning.nets import Perceptron
 from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
@@ -251,6 +252,12 @@ def private():
     return loop, toy_data(SIZES, sampling="poisson", participation=0.6)
 
 
+def hidden_samples():
+    """Batches, noise and accounts of each client's own."""
+    client = dp_sgd(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), 1.0, delta=0.01, sample_rate=0.3)
+    return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES, participation=0.6)
+
+
 LIST = (
     fedavg,
     few,
@@ -269,6 +276,7 @@ LIST = (
     stacked,
     streams,
     private,
+    hidden_samples,
     preprocessed,
     restless,
     restless_clients,
