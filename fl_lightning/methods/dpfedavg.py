@@ -78,6 +78,13 @@ class DPFedAvg(PrivateAggregator):
         self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
         self._exchange = 0
         self._released: tuple[str, ...] = ()
+        """Entries that are released: floats that are finite, but no parameters that are not trained."""
+
+    def setup(self) -> None:
+        super().setup()
+        fixed = dict(self.server.module.named_parameters()).keys() - set(self.server.trainable)
+        floats = {n: v for n, v in self.server.weights.items() if v.is_floating_point() and n not in fixed}
+        self._released = tuple(name for name, value in floats.items() if bool(value.isfinite().all()))
 
     def terms(self) -> Mapping[str, float]:
         return {"clip": self.clip, "quantile": -1.0 if self.quantile is None else self.quantile}
@@ -121,13 +128,9 @@ class DPFedAvg(PrivateAggregator):
             self.sum("short", {"count": is_short.double() - 0.5}, self.weight(update))
 
     def _moving(self) -> State:
-        """Choose the entries that are released: floats that are finite, but no parameters that are not trained."""
+        """Choose the entries that are released."""
         entries = self.server.transmitted_entries
-        if not self._released or not set(self._released) <= entries.keys():
-            fixed = dict(self.server.module.named_parameters()).keys() - set(self.server.trainable)
-            floats = [n for n, v in entries.items() if v.is_floating_point() and n not in fixed]
-            self._released = tuple(n for n in floats if bool(entries[n].isfinite().all()))
-        return {name: entries[name] for name in self._released}
+        return {name: entries[name] for name in self._released if name in entries}
 
     def finish(self) -> State | None:
         """Release the noisy mean, also where nobody took part."""

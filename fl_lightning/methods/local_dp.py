@@ -48,13 +48,17 @@ class LocalDP(ClientModule):
             return update
         start = {name: self.context.start[name] for name in update.weights}
         fixed = {n for n, p in self.named_parameters() if not p.requires_grad}
-        moving = {n for n, v in start.items() if v.is_floating_point() and n not in fixed and bool(v.isfinite().all())}
-        rows = {name: (update.weights[name].double() - start[name].double())[None] for name in sorted(moving)}
+        floats = {name: value.double() for name, value in start.items() if value.is_floating_point()}
+        before = {name: value for name, value in floats.items() if name not in fixed}
+        rows = {  # a mask of −∞ stays where it is
+            name: torch.where(value.isfinite(), update.weights[name].double() - value, 0.0)[None]
+            for name, value in before.items()
+        }
         short = clipped_sum(rows, self.max_norm)
         draws = local.noise_generator(f"local_dp/{broadcast.exchange}")
         for name, value in short.items():
             noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
-            moved = start[name].double() + value + self.noise_multiplier * self.max_norm * noise
+            moved = before[name] + value + self.noise_multiplier * self.max_norm * noise
             start[name] = moved.to(start[name].dtype)
         releases = self.memory["releases"] = self.memory.get("releases", 0) + 1
         # another client's data in place of this one's may move it by 2 C
