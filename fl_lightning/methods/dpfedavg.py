@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.aggregation.privacy import PrivateAggregator
+from fl_lightning.aggregation import PrivateAggregator
 from fl_lightning.functional.privacy import SLACK, Accountant, shared_noise
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_inside
