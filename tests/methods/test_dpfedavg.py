@@ -12,11 +12,16 @@ from torch import nn
 
 from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
+from fl_lightning.callbacks import RunPlots
+from fl_lightning.callbacks.bar import headline
 from fl_lightning.functional.privacy import epsilon
 from fl_lightning.functional.state import StateSum
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedBN, FedDyn, FedNTD, KnFu
 from fl_lightning.methods.dpfedavg import clipped
 from fl_lightning.nets import Backbone
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import Group, read_run
+from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.keyed import keyed_generator
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
@@ -425,6 +430,35 @@ def test_values_of_clients_are_marked_in_the_row_and_what_the_model_gives_is_not
     assert {f"unprotected/{key}" for key in marked} <= keys
     assert not marked & keys
     assert {"global/acc", "global/loss", "privacy/epsilon"} <= keys
+
+
+def test_row_csv_bar_report_and_end_tell_epsilon_and_mark_what_is_not_covered(tmp_path, caplog):
+    caplog.set_level("INFO")
+    loop = FederatedLoop(client(), aggregator=rule(), seed=3)
+    loggers, plots = [RoundCSVLogger(tmp_path)], RunPlots(tmp_path)
+    trainer(2, tmp_path, logger=loggers, callbacks=[plots]).fit(loop, datamodule=poisson())
+    header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    names = header.split(",")
+    assert {"privacy/epsilon", "unprotected/train/ce", "unprotected/comm/bytes_up", "global/acc"} <= set(names)
+    assert float(lines[-1].split(",")[names.index("privacy/epsilon")]) == pytest.approx(rule_of(1.0, 2), abs=1e-9)
+    assert not [*tmp_path.glob("partition*")], "who has what is not told"
+    assert headline(loop.round_metrics).startswith(f"ε {rule_of(1.0, 2):.3g}  acc ")
+    write_report([Group("private", [read_run(tmp_path)])], tmp_path / "report")
+    page = (tmp_path / "report/report.html").read_text()
+    assert "Differential privacy" in page
+    assert f"{rule_of(1.0, 2):.4g}" in page
+    assert "names begin with unprotected/" in page
+
+
+def test_a_plateau_may_watch_only_what_the_row_has():
+    class Watches(FedAvg):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "train/ce"}}
+
+    with pytest.raises(ValueError, match=r"got monitor='train/ce'; watch one of .*'unprotected/train/ce'"):
+        fit(client(Watches), 2, poisson(), aggregator=rule())
 
 
 def test_no_mean_of_personal_entries_reaches_the_server():

@@ -252,6 +252,13 @@ def private():
     return loop, toy_data(SIZES, sampling="poisson", participation=0.6)
 
 
+def private_stacked():
+    """Clients in pairs under a private rule."""
+    client = FedAvg(net=partial(BatchNormNet, dropout=0.0), optimizer=sgd())
+    loop = FederatedLoop(client, aggregator=DPFedAvg(noise_multiplier=1.0, delta=0.01), seed=5, threads=1, chunk=2)
+    return loop, toy_data((10,) * 8)
+
+
 def hidden_samples():
     """Batches, noise and accounts of each client's own."""
     client = dp_sgd(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), 1.0, delta=0.01, sample_rate=0.3)
@@ -276,6 +283,7 @@ LIST = (
     stacked,
     streams,
     private,
+    private_stacked,
     hidden_samples,
     preprocessed,
     restless,
