@@ -144,7 +144,7 @@ class PrivateAggregator(Aggregator, ABC):
             )
         return noise_for(budget, rate, rounds, self.delta, self.accountant) * math.sqrt(exchanges)
 
-    def values(self) -> Mapping[str, float]:
+    def row_values(self) -> Mapping[str, float]:
         return {EPSILON: self.spent(self.rounds)}
 
     def summary(self) -> str:

@@ -219,7 +219,7 @@ class Aggregator(ServerPart):
         """
         return self.partial.mean("weights", lambda: self.server.weights)
 
-    def values(self) -> Mapping[str, float]:
+    def row_values(self) -> Mapping[str, float]:
         """Give values of the round's row, by log key, once the rule has made the new weights."""
         return {}
 

@@ -395,7 +395,7 @@ class Rule(PartOfServer):
         return new
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        return {} if outcome.aborted else self._rule.values()
+        return {} if outcome.aborted else self._rule.row_values()
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)

@@ -100,9 +100,9 @@ class DPFedAvg(PrivateAggregator):
         count = max(COUNT_SHARE * self.expected, z)  # as ± 1/2 each: a multiplier of twice as much
         return shared_noise(z, 2 * count), count
 
-    def values(self) -> Mapping[str, float]:
+    def row_values(self) -> Mapping[str, float]:
         clip = {} if self.quantile is None else {"privacy/clip": float(self.bound)}
-        return {**super().values(), **clip}
+        return {**super().row_values(), **clip}
 
     def begin_round(self, cohort: list[int]) -> None:
         super().begin_round(cohort)
