@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.privacy import clipped_sum, epsilon
@@ -22,7 +23,7 @@ from fl_lightning.methods import (
     dp_sgd,
 )
 from fl_lightning.nets import Backbone
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer, weights_of
 
 pytest.importorskip("dp_accounting")
 
@@ -216,6 +217,12 @@ def test_it_goes_around_a_module_and_with_a_private_rule(caplog):
 def test_what_the_guarantee_does_not_cover_is_refused(make, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         make()
+
+
+def test_under_a_plain_trainer_whose_batches_are_of_a_fixed_size_it_is_refused():
+    alone = dp_sgd(FedAvg(net=Net, optimizer=sgd(), num_classes=3, input_shape=(4,)), 1.0)
+    with pytest.raises(ValueError, match=r"needs a federation \(the draws and accounts of its guarantee\)"):
+        trainer(1).fit(alone, DataLoader(TensorDataset(*samples(24)), batch_size=8))
 
 
 class Branches(FedAvg):
