@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 
 from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
-from fl_lightning.reports.results import as_csv, compare
+from fl_lightning.reports.comparison_tables import as_csv
+from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import write_partition
