@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
 from fl_lightning.reports.comparison_tables import as_csv
+from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
 from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -87,7 +87,7 @@ HOSTILE = "\\ { } $ & # ^ _ ~ % < > | \n\n[a] * \x1b[2J \ud800"
 
 
 def table():
-    row = [Cell(HOSTILE), Cell(HOSTILE, best=True)]
+    row = [Cell(HOSTILE), Cell(HOSTILE, mark="bold")]
     return Table(HOSTILE, [HOSTILE, HOSTILE], [row, [Cell("[a]"), Cell("*")], [Cell("a\\|b"), Cell("|")]], HOSTILE)
 
 
@@ -112,7 +112,7 @@ def test_markdown_keeps_its_cells():
 
 
 def test_html_shows_every_letter_as_it_is():
-    text = as_html(Table("<i>", ["<i>", "&"], [[Cell("<i>"), Cell("<i>\ud800\x1b", best=True)]], "<i>'\""))
+    text = as_html(Table("<i>", ["<i>", "&"], [[Cell("<i>"), Cell("<i>\ud800\x1b", mark="bold")]], "<i>'\""))
     assert "<i>" not in text
     assert "\x1b" not in text
     text.encode("utf-8")
