@@ -32,6 +32,7 @@ CONFIGURED = {
 """Methods that are a file in `configs/method` only: their source, and `model.personal`."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "DPFedAvg": {"noise_multiplier": 0.3, "delta": 0.01},
     "FedDFServer": {"distill_steps": 1},
     "NormClip": {"max_norm": 1.0},
     "SAM": {"base": LOCAL_SGD},
@@ -179,6 +180,7 @@ def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: M
         "up_contents": outcome.up_contents,
         "client_state": outcome.client_state / model,
         "server_state": outcome.server_state / model,
+        **declared(entry),
         "data": outcome.data,
         "stackable": entry.stackable,
         "module": not refused["module"],
@@ -186,6 +188,15 @@ def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: M
         "server_optimizers": None if federation.server_optimizer else [n for n in with_optimizers if not refused[n]],
         "refused": {name: sentence for name, sentence in refused.items() if sentence},
     }
+
+
+def declared(entry: Entry) -> Record:
+    """List what the clients of a method send and read of their training data, None where that is up to the client."""
+    federation = entry.federation
+    if entry.kind not in ("client", "personal entries"):
+        return {"sends": None, "reads": None}
+    means = {"personal means"} if federation.personal else set()
+    return {"sends": sorted(federation.client.sends | means), "reads": sorted(federation.client.reads)}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from fl_lightning.federation.checkpoint import SERVER_PARTS
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg
+from fl_lightning.metrics.history import UNPROTECTED
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Broadcast, ClientUpdate
@@ -235,10 +236,11 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
             raise
         return Outcome(refused=str(error))
     kept = {name: value for name, value in loop.state_dict().items() if name.startswith(SERVER_PARTS)}
+    moved = {key.removeprefix(UNPROTECTED): value for key, value in loop.round_metrics.items()}
     steps = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     return Outcome(
-        down=loop.round_metrics["comm/bytes_down"] / 4 / CLIENTS,
-        up=loop.round_metrics["comm/bytes_up"] / 4 / CLIENTS,
+        down=moved["comm/bytes_down"] / 4 / CLIENTS,
+        up=moved["comm/bytes_up"] / 4 / CLIENTS,
         down_contents=tuple(contents.down),
         up_contents=tuple(contents.up),
         client_state=num_floats(loop.store.state_dict()) / CLIENTS,

@@ -25,7 +25,7 @@ __all__ = [
 
 _NAMES = {
     "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
-        ServerModule TrimmedMeanAggregator UpdateTransform""",
+        PrivateAggregator ServerModule TrimmedMeanAggregator UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
@@ -35,9 +35,9 @@ _NAMES = {
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",
-    "methods": """Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer FedDyn FedED
-        FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi
-        KnFu Local MOON SAM SCAFFOLD SelectiveFD""",
+    "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer
+        FedDyn FedED FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep
+        FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
     "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere

@@ -19,6 +19,14 @@ Batch = Any
 CONDITIONS = frozenset({"logits", "accumulated_lr", "start"})
 """Names that `needs` may hold besides splits."""
 
+Sent = Literal[
+    "weights", "statistics", "control", "importance", "prototypes", "label counts", "logits", "personal means"
+]
+"""Kinds of what a method sends up; `personal means`: the server averages the clients' personal entries to evaluate."""
+
+Read = Literal["label counts", "labels", "samples", "batches"]
+"""Kinds of what a method's client reads of its training data besides the batches of its training steps."""
+
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """`params -> optimizer`."""
 
@@ -217,6 +225,9 @@ class ClientData(Protocol):
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
 
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        """Make a CPU generator for noise, keyed so, by the data module's secret seed where it has one."""
+
 
 class ServerView(Protocol):
     """The server as its parts (server module, rule, transforms) see it, set before their `setup`."""
@@ -242,6 +253,14 @@ class ServerView(Protocol):
         """Clients in the smallest cohort of the run."""
 
     @property
+    def sampling_rate(self) -> float | None:
+        """Probability with which every client takes part by itself, or None where cohorts are drawn otherwise."""
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """Rounds that the run has at most, or None without a limit."""
+
+    @property
     def weights(self) -> State:
         """The global model's shared entries, as they were when the exchange began. Not to be edited."""
 
@@ -253,6 +272,9 @@ class ServerView(Protocol):
 
     def generator(self, purpose: str) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round)."""
+
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        """Make such a generator for noise, keyed by the data module's secret seed where it has one."""
 
 
 # --- engines

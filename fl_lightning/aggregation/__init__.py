@@ -1,6 +1,7 @@
 """The server's side of a round: rules, server modules, and transforms of updates on their way to them."""
 
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
+from fl_lightning.aggregation.privacy import PrivateAggregator as PrivateAggregator
 from fl_lightning.aggregation.robust import GatheringAggregator as GatheringAggregator
 from fl_lightning.aggregation.robust import GeometricMedianAggregator as GeometricMedianAggregator
 from fl_lightning.aggregation.robust import KrumAggregator as KrumAggregator

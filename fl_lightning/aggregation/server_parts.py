@@ -183,9 +183,14 @@ class Aggregator(ServerPart):
 
     Args:
         weighting: a client's weight in the mean: its `samples` n_i, or `uniform`: 1 (and 0 without samples).
+
+    Attributes:
+        is_private: whether what it releases hides each client: it answers a round without clients, too, and what else
+            tells of clients is refused or marked.
     """
 
     weighs_clients = True
+    is_private: ClassVar[bool] = False
 
     @checks_arguments
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
@@ -213,6 +218,22 @@ class Aggregator(ServerPart):
         they are.
         """
         return self.partial.mean("weights", lambda: self.server.weights)
+
+    def row_values(self) -> Mapping[str, float]:
+        """Give values of the round's row, by log key, once the rule has made the new weights."""
+        return {}
+
+    @property
+    def is_spent(self) -> bool:
+        """Tell whether no further round may follow, so that the run ends."""
+        return False
+
+    def summary(self) -> str:
+        """Sum up the run in a sentence that is told at its end.
+
+        Empty: there is nothing to tell.
+        """
+        return ""
 
     def weight(self, update: ClientUpdate) -> float | Tensor:
         """Weigh a client: n_i, or 1 under uniform weighting, and 0 without samples.

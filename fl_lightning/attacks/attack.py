@@ -6,6 +6,7 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.deriving import with_part
 from fl_lightning.types import Broadcast, ClientData
 
 
@@ -48,30 +49,4 @@ def attacked(client: LightningModule, attack: type[Attack], attackers: Iterable[
         raise ValueError(f"a client takes one attack, and {type(whole).__name__} has one; give it a plain client")
     if not ids or min(ids) < 0:
         raise ValueError(f"attackers must be the ids of one or more clients, got {sorted(ids)}")
-    whole.__class__ = malicious(attack, type(whole))
-    # at coefficients at which it is FedAvg only the plain loss would be called, and the attack left out
-    for name, value in {"may_be_fedavg_equivalent": False, "attackers": ids, **settings}.items():
-        setattr(whole, name, value)
-    return whole
-
-
-CLASSES: dict[tuple[type[Attack], type[ClientModule]], Any] = {}
-"""Classes of malicious clients, by attack and the class of the client."""
-
-
-def malicious(attack: type[Attack], base: type[ClientModule]) -> Any:
-    """Derive the class of the clients of `base` that attack, once."""
-
-    def reduce(self: Any) -> Any:  # copies and other processes know the class by its two parts
-        return empty, (attack, base), self.__getstate__()
-
-    if (attack, base) not in CLASSES:
-        name = f"{attack.__name__}{base.__name__}"
-        CLASSES[attack, base] = type(name, (attack, base), {"__reduce__": reduce})
-    return CLASSES[attack, base]
-
-
-def empty(attack: type[Attack], base: type[ClientModule]) -> Any:
-    """Make an object of the class of malicious clients, without its state."""
-    kind = malicious(attack, base)
-    return kind.__new__(kind)
+    return with_part(whole, attack, attackers=ids, **settings)

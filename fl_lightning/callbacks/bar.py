@@ -15,6 +15,8 @@ from rich.table import Column
 
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.metrics.history import EPSILON
+from fl_lightning.runs.value_names import is_value
 from fl_lightning.utils.settings import check_at_least
 
 LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
@@ -63,7 +65,8 @@ class RoundProgressBar(ProgressBar):
         """Begin a round: in one that is continued Lightning does not call `on_train_epoch_start`."""
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
-            varies = data.schedule or data.availability is not None
+            varies = data.schedule or data.availability is not None or data.cohort.draws_each
+            varies = varies and not pl_module.aggregator.is_private  # which hides how many they are
             self.cohort_size = max(1, len(data.cohort(trainer.current_epoch))) if varies else data.cohort_size
             self.num_exchanges = len(pl_module.client.exchanges)
             if self.progress is None:
@@ -156,6 +159,7 @@ class RoundProgressBar(ProgressBar):
 
 def headline(row: Mapping[str, float]) -> str:
     """Choose a round's values for the line: the first two of `SHARES` that it has, or of all where it has none."""
+    budget = [f"ε {row[EPSILON]:.3g}"] if EPSILON in row else []
     shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
-    others = [f"{key} {value:.4g}" for key, value in row.items() if not key.startswith("comm/")]
-    return "  ".join((shares or others)[:2])
+    others = [f"{key} {value:.4g}" for key, value in row.items() if is_value(key)]
+    return "  ".join([*budget, *(shares or others)[:2]])

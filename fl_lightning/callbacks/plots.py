@@ -32,7 +32,8 @@ class RunPlots(Callback):
     """Writes `partition`, also as csv, when fit starts, `accuracy` and `classwise` during it and at its end.
 
     A picture without content (no accuracy, no classes) is not written. Of a LightningModule's further values there is
-    `values.png`; where the samples have no classes `partition.png` has the clients' sizes.
+    `values.png`; where the samples have no classes `partition.png` has the clients' sizes. Under differential privacy
+    there is no partition: it tells what the clients have.
 
     At the end of fit every logger that takes pictures gets the class-wise ones, as `local/partition` and
     `global/classwise` (`val/classwise`, if the classes' accuracies are those of the validation split).
@@ -63,15 +64,17 @@ class RunPlots(Callback):
             return
         if folder is None and not any(map(figure_writer, trainer.loggers)):
             return
-        counts = counts_of(pl_module)
+        private = pl_module.parts.is_private  # then nobody is told who has what
+        counts = None if private else counts_of(pl_module)
         if folder is not None and counts is not None:
             write_partition(folder / PARTITION, counts[0].tolist(), counts[1])
         if self.format != "none":
             self._active, self._history = True, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            sizes = map(pl_module.data.size, range(pl_module.data.num_clients))
-            figure = plot_sizes(list(sizes)) if counts is None else plot_partition(*counts)
-            self._keep(figure, "partition", "local/partition")
+            if not private:
+                sizes = map(pl_module.data.size, range(pl_module.data.num_clients))
+                figure = plot_sizes(list(sizes)) if counts is None else plot_partition(*counts)
+                self._keep(figure, "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True

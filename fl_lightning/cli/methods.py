@@ -18,8 +18,8 @@ DESCRIPTION = (
     "one; the numbers are floats relative to the model's."
 )
 HEADINGS = [
-    *("method", "paper", "file", "down", "up", "client state", "server state", "data", "stacks", "module"),
-    *("rules", "server optimizers"),
+    *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
+    *("module", "rules", "server optimizers"),
 ]
 TABLE = Path(__file__).with_name("methods.json")
 """The measured table: an object for each method, with the sentences of what was refused."""
@@ -73,6 +73,7 @@ def as_markdown(methods: Sequence[Record]) -> str:
                 sent(r["up"], r["up_contents"]),
                 number(r["client_state"]),
                 number(r["server_state"]),
+                *("–" if r[name] is None else ", ".join(r[name]) or "nothing" for name in ("sends", "reads")),
                 ", ".join(r["data"]) or "–",
                 {True: "yes", False: "no", None: "–"}[r["stackable"]],
                 "yes" if r["module"] else "no",

@@ -38,6 +38,8 @@ from fl_lightning.types import (
     ForwardContext,
     OptimizerFactory,
     Phase,
+    Read,
+    Sent,
     State,
     TrainableModule,
 )
@@ -70,6 +72,9 @@ class ClientModule(CheckedLoading):
             start.
         own_start: whether training starts from the client's own model, not from the weights that it received.
         stackable: whether an engine may train several clients at once; counts only in the class that sets it.
+        sends: kinds of what goes up to the server.
+        reads: kinds of what is read of the client's training data besides the batches of its training steps.
+        is_private: whether what leaves a client hides its samples.
         fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
             called.
 
@@ -83,6 +88,9 @@ class ClientModule(CheckedLoading):
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
+    sends: frozenset[Sent] = frozenset({"weights"})
+    reads: frozenset[Read] = frozenset()
+    is_private: bool = False
     fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments
@@ -148,6 +156,10 @@ class ClientModule(CheckedLoading):
 
         May make own passes over the local data (`over`) and move the starting point (edit the module's weights).
         """
+
+    def training_data(self, local: ClientData) -> ClientData:
+        """Give the data that an exchange's batches are drawn from, the client's own by default."""
+        return local
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         """The segments of local training of an exchange, in order.

@@ -112,6 +112,7 @@ def refuse_alone(client: Any) -> None:
     needs = client.needs | server.needs
     lacks = [f"the split {split!r}" for split in sorted(needs - CONDITIONS)]
     lacks += ["the accumulated lr of its optimizer"] if "accumulated_lr" in needs else []
+    lacks += ["the draws and accounts of its guarantee"] if client.is_private else []
     lacks += ["several exchanges a round"] if len(client.exchanges) > 1 else []
     lacks += [f"what {server.__name__} sends"] if server.broadcast is not ServerModule.broadcast else []
     in_phases = isgeneratorfunction(client.phases) or list(client.phases(client.exchanges[0])) != [Phase()]

@@ -72,6 +72,11 @@ class AvailableCohorts(Cohorts):
                 f"over_selection draws more clients because some may not be available, got {over_selection} "
                 f"{'without data.availability' if availability is None else 'with data.schedule'}; leave it at 0"
             )
+        if over_selection and self.draws_each:
+            raise ValueError(
+                f"over_selection draws a larger cohort, and with sampling=poisson each client is drawn by itself, got "
+                f"{over_selection}; raise data.participation"
+            )
         self._available = Availability(availability, self.num_clients, self.seed)
         self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
 

@@ -12,7 +12,7 @@ from fl_lightning.data.splits import Array, Split
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
-from fl_lightning.utils.settings import check_kind, check_numbers
+from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
 ClassCounts = dict[int, dict[int, int]]
 """Samples that are left, by client and class; a class that is not named has all."""
@@ -26,20 +26,31 @@ class Cohorts:
         participation: share of the clients in a drawn cohort, in (0, 1].
         schedule: the cohorts of all rounds, in place of drawn ones; or None.
         seed: of the draws, which depend on it and the round only.
+        sampling: `uniform`: cohorts of one size; `poisson`: each client takes part by itself with probability
+            `participation`, so that a cohort may have any size, 0 too.
 
     Attributes:
-        size: clients in a drawn cohort, max(1, floor(participation · N)).
+        size: clients in a drawn cohort, max(1, floor(participation · N)); under `poisson` about so many.
+        share: of the clients in a cohort: size / N, under `poisson` the probability.
 
     Raises:
-        ValueError: a share outside (0, 1], or a scheduled cohort that is none.
+        ValueError: a share outside (0, 1], a scheduled cohort that is none, or a schedule that is to be drawn.
     """
 
     def __init__(
-        self, num_clients: int, participation: float, schedule: Sequence[Sequence[int]] | None, seed: int
+        self,
+        num_clients: int,
+        participation: float,
+        schedule: Sequence[Sequence[int]] | None,
+        seed: int,
+        sampling: Literal["uniform", "poisson"] = "uniform",
     ) -> None:
         check_numbers("it is the share of the clients in a round", participation=participation)
         if participation is None or not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}; 1 means all clients every round")
+        check_choice(("uniform", "poisson"), sampling=sampling)
+        if schedule is not None and sampling == "poisson":
+            raise ValueError("data.schedule names the cohorts, and sampling=poisson draws them; leave one of them out")
         for cohort in schedule or []:
             check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
             outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
@@ -50,6 +61,20 @@ class Cohorts:
                 )
         self.num_clients, self.schedule, self.seed = num_clients, schedule, seed
         self.size = max(1, int(participation * num_clients + 1e-9))
+        self.draws_each = sampling == "poisson"
+        self.share = participation if self.draws_each else self.size / num_clients
+
+    @property
+    def sampling_rate(self) -> float | None:
+        """Probability with which every client takes part by itself, or None where cohorts are drawn otherwise.
+
+        Clients that are not available make it no smaller: who they are may be known.
+        """
+        return self.share if self.schedule is None and (self.draws_each or self.share == 1) else None
+
+    def rekey(self, seed: int) -> None:
+        """Draw the cohorts by another seed."""
+        self.seed = seed
 
     def __call__(self, round_idx: int) -> list[int]:
         """List the client ids of a round, ascending where they are drawn.
@@ -59,9 +84,12 @@ class Cohorts:
         """
         if self.schedule is not None:
             return scheduled(self.schedule, round_idx)
-        if self.size == self.num_clients:
+        if self.share == 1:
             return list(range(self.num_clients))
         generator = keyed_numpy(self.seed, "cohort", round_idx)
+        if self.draws_each:
+            drawn: list[int] = np.flatnonzero(generator.random(self.num_clients) < self.share).tolist()
+            return drawn
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
 
 
@@ -127,6 +155,10 @@ class FederatedData(Protocol):
     shuffle: bool
     batch_seed: int
     drop_last: bool
+
+    @property
+    def noise_seed(self) -> int:
+        """Seed of the noise of differential privacy."""
 
     @property
     def num_classes(self) -> int | None:
@@ -258,6 +290,9 @@ class ClientView:
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
+
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        return keyed_generator(self._data.noise_seed, purpose, self.round_idx, self.client_id)
 
 
 class ClientSamples:

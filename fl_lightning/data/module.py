@@ -1,5 +1,6 @@
 """The federation's data: one source, divided among clients."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,6 +29,15 @@ from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import agreed, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
+SIMULATED = (
+    "simulated: whoever has the seeds of the configuration can redraw cohorts and noise, and take the noise away again "
+    "(data.secret_seed=true keeps them)"
+)
+SECRET = (
+    "cohorts and noise are keyed by a secret seed that only the checkpoints hold: without one the run cannot be "
+    "repeated bit for bit, and whoever has one can take the noise away again"
+)
+
 
 class FederatedDataModule(LightningDataModule):
     """A source of samples divided among `num_clients` clients.
@@ -49,6 +59,10 @@ class FederatedDataModule(LightningDataModule):
             larger than `participation` says.
         seed: of the partition and the splits.
         sampling_seed: of the cohorts and `availability`; None: `seed`.
+        sampling: `uniform`: cohorts of one size; `poisson`: each client takes part by itself with probability
+            `participation`, as the guarantees of differential privacy need it; a cohort may then be empty.
+        secret_seed: whether cohorts and the noise of differential privacy are keyed by a seed of the operating system,
+            which checkpoints hold and nothing else; a run can then not be repeated without one.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
@@ -87,6 +101,8 @@ class FederatedDataModule(LightningDataModule):
         over_selection: float = 0.0,
         seed: int = 0,
         sampling_seed: int | None = None,
+        sampling: Literal["uniform", "poisson"] = "uniform",
+        secret_seed: bool = False,
         val_fraction: float = 0.0,
         proxy_size: int | float = 0,
         proxy_overlap: bool = False,
@@ -106,7 +122,12 @@ class FederatedDataModule(LightningDataModule):
         self.partition = partition or IIDPartition()
         self.num_clients, self.seed = num_clients, seed
         sampling_seed = seed if sampling_seed is None else sampling_seed
-        self.cohort = cohorts(availability, over_selection, num_clients, participation, schedule, sampling_seed)
+        of = (num_clients, participation, schedule, sampling_seed, sampling)
+        self.cohort, self.sampling = cohorts(availability, over_selection, *of), sampling
+        self.secret_seed, self.secret = secret_seed, ""
+        """Whether there is a secret seed, and that seed, in hexadecimal digits."""
+        if secret_seed:
+            self.take_secret(secrets.token_hex(16))
         self.availability, self.over_selection = availability, over_selection
         self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
@@ -247,6 +268,21 @@ class FederatedDataModule(LightningDataModule):
         """Key batch order, augmentation and the clients' other draws by the run's seed."""
         self.batch_seed = seed
 
+    def take_secret(self, secret: str) -> None:
+        """Key cohorts and noise by this secret seed, in hexadecimal digits."""
+        self.secret = secret
+        self.cohort.rekey(int(secret, 16))
+
+    @property
+    def seed_notice(self) -> str:
+        """Tell who could redraw cohorts and noise."""
+        return SECRET if self.secret else SIMULATED
+
+    @property
+    def noise_seed(self) -> int:
+        """Seed of the noise of differential privacy: the secret one where there is one, else the run's."""
+        return int(self.secret, 16) if self.secret else self.batch_seed
+
     def teardown(self, stage: str) -> None:
         self.source.teardown(stage)
 
@@ -370,9 +406,12 @@ class FederatedDataModule(LightningDataModule):
     # --- Lightning -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"class_counts": {}} if self._samples is None else self._samples.state_dict()
+        state = {"class_counts": {}} if self._samples is None else self._samples.state_dict()
+        return state | ({"secret": self.secret} if self.secret else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if secret := state_dict.get("secret", ""):
+            self.take_secret(secret)
         self.client_samples().load_state_dict(state_dict)
         self.__dict__.pop("label_counts", None)
 

@@ -130,7 +130,8 @@ class SequentialEngine:
                 with self._undo_client():
                     fedavg_equivalent = self.client.is_fedavg_equivalent
                     self._receive(exchange, job, fedavg_equivalent, announces)
-                    self.local.train(job.data, exchange, fedavg_equivalent, self._epoch_hooks())
+                    data = self.client.training_data(job.data)
+                    self.local.train(data, exchange, fedavg_equivalent, self._epoch_hooks())
                     yield self._reply(exchange, job)
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error

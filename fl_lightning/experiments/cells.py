@@ -44,6 +44,9 @@ LONGEST_STEM = 80
 """Bytes of a name that a reader knows a cell by."""
 
 ROUNDS = "trainer.max_epochs"
+LATER = {"data.sampling": "uniform", "data.secret_seed": False}
+"""Settings that came later, with the values that stand for runs without them, which keep their names."""
+
 PLACES = ("trainer.default_root_dir", "trainer.logger", "trainer.fast_dev_run", "trainer.barebones")
 """Settings that decide where and whether a run leaves its folder."""
 
@@ -106,7 +109,8 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
         config: whole configuration.
         start: identity and limits of the cell whose weights it begins with.
     """
-    settings = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
+    known = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
+    settings = {name: value for name, value in known.items() if name not in LATER or value != LATER[name]}
     recorded = [config[part].get(name) for part, name in RECORDED] + [config.get("best")]
     source = config["data"]["source"]
     if getattr(resolve_name(source["class_path"]), "named_by_root", False):

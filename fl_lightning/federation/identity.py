@@ -109,8 +109,8 @@ class RunIdentity:
         train = data.split("train")
         settings |= described("data", data)
         settings |= {
-            "data.participation": data.cohort_size / data.num_clients,
-            "data.sampling_seed": data.cohort.seed,
+            "data.participation": data.cohort.share,
+            "data.sampling_seed": "secret" if data.secret_seed else data.cohort.seed,
             "data.labels": digest_of([torch.tensor(len(train)) if train.known_labels is None else train.known_labels]),
         }
         if fits:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -30,6 +31,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.federation.setup import FederatedRun, catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.metrics.history import PROMISED
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
@@ -261,17 +263,31 @@ class FederatedLoop(Forwarding):
         plateau = self.parts.plateau
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(built(self._round).keys_of_a_client)
+            plateau.check_monitors(lambda: self.parts.marked(dict.fromkeys(built(self._round).keys_of_a_client(), 0.0)))
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
+        self._stop_if_spent()
 
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
             log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
+        if self.parts.is_private:
+            rank_zero_info(f"{self.aggregator.summary() or self._spent_by_clients()}; {self.data.seed_notice}")
         super().on_train_end()
+
+    def _spent_by_clients(self) -> str:
+        """Sum up what the guarantees of clients have cost in a sentence."""
+        history = self.recorder.history
+        spent = {key: max(history.curve(key).values()) for key in history.names if key.startswith(PROMISED)}
+        return "privacy: " + ", ".join(f"{key.removeprefix(PROMISED)} {value:.4g}" for key, value in spent.items())
+
+    def _stop_if_spent(self) -> None:
+        """End the run where the rule allows no further round."""
+        if self.aggregator.is_spent:
+            self.trainer.should_stop = True
 
     # --- the round ---------------------------------------------------------------------------------------------
 
@@ -284,7 +300,8 @@ class FederatedLoop(Forwarding):
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
             cohort = self.data.cohort(round_idx)
-            metrics = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
+            values = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
+        metrics = self.parts.marked(values) if self.parts.is_private else values
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
@@ -299,9 +316,11 @@ class FederatedLoop(Forwarding):
         """
         round_idx = cast(int, self.recorder.pending_round)
         every = self.evaluate_clients_every or int(self.weights.own_models)
-        if every and (round_idx + 1) % every == 0 and "local/alma" not in self.round_metrics:
-            self.add_to_row(self.evaluation.alma(round_idx))
+        (alma,) = self.parts.marked({"local/alma": 0.0})
+        if every and (round_idx + 1) % every == 0 and alma not in self.round_metrics:
+            self.add_to_row(self.parts.marked(self.evaluation.alma(round_idx)))
         self.recorder.keep_round(round_idx)
+        self._stop_if_spent()
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round (in the client hooks of callbacks).
@@ -359,7 +378,7 @@ class FederatedLoop(Forwarding):
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models:
-                values |= self.evaluation.alma(self.current_epoch)
+                values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
             self.log_dict(values)
             return
         self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)

@@ -270,17 +270,18 @@ class PersonalEntries(Member):
     Args:
         weights: know which entries are personal.
         initial: those before any training, by name.
+        averages: whether means are taken; under privacy they are not: nothing hides a client in them.
     """
 
     name = "initial_personal"
 
-    def __init__(self, weights: GlobalWeights, initial: State) -> None:
+    def __init__(self, weights: GlobalWeights, initial: State, averages: bool = True) -> None:
         self._weights, self._initial, self._partial = weights, initial, PartialAggregate()
-        self._mean = State()
+        self._mean, self._averages = State(), averages
 
     @property
     def is_used(self) -> bool:
-        return bool(self._weights.personal and self._weights.shared)
+        return bool(self._averages and self._weights.personal and self._weights.shared)
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._mean = State()
@@ -393,6 +394,9 @@ class Rule(PartOfServer):
         self._total = self._total + rule.total_weight("weights")
         return new
 
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        return {} if outcome.aborted else self._rule.row_values()
+
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)
         self._checks, self._total = [], 0
@@ -482,7 +486,7 @@ def members_of(
             Arrivals(server, transforms),
             guard,
             ServerTransforms(transforms, server, guard),
-            PersonalEntries(weights, parts.initial_personal),
+            PersonalEntries(weights, parts.initial_personal, averages=not parts.is_private),
             Rule(parts.aggregator, communicator),
             *([] if type(parts.server_module) is ServerModule else [MethodAtServer(parts.server_module)]),
             weights,

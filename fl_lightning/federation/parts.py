@@ -1,7 +1,7 @@
 """The parts of a federation: those that a user chooses, and how the server is made of them."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -31,6 +31,7 @@ from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
+from fl_lightning.metrics.history import PROMISED, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
@@ -76,6 +77,8 @@ class FederationParts:
         plateau: of the clients' learning rates.
         recorder: of logged values.
         skipped: of the clients that rounds leave out.
+        is_private: whether something is promised of what is released, by the rule or by the clients.
+        min_clients: clients that a round needs: none under a private rule, which hides whether there are any.
 
     Raises:
         ValueError: parts that do not go together, naming both.
@@ -106,6 +109,8 @@ class FederationParts:
     guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
     skipped: SkippedClients = field(init=False)
+    is_private: bool = field(init=False)
+    min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
@@ -136,11 +141,24 @@ class FederationParts:
         for personal, keep in zip_longest(self.personal, self.keep):
             check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
         check_whole(seed=self.given_seed)
+        self.is_private = self.aggregator.is_private or client.is_private
+        self.min_clients = 0 if self.aggregator.is_private else self.faults.min_clients
+        if self.faults.min_clients < 1 and not self.aggregator.is_private:
+            raise ValueError(
+                f"model.faults.min_clients must be at least 1, got {self.faults.min_clients}: "
+                f"{type(self.aggregator).__name__} makes nothing of no clients; a private rule (DPFedAvg) does"
+            )
 
     @property
     def seed(self) -> int:
         """Seed of the run, which keys every draw."""
         return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+
+    def marked(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""
+        if not self.is_private:
+            return dict(values)
+        return {k if k.startswith(PROMISED) else f"{UNPROTECTED}{k}": value for k, value in values.items()}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -200,8 +218,13 @@ class FederationParts:
             functions[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
         checks.check_needs(self.client, self.needs_by_name(), data, trainer)
         data.key_batches(self.seed)
+        if data.secret_seed:
+            data.take_secret(current_communicator().gather(data.secret)[0])
         if fits:
             checks.tell_epochs(self.settings.local_epochs)
+            if self.aggregator.is_private:
+                checks.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
+                checks.check_private_faults(self.faults, type(self.aggregator).__name__)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here

@@ -109,7 +109,7 @@ class Round:
         """
         asked = outcome.asked
         self.server.begin_round(outcome.round_idx)
-        if len(asked) < self.parts.faults.min_clients:
+        if len(asked) < self.parts.min_clients:
             self._abort_if_small(outcome)
         else:
             for member in self.members.of("begin"):
@@ -173,7 +173,7 @@ class Round:
 
     def _abort_if_small(self, outcome: RoundOutcome) -> None:
         """Abort a round that has fewer clients than it needs, with the reason why the last one is not among them."""
-        left, least = len(outcome.asked), self.parts.faults.min_clients
+        left, least = len(outcome.asked), self.parts.min_clients
         if left < least:
             reason = "".join(f"; {reason}" for reason in list(outcome.failed.values())[-1:])
             outcome.abort(f"{left} clients took part, fewer than model.faults.min_clients={least}{reason}")

@@ -69,6 +69,16 @@ class Server:
         return min(map(len, self._data.schedule or []), default=self._data.cohort_size)
 
     @property
+    def sampling_rate(self) -> float | None:
+        return self._data.cohort.sampling_rate
+
+    @property
+    def planned_rounds(self) -> int | None:
+        trainer = self._data.trainer
+        limits = [] if trainer is None else [trainer.max_epochs, trainer.max_steps]
+        return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
+
+    @property
     def weights(self) -> State:
         return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
 
@@ -80,6 +90,9 @@ class Server:
 
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
+
+    def noise_generator(self, purpose: str) -> torch.Generator:
+        return keyed_generator(self._data.noise_seed, purpose, self.round_idx)
 
 
 class ServerOptimizer:

@@ -68,7 +68,8 @@ class FaultPolicy:
             entries: `error`, or `skip` that client.
         max_update_norm: greatest norm of a client's update over the trainable entries; None: any. It refuses;
             `NormClip` in `transforms` clips.
-        min_clients: a round with fewer clients leaves the model as it was.
+        min_clients: a round with fewer clients leaves the model as it was; 0 is for a private rule (DPFedAvg), which
+            answers every round, with 1, too.
         client_timeout: seconds that a client may train in an exchange, asked between batches; None: any. A round in
             which it counted is not repeated exactly.
         patience: the run ends with an error after so many rounds in a row with every client skipped.
@@ -87,7 +88,8 @@ class FaultPolicy:
     def __post_init__(self) -> None:
         check_choice(("error", "skip"), nonfinite=self.nonfinite, on_error=self.on_error)
         check_above(0, max_update_norm=self.max_update_norm, client_timeout=self.client_timeout)
-        check_count(1, min_clients=self.min_clients, patience=self.patience)
+        check_count(0, min_clients=self.min_clients)
+        check_count(1, patience=self.patience)
 
     @classmethod
     def of(cls, given: "FaultPolicy | str") -> "FaultPolicy":
@@ -132,7 +134,8 @@ class SkippedClients(Member):
         if outcome.aborted:
             reasons = {client_id: reasons.get(client_id, outcome.aborted) for client_id in outcome.cohort}
         self.skipped = [Fault(outcome.round_idx, client_id, reason) for client_id, reason in sorted(reasons.items())]
-        self._in_a_row = self._in_a_row + 1 if len(self.skipped) >= len(outcome.cohort) else 0
+        nobody = len(self.skipped) >= len(outcome.cohort) and bool(outcome.cohort or outcome.aborted)
+        self._in_a_row = self._in_a_row + 1 if nobody else 0
         if self._in_a_row >= self._settings.patience:
             rounds = f"{self._settings.patience} round{'s' * (self._settings.patience != 1)}"
             reason = self.skipped[-1].reason if self.skipped else outcome.aborted

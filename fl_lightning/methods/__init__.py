@@ -1,6 +1,8 @@
 """Methods: one file for each paper."""
 
 from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.dpfedavg import DPFedAvg
+from fl_lightning.methods.dpsgd import dp_sgd as dp_sgd
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
@@ -26,6 +28,7 @@ from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.knfu import KnFu
 from fl_lightning.methods.local import Local
+from fl_lightning.methods.local_dp import local_dp as local_dp
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.sam import SAM
 from fl_lightning.methods.scaffold import SCAFFOLD
@@ -35,6 +38,7 @@ __all__ = [
     "MOON",
     "SAM",
     "SCAFFOLD",
+    "DPFedAvg",
     "Ditto",
     "FedALA",
     "FedAdagrad",

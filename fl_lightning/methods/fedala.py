@@ -58,6 +58,7 @@ class FedALA(OwnModelClient):
     """
 
     stackable = False  # a client learns its starting point before it trains
+    reads = frozenset({"batches"})
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class FedBN(ClientModule):
     """
 
     stackable = True
+    sends = frozenset({"weights", "personal means"})
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         return isinstance(owner, NORMS)

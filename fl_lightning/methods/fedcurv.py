@@ -118,6 +118,8 @@ class FedCurv(ClientModule):
     server_class = FedCurvServer
     fedavg_equivalent = {"lam": 0}
     stackable = True
+    sends = frozenset({"weights", "importance"})
+    reads = frozenset({"batches"})
 
     def __init__(
         self,

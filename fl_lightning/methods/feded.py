@@ -81,6 +81,7 @@ class FedED(ClientModule):
     needs = frozenset({"logits"})
     fedavg_equivalent = {"calibrated": False, "lam": 0, "omega": 0}
     stackable = True
+    reads = frozenset({"label counts"})
 
     def __init__(
         self,

@@ -131,6 +131,8 @@ class FedFOMO(InitialModelClient):
     server_class = FedFOMOServer
     own_start = True
     stackable = False  # a client judges models one by one before it trains
+    sends = frozenset({"weights", "statistics"})
+    reads = frozenset({"batches"})
 
     def __init__(
         self,

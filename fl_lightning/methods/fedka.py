@@ -100,6 +100,7 @@ class FedKA(ClientModule):
     needs = frozenset({"logits", "shared"})
     fedavg_equivalent = {"beta": 0}
     stackable = False  # some clients have no anchors
+    reads = frozenset({"label counts", "labels", "samples"})
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class FedLC(ClientModule):
 
     needs = frozenset({"logits"})
     stackable = True
+    reads = frozenset({"label counts"})
 
     def __init__(self, tau: float = 0.1, form: Form = "softmax", **base: Any) -> None:
         super().__init__(**base)

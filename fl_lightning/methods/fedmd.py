@@ -42,6 +42,7 @@ class FedMD(KnowledgeClient):
 
     server_class = FedMDServer
     stackable = True
+    sends = frozenset({"logits"})
 
     def __init__(self, targets: Literal["soft", "logits"] = "soft", **base: Any) -> None:
         super().__init__(**base)

@@ -133,9 +133,9 @@ class FedPAC(PersonalHeadClient):
         base: of `ClientModule`; needs `net`.
     """
 
-    server_class = FedPACServer
-    exchanges = ("train", "heads")
+    server_class, exchanges, reads = FedPACServer, ("train", "heads"), frozenset({"batches", "label counts"})
     stackable = False  # the phases train different parts of the net
+    sends = frozenset({"weights", "statistics", "prototypes", "label counts", "personal means"})
 
     def __init__(self, lam: float = 1.0, head_epochs: int = 1, head_lr: float = 0.1, **base: Any) -> None:
         super().__init__(**base)

@@ -24,6 +24,7 @@ class FedRep(PersonalHeadClient):
     """
 
     stackable = True
+    sends = frozenset({"weights", "personal means"})
 
     def __init__(self, head_epochs: int = 10, body_epochs: int | None = None, **base: Any) -> None:
         super().__init__(**base)

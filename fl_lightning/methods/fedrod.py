@@ -44,6 +44,8 @@ class FedRoD(ClientModule):
 
     needs = frozenset({"logits"})
     stackable = True
+    sends = frozenset({"weights", "personal means"})
+    reads = frozenset({"label counts"})
     personal_head: nn.Module
 
     def __init__(self, gamma: float = 1.0, **base: Any) -> None:

@@ -48,6 +48,7 @@ class FedRS(ClientModule):
     needs = frozenset({"logits"})
     fedavg_equivalent = {"alpha": 1}
     stackable = True
+    reads = frozenset({"label counts"})
 
     def __init__(self, alpha: float = 0.5, form: Form = "hard", **base: Any) -> None:
         super().__init__(**base)

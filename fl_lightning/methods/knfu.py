@@ -78,6 +78,7 @@ class KnFu(KnowledgeClient):
 
     server_class = KnFuServer
     stackable = True
+    sends = frozenset({"logits"})
 
     def __init__(
         self, beta: float = 10.0, kd_direction: Literal["forward", "reverse"] = "forward", **base: Any

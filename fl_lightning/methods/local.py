@@ -23,6 +23,7 @@ class Local(ClientModule):
     """
 
     stackable = True
+    sends = frozenset()
 
     def __init__(self, finetune_epochs: int = 1, **base: Any) -> None:
         super().__init__(**base)

@@ -90,6 +90,7 @@ class SCAFFOLD(ClientModule):
     server_class = SCAFFOLDServer
     needs = frozenset({"accumulated_lr"})
     stackable = True
+    sends = frozenset({"weights", "control"})
 
     def __init__(
         self, option: Literal["I", "II"] = "II", where: Literal["grad", "param"] = "grad", **base: Any
@@ -98,6 +99,8 @@ class SCAFFOLD(ClientModule):
         check_choice(("I", "II"), option=option)
         check_choice(("grad", "param"), where=where)
         self.option, self.where = option, where
+        if option == "I":
+            self.reads = frozenset({"batches"})
         self._after_step: RemovableHandle | None = None
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:

@@ -101,6 +101,8 @@ class SelectiveFD(KnowledgeClient):
 
     server_class = SelectiveFDServer
     stackable = False  # clients may have different nets, and fine-tune on different samples
+    sends = frozenset({"logits", "statistics"})
+    reads = frozenset({"batches"})
 
     def __init__(
         self,

@@ -175,7 +175,7 @@ def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
 
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
     """Add values to the round's row after its training, but for those that are NaN."""
-    loop.add_to_row({name: value for name, value in values.items() if not isnan(value)})
+    loop.add_to_row(loop.parts.marked({name: value for name, value in values.items() if not isnan(value)}))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
-from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
 from fl_lightning.reports.comparison_tables import spread, table_of, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
@@ -30,12 +30,20 @@ MEGABYTE = 1e6
 PAIRS = (("before", "after"), ("initial", "personalised"))
 """Words by which two values are one pair, before and after local training."""
 
+HIDDEN = {
+    EPSILON: ("each client", "aggregator"),
+    EPSILON_SAMPLES: ("each sample", "client"),
+    EPSILON_LOCAL: ("each client from the server", "client"),
+}
+"""Who is hidden by the guarantee that a log key is of, and the part of the model with its settings."""
+
 NAMES = {
     "global/acc": "accuracy, test split (%)",
     "val/acc": "accuracy, validation split (%)",
     "global/loss": "loss, test split",
     "val/loss": "loss, validation split",
     "global/forgetting": "forgetting F, test split (%)",
+    EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
 }
 """Label of a value's axis, by log key; of any other it is the key."""
@@ -62,6 +70,7 @@ def write_report(
     """
     sections = [
         Section("Results", results_of(groups, tables, notes)),
+        Section("Privacy", privacy_of(groups)),
         Section("Over the rounds", curves_of(groups)),
         Section("Classes", [*scores_of(groups), *classes_of(groups)]),
         Section("Before and after local training", before_after_of(groups)),
@@ -108,6 +117,28 @@ def settings_of(groups: Sequence[Group]) -> list[Table | str]:
     return [Table(title, header, rows), "Folders. " + "; ".join(folders)]
 
 
+def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
+    """List what the guarantees of private runs have cost, and tell what they do not cover."""
+    rows = []
+    for group in groups:
+        settings = group.runs[0].settings
+        drawn = "a secret one" if settings.get("data.secret_seed") else "in config.yaml: simulated"
+        for key, (whom, owner) in HIDDEN.items():
+            rounds, values = group.curves(key)
+            if rounds:
+                delta = next((v for name, v in settings.items() if name == f"model.{owner}.delta"), "?")
+                cells = (group.label, whom, f"{values.max():.4g}", f"{delta}", str(rounds[-1] + 1), drawn)
+                rows.append([*map(Cell, cells)])
+    if not rows:
+        return []
+    note = (
+        "Whether such a one is in the data, or for local privacy what it has, changes what is released by (ε, δ) only. "
+        f"Values whose names begin with {UNPROTECTED} are of the clients as they are, and are not covered."
+    )
+    header = ["method", "hidden", "ε", "δ", "rounds", "seed of cohorts and noise"]
+    return [Table("Differential privacy", header, rows, note)]
+
+
 def file_stem(key: str) -> str:
     """Name the file of a key: no two keys have one name, and a plain key can be read in it.
 
@@ -126,7 +157,7 @@ def file_stem(key: str) -> str:
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
     """Draw each value over the rounds, but for class-wise ones and bytes."""
     keys = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.names)
-    shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
+    shown = [k for k in keys if BY_CLASS not in k and not k.removeprefix(UNPROTECTED).startswith("comm/")]
     shown.sort(key=lambda key: ([*NAMES, key].index(key), key))
     parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:

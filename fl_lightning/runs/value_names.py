@@ -1,6 +1,6 @@
 """The names of logged values tell of what kind they are."""
 
-from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.metrics.history import BY_CLASS, PROMISED, UNPROTECTED
 
 LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance")
 """Ends of keys, in lower case, whose values are better where they are lower."""
@@ -27,5 +27,6 @@ def is_lower_better(key: str) -> bool:
 
 
 def is_value(name: str) -> bool:
-    """True for a key of the client's own: no bytes, no count of clients, no class."""
-    return BY_CLASS not in name and not name.startswith("comm/") and name != "train/skipped"
+    """True for a key of the client's own: no bytes, no count of clients, no class, no budget."""
+    key = name.removeprefix(UNPROTECTED)
+    return BY_CLASS not in key and not key.startswith(("comm/", PROMISED)) and key != "train/skipped"

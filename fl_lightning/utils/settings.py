@@ -216,6 +216,23 @@ def check_below(high: float, hint: str = "", /, **settings: float | None) -> Non
     check_bound(operator.lt, "below", high, hint, settings)
 
 
+def check_inside(low: float, high: float, hint: str = "", /, **settings: float | None) -> None:
+    """Refuse a setting that does not lie in (low, high), with `hint` at the end of the sentence.
+
+    Raises:
+        ValueError: naming the setting.
+        TypeError: it is no number.
+
+    >>> check_inside(0, 1, delta=1.0)
+    Traceback (most recent call last):
+    ValueError: delta must lie in (0, 1), got 1.0
+    """
+    check_numbers(hint, **settings)
+    for name, value in settings.items():
+        if value is not None and not low < value < high:
+            raise ValueError(f"{name} must lie in ({low}, {high}), got {value}{hint and '; ' + hint}")
+
+
 def as_list(value: Any) -> list[Any]:
     """Make a list of a list, of one value or of None.
 

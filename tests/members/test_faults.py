@@ -248,6 +248,7 @@ def test_freezing_is_no_fault_and_stays_with_the_client():
         ({"max_update_norm": 0}, "max_update_norm must be above 0, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"min_clients": 0}, "min_clients must be at least 1, got 0"),
+        ({"min_clients": -1}, "min_clients must be at least 0, got -1"),
         ({"client_timeout": 0}, "client_timeout must be above 0, got 0"),
     ],
 )

@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
 from fl_lightning.functional import state as S
-from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -34,6 +34,7 @@ from fl_lightning.monitors import (
     PersonalisedAccuracy,
     SampleReduction,
 )
+from fl_lightning.nets import Perceptron
 from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
@@ -242,6 +243,28 @@ def streams():
     return FederatedLoop(Classifier(), seed=5, threads=1, max_local_steps=4), data
 
 
+def private():
+    """Noisy sums of clients drawn each by itself, of whom one is skipped, and a clip that follows them."""
+    client = Exploding(net=BatchNormNet, optimizer=sgd())
+    rule = DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5, quantile=0.5)
+    policy = FaultPolicy(nonfinite="skip")
+    loop = FederatedLoop(client, aggregator=rule, faults=policy, personal="*head*", seed=5, threads=1)
+    return loop, toy_data(SIZES, sampling="poisson", participation=0.6)
+
+
+def private_stacked():
+    """Clients in pairs under a private rule."""
+    client = FedAvg(net=partial(BatchNormNet, dropout=0.0), optimizer=sgd())
+    loop = FederatedLoop(client, aggregator=DPFedAvg(noise_multiplier=1.0, delta=0.01), seed=5, threads=1, chunk=2)
+    return loop, toy_data((10,) * 8)
+
+
+def hidden_samples():
+    """Batches, noise and accounts of each client's own."""
+    client = dp_sgd(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), 1.0, delta=0.01, sample_rate=0.3)
+    return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES, participation=0.6)
+
+
 LIST = (
     fedavg,
     few,
@@ -259,6 +282,9 @@ LIST = (
     adapted,
     stacked,
     streams,
+    private,
+    private_stacked,
+    hidden_samples,
     preprocessed,
     restless,
     restless_clients,

@@ -11,7 +11,7 @@ import torch
 
 from fl_lightning import FederatedLoop
 from tests.processes.cases import digest, parallel
-from tests.test_contract import NAMES, data_of, with_net
+from tests.test_contract import NAMES, cohorts_of, data_of, with_net
 from tests.toys import trainer
 
 
@@ -21,7 +21,7 @@ def found(devices):
     for name in NAMES:
         loop = FederatedLoop(**with_net(name), seed=3, threads=1, evaluate_clients_every=1, local_epochs=2)
         run = trainer(2, **parallel(devices))
-        run.fit(loop, datamodule=data_of(participation=0.8))
+        run.fit(loop, datamodule=data_of(**cohorts_of(name, participation=0.8)))
         results[name] = {"hash": digest(loop), "row": loop.round_metrics}
     return results if run.is_global_zero else None
 

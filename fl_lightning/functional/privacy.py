@@ -1,0 +1,144 @@
+"""Differential privacy: what rounds of a sampled Gaussian mechanism cost, and how much noise a budget needs.
+
+The accountants are those of `dp-accounting` (Google), which is imported when one is asked: privacy loss distributions
+(Sommer et al., PoPETs 2019; Koskela et al., AISTATS 2020), and Rényi divergences (Mironov et al. 2019,
+arXiv:1908.10530).
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+from fl_lightning.functional.state import State
+
+Accountant = Literal["pld", "rdp"]
+
+INTERVAL = 5e-4
+"""Width of the steps in which privacy losses are counted, upwards: ε comes out at most 1e-3 too large."""
+
+MOST_STEPS, LEAST_NOISE = 200_000, 0.01
+"""Steps of a distribution at most, which are wider where losses are large, and the noise below which ε is infinite."""
+
+SLACK = 1 - 2.0**-40
+"""Share of a bound that norms are scaled to, so that no rounding brings one above it."""
+
+MISSING = (
+    "differential privacy is accounted by dp-accounting, which is not installed; pip install 'fl_lightning[dp]' adds it"
+)
+
+
+@lru_cache(maxsize=4096)
+def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, accountant: Accountant = "pld") -> float:
+    """Compute ε of `count` Gaussian mechanisms, each on a Poisson sample, when one element is added or removed.
+
+    Args:
+        rate: q in (0, 1], the probability with which an element is in a sample.
+        noise_multiplier: z > 0, standard deviation of the noise as a multiple of an element's greatest norm.
+        count: of mechanisms, ≥ 0.
+        delta: δ in (0, 1).
+        accountant: `pld`, by privacy loss distributions, or `rdp`, by Rényi divergences: looser.
+
+    Raises:
+        ModuleNotFoundError: without dp-accounting.
+    """
+    if not count or noise_multiplier < LEAST_NOISE:
+        return math.inf if count else 0.0
+    if accountant == "pld":
+        loss = loss_distribution(rate, noise_multiplier)
+        return float((loss.self_compose(count) if count > 1 else loss).get_epsilon_for_delta(delta))
+    rdp, events = imported("dp_accounting.rdp").RdpAccountant(), imported("dp_accounting")
+    with quiet():
+        rdp.compose(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise_multiplier)), count)
+        return float(rdp.get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def loss_distribution(rate: float, noise_multiplier: float) -> Any:
+    """Make the privacy loss distribution of one mechanism, as in `epsilon`."""
+    make = imported("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism
+    largest = 1 / (2 * noise_multiplier**2) + 40 / noise_multiplier  # losses above it have no probability to speak of
+    width = max(INTERVAL, largest / MOST_STEPS)
+    return make(noise_multiplier, sampling_prob=rate, value_discretization_interval=width)
+
+
+@lru_cache(maxsize=64)
+def noise_for(budget: float, rate: float, count: int, delta: float, accountant: Accountant = "pld") -> float:
+    """Find the least noise multiplier z with which `count` mechanisms cost at most `budget`, to three digits.
+
+    Args:
+        budget: ε > 0.
+        rate: as in `epsilon`, like what follows.
+        count: of mechanisms, ≥ 1.
+        delta: δ.
+        accountant: that counts.
+
+    Raises:
+        ValueError: no noise multiplier up to 1e6 is enough.
+    """
+    low, high = 0.0, 1.0
+    while epsilon(rate, high, count, delta, accountant) > budget:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise ValueError(f"ε = {budget} at δ = {delta} cannot be kept by any noise over {count} rounds; raise it")
+    while high - low > 5e-4 * high:
+        middle = (low + high) / 2
+        if middle < 0.05 or epsilon(rate, middle, count, delta, accountant) > budget:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def clipped_sum(gradients: State, bound: float) -> State:
+    """Add up gradients of samples, each scaled to a norm of at most `bound`: (B, ...) -> (...), float64.
+
+    >>> clipped_sum({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}, 1.0)["w"].round(decimals=9)
+    tensor([0.9000, 1.2000], dtype=torch.float64)
+    """
+    rows = {name: value.double() for name, value in gradients.items()}
+    norms = torch.stack([value.flatten(1).square().sum(1) for value in rows.values()]).sum(0).sqrt()
+    factors = (bound * SLACK / norms).clamp(max=1.0)  # ∞ where a gradient is 0
+    return {name: torch.tensordot(factors, value, dims=1) for name, value in rows.items()}
+
+
+def shared_noise(noise_multiplier: float, other: float) -> float:
+    """Compute the multiplier z' with which two Gaussian mechanisms on one sample cost what one with z does.
+
+    1 / z² = 1 / z'² + 1 / other².
+
+    Source: Andrew et al., NeurIPS 2021, arXiv:1905.03871, Theorem 1.
+
+    >>> round(shared_noise(3.0, 5.0), 12)
+    3.75
+    """
+    return 1 / math.sqrt(1 / noise_multiplier**2 - 1 / other**2)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Context in which dp-accounting does not list the Rényi orders that it leaves out, which cost nothing but ε."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def imported(name: str) -> Any:
+    """Import a module of dp-accounting.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(MISSING) from error

@@ -1,0 +1,150 @@
+"""DPFedAvg: average so that nobody can tell from the models whether a client took part at all.
+
+Source: McMahan et al., ICLR 2018, arXiv:1710.06963, Algorithm 1 (flat clipping, fixed denominator); Andrew et al.,
+NeurIPS 2021, arXiv:1905.03871, Algorithm 1 (`quantile`). Clients: any that send weights only.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.aggregation import PrivateAggregator
+from fl_lightning.functional.privacy import SLACK, Accountant, shared_noise
+from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.settings import check_above, check_inside
+
+CLIP_RATE = 0.2
+"""η_C, by which the clip follows the quantile, as in the paper."""
+
+COUNT_SHARE = 1 / 20
+"""Standard deviation of the noise on the count of short updates, as a share of the expected clients: the paper's."""
+
+GRID_BITS = 36
+"""Bits of a clipped entry below the clip: sums of up to 2^16 clients are exact, whoever adds them in which order."""
+
+VARIANCE = "running_var"
+"""End of the names of BatchNorm's variances, which stay as they are where noise would make them negative."""
+
+
+def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
+    """Scale what a client moved to a norm of at most C, and tell whether it was no longer: float64 (...), () -> ().
+
+    The entries are cut to multiples of 2^-36 C', C' being the power of two above C, towards 0.
+
+    >>> short, is_short = clipped({"w": torch.tensor([3.0, 4.0], dtype=torch.float64)}, torch.tensor(1.0).double())
+    >>> short["w"].round(decimals=9), bool(is_short)
+    (tensor([0.6000, 0.8000], dtype=torch.float64), False)
+    """
+    norm = torch.stack([value.square().sum() for value in moved.values()]).sum().sqrt()
+    factor = (clip * SLACK / norm).clamp(max=1.0)  # ∞ where the client did not move
+    grid = clip / torch.frexp(clip).mantissa * 2.0**-GRID_BITS
+    return {name: (value * factor / grid).trunc() * grid for name, value in moved.items()}, norm <= clip
+
+
+class DPFedAvg(PrivateAggregator):
+    """w ← w + (Σ Δ_i · min(1, C / ‖Δ_i‖) + N(0, (z C)²)) / (q N) over every shared float entry that moves.
+
+    Updates are clipped in float64, and the denominator is that of the cohort which is expected. Clients that are
+    skipped count as 0. Needs `data.sampling: poisson`, or all clients in every round. Entries of integers, and
+    parameters that are not trained, stay as the server has them.
+
+    Args:
+        noise_multiplier: z > 0; None: the least with which the planned rounds keep `target_epsilon`.
+        target_epsilon: the run ends before the round that would cost more; None: there is no budget.
+        delta: δ in (0, 1), which should be below 1 / N.
+        clip: C > 0, the greatest norm of an update, with `quantile` that of the first round.
+        quantile: in (0, 1), share of the updates that are to stay unclipped: C follows their norms, under noise, which
+            the budget pays; None: C stays.
+        accountant: of ε: `pld` (privacy loss distributions), or `rdp` (Rényi divergences), which is looser.
+        weighting: of the clients: `uniform`, without another choice.
+    """
+
+    def __init__(
+        self,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        clip: float = 1.0,
+        quantile: float | None = None,
+        accountant: Accountant = "pld",
+        weighting: Literal["uniform"] = "uniform",
+    ) -> None:
+        super().__init__(noise_multiplier, target_epsilon, delta, accountant, weighting)
+        check_above(0, clip=clip)
+        check_inside(0, 1, "None leaves the clip as it is", quantile=quantile)
+        self.clip, self.quantile = clip, quantile
+        self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
+        self._exchange = 0
+        self._released: tuple[str, ...] = ()
+        """Entries that are released: floats that are finite, but no parameters that are not trained."""
+
+    def setup(self) -> None:
+        super().setup()
+        fixed = dict(self.server.module.named_parameters()).keys() - set(self.server.trainable)
+        floats = {n: v for n, v in self.server.weights.items() if v.is_floating_point() and n not in fixed}
+        self._released = tuple(name for name, value in floats.items() if bool(value.isfinite().all()))
+
+    def terms(self) -> Mapping[str, float]:
+        return {"clip": self.clip, "quantile": -1.0 if self.quantile is None else self.quantile}
+
+    def noises(self) -> tuple[float, float]:
+        """Give the noise multiplier of the sum, and the standard deviation on the count of short updates.
+
+        Where the clip follows a quantile both together cost what the ledger's noise multiplier does.
+        """
+        z = self.ledger["noise_multiplier"]
+        if self.quantile is None:
+            return z, 0.0
+        count = max(COUNT_SHARE * self.expected, z)  # as ± 1/2 each: a multiplier of twice as much
+        return shared_noise(z, 2 * count), count
+
+    def row_values(self) -> Mapping[str, float]:
+        clip = {} if self.quantile is None else {"privacy/clip": float(self.bound)}
+        return {**super().row_values(), **clip}
+
+    def begin_round(self, cohort: list[int]) -> None:
+        super().begin_round(cohort)
+        self._exchange = 0
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add what a client moved, clipped.
+
+        A client that is left out moved nothing.
+        """
+        weights = update.weights
+        if update.extras:
+            raise ValueError(
+                f"DPFedAvg adds noise to weights, and an update also has {min(update.extras)!r}, which would reach the "
+                f"server as it is; send weights only, or leave model.aggregator unset"
+            )
+        if weights is None:
+            return
+        moved = {name: weights[name].double() - value.double() for name, value in self._moving().items()}
+        short, is_short = clipped(moved, self.bound)
+        self.sum("moved", short, self.weight(update))
+        if self.quantile is not None:
+            self.sum("short", {"count": is_short.double() - 0.5}, self.weight(update))
+
+    def _moving(self) -> State:
+        """Choose the entries that are released."""
+        entries = self.server.transmitted_entries
+        return {name: entries[name] for name in self._released if name in entries}
+
+    def finish(self) -> State | None:
+        """Release the noisy mean, also where nobody took part."""
+        draws = self.server.noise_generator(f"noise/{self._exchange}")
+        self._exchange += 1
+        total, short, new = self.summed("moved"), self.summed("short"), State()
+        z, count_noise = self.noises()
+        for name, value in self._moving().items():
+            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
+            new[name] = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
+            if name.endswith(VARIANCE):
+                new[name] = torch.where(new[name] > 0, new[name], value.double())
+        if self.quantile is not None:
+            noise = count_noise * torch.randn((), generator=draws, dtype=torch.float64).to(self.bound.device)
+            share = 0.5 + (short.get("count", 0.0) + noise) / self.expected
+            self.bound.copy_(self.bound * torch.exp(-CLIP_RATE * (share - self.quantile)))
+        return self.moved(self.server.weights, new)
