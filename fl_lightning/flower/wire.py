@@ -129,8 +129,8 @@ def read_update(content: Content, client_id: int, most_samples: int) -> tuple[Cl
         )
     rates: Any = {name: head.get(name) for name in RATES}
     for name, value in rates.items():
-        if type(value) is not float or not (value >= 0 or math.isnan(value)):
-            raise WireError(f"{name} of a result must be a number ≥ 0, got {shown(value)}; send the client's own")
+        if type(value) is not float or not (0 <= value < math.inf or math.isnan(value)):
+            raise WireError(f"{name} of a result must be finite and ≥ 0, got {shown(value)}; send the client's own")
     file = head.get("file")
     if file is not None and not (isinstance(file, str) and FileRecord.is_name(file)):
         raise WireError(f"a node's file must be named as it names its files, got {shown(file)}; send its name")
