@@ -132,10 +132,8 @@ def class_scores(loop: FederatedLoop, split: str, labels: Tensor) -> dict[str, T
     Returns:
         By name, for each class and as macro and weighted mean, (C + 2,).
     """
-    inspection, positions = (
-        loop.evaluation.inspection,
-        torch.split(torch.arange(len(labels)), loop.data.eval_batch_size),
-    )
+    inspection = loop.evaluation.inspection
+    positions = torch.split(torch.arange(len(labels)), loop.data.eval_batch_size)
     with loop.evaluation.evaluated_model():
         batches = loop.data.split(split).batches(positions, None)
         preds = torch.cat(inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu()))

@@ -125,7 +125,7 @@ class FederatedDataModule(LightningDataModule):
         of = (num_clients, participation, schedule, sampling_seed, sampling)
         self.cohort, self.sampling = cohorts(availability, over_selection, *of), sampling
         self.secret_seed, self.secret = secret_seed, ""
-        """Whether there is a secret seed, and that seed, in hexadecimal digits."""
+        """`secret` is the secret seed in hexadecimal digits, empty without one."""
         if secret_seed:
             self.take_secret(secrets.token_hex(16))
         self.availability, self.over_selection = availability, over_selection

@@ -57,7 +57,7 @@ FAR = 0.1
 """Share of the way to the aggregate below which a server's step is told of."""
 
 RELEASED: frozenset[Sent] = frozenset({"weights", "personal means"})
-"""What a client may send under a private rule, which adds noise to weights and takes no means of personal entries."""
+"""Contents that a client may send under a private rule: it adds noise to weights, and takes no personal means."""
 
 Needs = list[tuple[str, frozenset[str]]]
 """Needs of client, server module and rule, with their names."""

@@ -48,7 +48,7 @@ class Evaluation:
         self.transfer, self.inspection = engine.local.transfer, Inspection(engine, setup.data)
         elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
         self._has_global = bool(self.weights.shared) and not elsewhere
-        """Whether there is a model to evaluate: with personal entries it needs the clients' own."""
+        """True where there is a model to evaluate: with personal entries it needs the clients' own."""
         self.before: HeldEntries | None = None
         self._left: HeldEntries | None = None
         """All entries as a pass has left them, until the module's last hook of it."""

@@ -35,7 +35,7 @@ HIDDEN = {
     EPSILON_SAMPLES: ("each sample", "client"),
     EPSILON_LOCAL: ("each client from the server", "client"),
 }
-"""Who is hidden by the guarantee that a log key is of, and the part of the model with its settings."""
+"""Neighbours that a guarantee hides, by its log key, with the part of the model that has its settings."""
 
 NAMES = {
     "global/acc": "accuracy, test split (%)",
