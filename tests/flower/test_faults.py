@@ -184,7 +184,9 @@ def test_no_single_client_decides_what_the_others_may_send(client_id, policy, tm
 
 def test_a_rate_that_the_rule_needs_must_be_a_number(tmp_path):
     def nova():
-        return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), aggregator=FedNovaAggregator(), seed=3, faults="error")
+        return FederatedLoop(
+            FedAvg(net=BatchNormNet, optimizer=sgd()), aggregator=FedNovaAggregator(), seed=3, faults="error"
+        )
 
     with pytest.raises(FaultError, match=f"client {CLIENT} .*accumulated_lr of a result must be finite"):
         federate(nova, data, tmp_path, of(head=setting("accumulated_lr", float("nan"))))
