@@ -60,7 +60,7 @@ def as_csv(methods: Sequence[Record]) -> str:
 
 
 def as_markdown(methods: Sequence[Record]) -> str:
-    """Write the README's table."""
+    """Write the table of docs/methods/index.md."""
     every = {name: max((r[name] or [] for r in methods), key=len) for name in ("rules", "server_optimizers")}
     lines = [HEADINGS, ["---"] * len(HEADINGS)]
     for r in methods:
