@@ -27,14 +27,17 @@ class ImageSource(Source):
         root: folder that holds the files, as the subclass says.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
 
-    def __init__(self, root: str, augmentation: Augmentation, normalize: Normalization) -> None:
+    def __init__(
+        self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
+    ) -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
-        self.root, self.augmentation = root, augmentation
+        self.root, self.augmentation, self.limit = root, augmentation, limit
         self.normalize = normalization(normalize, self.mean, self.std)
 
     def training_transform(self) -> Transform:

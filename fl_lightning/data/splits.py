@@ -1,7 +1,7 @@
 """Splits: samples, and the batches made of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,14 +115,23 @@ class TensorSplit(Split):
         y: targets.
         transform: of the samples of a batch; or None.
         labelled: whether whole numbers in y are classes.
+        columns: further values (n,) by name, to divide the samples by.
 
     Raises:
         ValueError: not as many targets as samples.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None, labelled: bool = True) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        transform: Transform | None = None,
+        labelled: bool = True,
+        columns: Mapping[str, Array] | None = None,
+    ) -> None:
         if len(x) != len(y):
             raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
+        self.columns = dict(columns or {})
         self.x, self.y, self.transform = x, y, transform
         self.augments = getattr(transform, "augments", transform is not None)
         self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
@@ -140,8 +149,14 @@ class TensorSplit(Split):
         return self.x.numel() * self.x.element_size()
 
     def subset(self, indices: Tensor) -> "TensorSplit":
+        columns = {name: values[indices.cpu().numpy()] for name, values in self.columns.items()}
         indices = indices.to(self.x.device)
-        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None)
+        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
+
+    def column(self, name: str) -> Array:
+        if self.columns and name not in self.columns:
+            raise ValueError(f"the samples have no column {name!r}; there are {', '.join(self.columns)}")
+        return self.columns[name] if self.columns else super().column(name)
 
     def to(self, device: torch.device) -> None:
         if self._staging is not None and self._staging.device == device:

@@ -28,8 +28,9 @@ class _VisionSource(ImageSource):
         download: bool = False,
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
+        limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize)
+        super().__init__(root, augmentation, normalize, limit)
         self.download = download
 
     def prepare(self) -> None:
@@ -103,6 +104,7 @@ class MNIST(_VisionSource):
             `crop_flip`, as in FedED's code for Tiny-ImageNet.
         normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
             by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     num_classes = 10
@@ -138,6 +140,7 @@ class CIFAR10(_VisionSource):
         download: fetch what is missing into `root`.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     num_classes = 10
