@@ -1,9 +1,14 @@
 """Sources of samples, partitions among clients, and the federation's data module."""
 
+from fl_lightning.data.celeba import CelebA as CelebA
 from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
 from fl_lightning.data.datasets import DatasetSource as DatasetSource
 from fl_lightning.data.folders import ImageFolder as ImageFolder
 from fl_lightning.data.folders import TinyImageNet as TinyImageNet
+from fl_lightning.data.hub import HuggingFace as HuggingFace
+from fl_lightning.data.leaf import FEMNIST as FEMNIST
+from fl_lightning.data.leaf import Shakespeare as Shakespeare
+from fl_lightning.data.medmnist import MedMNIST as MedMNIST
 from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
 from fl_lightning.data.owners import Elsewhere as Elsewhere
 from fl_lightning.data.owners import Folder as Folder
@@ -24,7 +29,11 @@ from fl_lightning.data.sources import Source as Source
 from fl_lightning.data.sources import TensorSource as TensorSource
 from fl_lightning.data.splits import Split as Split
 from fl_lightning.data.splits import TensorSplit as TensorSplit
+from fl_lightning.data.tables import TableSource as TableSource
 from fl_lightning.data.vision import CIFAR10 as CIFAR10
 from fl_lightning.data.vision import CIFAR100 as CIFAR100
+from fl_lightning.data.vision import EMNIST as EMNIST
+from fl_lightning.data.vision import KMNIST as KMNIST
 from fl_lightning.data.vision import MNIST as MNIST
+from fl_lightning.data.vision import SVHN as SVHN
 from fl_lightning.data.vision import FashionMNIST as FashionMNIST

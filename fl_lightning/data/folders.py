@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.images import Augmentation, ImageSource, Normalization, error_line
+from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.limiting import stratified
-from fl_lightning.data.sources import labelled_split
 from fl_lightning.data.splits import Split
-from fl_lightning.data.transforms import Normalize
 from fl_lightning.utils.settings import as_list, check_count
 
 Listed = Sequence[tuple[str, int]]
@@ -28,8 +26,6 @@ RESIZE = "set image_size, to which all are resized"
 class _FolderSource(ImageSource):
     """RGB images that are read from a file each."""
 
-    mean = std = (0.5, 0.5, 0.5)
-    """Until the images are read."""
     remedy: ClassVar[str]
     """For an image of another size."""
 
@@ -37,21 +33,16 @@ class _FolderSource(ImageSource):
         self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
     ) -> None:
         super().__init__(root, augmentation, normalize, limit)
-        self._measures = normalize == "standard"
         self.folder = Path(root).expanduser()
 
     def _read(self, train: Listed, test: Listed | None, image_size: int | None = None) -> tuple[Split, Split | None]:
-        """Read the images of both splits, and measure the training images' mean and deviation where they are asked."""
+        """Read the images of both splits."""
         train, test = self._chosen(train), test and self._chosen(test)
         listed = [*train, *(test or [])]
         x = read_images([path for path, _ in listed], image_size, self.remedy)
         y, n = torch.tensor([label for _, label in listed]), len(train)
-        if self._measures:
-            self.normalize = Normalize(*measure(x[:n]))
-        training = labelled_split(x[:n], y[:n], self.num_classes, self.training_transform())
-        if test is None:
-            return training, None
-        return training, labelled_split(x[n:], y[n:], self.num_classes, self.normalize, "test")
+        training, testing = self.splits(Images(x[:n], y[:n]), None if test is None else Images(x[n:], y[n:]))
+        return training, testing
 
     def _chosen(self, listed: Listed) -> Listed:
         """Leave at most `limit` files of a split, so that no others are read."""
@@ -255,16 +246,3 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
 
 def _pixels(size: tuple[int, int]) -> str:
     return f"{size[1]}×{size[0]}"
-
-
-def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the mean and standard deviation of x / 255 in each channel of uint8 images (n, C, H, W).
-
-    >>> measure(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
-    ((0.5,), (0.5,))
-    """
-    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
-    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
-    mean = shares @ values
-    std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
