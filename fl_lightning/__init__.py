@@ -41,8 +41,8 @@ _NAMES = {
         FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
-    "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere
-        HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
+    "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN
+        FedNTDCNN FedNTDHypersphere HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",
 }
 HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

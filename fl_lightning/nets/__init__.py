@@ -1,6 +1,8 @@
 """Nets of features and a linear head, one file per architecture, without anything federated."""
 
 from fl_lightning.nets.backbone import Backbone as Backbone
+from fl_lightning.nets.characters import CharLSTM as CharLSTM
+from fl_lightning.nets.characters import CharTransformer as CharTransformer
 from fl_lightning.nets.fedcl_cnn import FedCLCIFARCNN as FedCLCIFARCNN
 from fl_lightning.nets.fedcl_cnn import FedCLMNISTCNN as FedCLMNISTCNN
 from fl_lightning.nets.fedka_tcnn import FedKATCNN as FedKATCNN
