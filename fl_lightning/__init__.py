@@ -29,10 +29,10 @@ _NAMES = {
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
-    "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource Digits
-        DirichletPartition EMNIST FEMNIST FashionMNIST FederatedDataModule FixedPartition HuggingFace IIDPartition
-        KMNIST MNIST MedMNIST Partition QuantityPartition SVHN Shakespeare ShardPartition Source TableSource
-        TensorSource""",
+    "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
+        Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
+        FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
+        QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",

@@ -3,6 +3,7 @@
 from fl_lightning.data.celeba import CelebA as CelebA
 from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
 from fl_lightning.data.datasets import DatasetSource as DatasetSource
+from fl_lightning.data.feature_shift import FeatureShift as FeatureShift
 from fl_lightning.data.folders import ImageFolder as ImageFolder
 from fl_lightning.data.folders import TinyImageNet as TinyImageNet
 from fl_lightning.data.hub import HuggingFace as HuggingFace
@@ -21,6 +22,7 @@ from fl_lightning.data.partitions import FixedPartition as FixedPartition
 from fl_lightning.data.partitions import IIDPartition as IIDPartition
 from fl_lightning.data.partitions import Partition as Partition
 from fl_lightning.data.partitions import PartitionInput as PartitionInput
+from fl_lightning.data.partitions import QuantityDirichletPartition as QuantityDirichletPartition
 from fl_lightning.data.partitions import QuantityPartition as QuantityPartition
 from fl_lightning.data.partitions import ShardPartition as ShardPartition
 from fl_lightning.data.sources import Digits as Digits

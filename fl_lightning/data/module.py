@@ -15,13 +15,14 @@ from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
+from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import Source, Splits
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
@@ -71,6 +72,7 @@ class FederatedDataModule(Participation):
         eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
+        feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
 
     Raises:
         ValueError: naming the argument, its range and the value.
@@ -106,6 +108,7 @@ class FederatedDataModule(Participation):
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
         by: str | None = None,
+        feature_shift: FeatureShift | None = None,
     ) -> None:
         read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
@@ -120,6 +123,7 @@ class FederatedDataModule(Participation):
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
         self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
         self.client_test_size, self._eval_batch_size = client_test_size, eval_batch_size
+        self.feature_shift = feature_shift
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
@@ -351,6 +355,11 @@ class FederatedDataModule(Participation):
     def views(self) -> Callable[[int, int], ClientView]:
         """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
         return self.client_samples().view
+
+    def shift_of(self, client_id: int) -> Transform | None:
+        """Draw how a client sees its samples, None: as they are."""
+        shift = self.feature_shift
+        return None if shift is None else shift.of(client_id, self.num_clients, self.seed)
 
     def size(self, client_id: int) -> int:
         """Count the training samples of a client, for a stream those of its longest pass."""

@@ -17,6 +17,7 @@ from fl_lightning.data.partitioning import (
     deal_shards,
     draw_by_proportions,
     draw_lda_counts,
+    draw_quantities,
     draw_sizes,
     equal_sizes,
     shard_classes,
@@ -337,6 +338,37 @@ class QuantityPartition(Partition):
             for client_id, part in zip(chosen, cut(generator.permutation(pool), sizes), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]
+
+
+class QuantityDirichletPartition(Partition):
+    """Quantity skew: shuffled and cut into parts whose shares are one draw from Dir(α · 1_N), without labels.
+
+    Draws until every client gets `min_samples`, at most `partitioning.MAX_DRAWS` times.
+
+    Args:
+        alpha: concentration > 0: 0.5 = few clients have most samples, inf (`.inf` in YAML) = equal shares.
+        min_samples: least number of samples of a client; 0 allows empty clients.
+
+    Source:
+        Li et al. 2021, arXiv:2102.02079 (NIID-Bench, `q ~ Dir(β)`), and its code.
+
+    >>> parts = QuantityDirichletPartition(alpha=1.0)(PartitionInput(200), 4, np.random.default_rng(0))
+    >>> min(map(len, parts)) >= 10, sum(map(len, parts)), len(set(map(len, parts))) > 1
+    (True, 200, True)
+    """
+
+    needs_labels = False
+
+    @checks_arguments
+    def __init__(self, alpha: float, min_samples: int = 10) -> None:
+        check_alpha(alpha)
+        check_count(0, "0 allows empty clients", min_samples=min_samples)
+        self.alpha, self.min_samples = alpha, min_samples
+
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        check_clients(samples.size, num_clients)
+        order = generator.permutation(samples.size).astype(np.int64, copy=False)
+        return cut(order, draw_quantities(samples.size, num_clients, self.alpha, self.min_samples, generator))
 
 
 class ColumnPartition(Partition):

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +60,17 @@ class Split(ABC):
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
         """Make a split of its own of the samples at `indices` (k,) int64."""
+
+    def through(self, seen: Transform) -> "Split":
+        """Make a split of the same samples that `seen` changes last.
+
+        Raises:
+            ValueError: the samples are not in memory.
+        """
+        raise ValueError(
+            f"data.feature_shift changes samples in memory, and those of a {type(self).__name__} are read by code of "
+            f"their own; shift them there, or give tensors"
+        )
 
     def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
@@ -158,6 +171,12 @@ class TensorSplit(Split):
             raise ValueError(f"the samples have no column {name!r}; there are {', '.join(self.columns)}")
         return self.columns[name] if self.columns else super().column(name)
 
+    def through(self, seen: Transform) -> "TensorSplit":
+        """Make a split of the same samples, without a copy, that `seen` changes last."""
+        split, first = copy(self), self.transform
+        split.transform, split.augments = (seen if first is None else partial(after, first, seen)), True
+        return split
+
     def to(self, device: torch.device) -> None:
         if self._staging is not None and self._staging.device == device:
             return
@@ -190,3 +209,8 @@ class TensorSplit(Split):
         if self.transform is not None:
             x = torch.stack([self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)])
         return x, y
+
+
+def after(first: Transform, then: Transform, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Transform x by two transforms, one after the other, on the same generator."""
+    return then(first(x, generator), generator)
