@@ -5,7 +5,7 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data.datamodules import DataModuleSource
-from fl_lightning.data.partitions import Partition
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.sources import Source
 from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
@@ -52,14 +52,34 @@ def check_given(
         TypeError: of another kind.
         ValueError: out of its range.
     """
-    if num_clients is None or isinstance(num_clients, Partition):
-        remedy = "leave it out for 10" if num_clients is None else "give the partition by name: partition=..."
+    if isinstance(num_clients, Partition):
+        remedy = "give the partition by name: partition=..."
         raise TypeError(f"num_clients must be a whole number, got {described(num_clients)}; {remedy}")
     check_kind(Partition, "a partition of fl_lightning.data", "give DirichletPartition(alpha=0.1)", partition=partition)
     check_count(1, num_clients=num_clients)
     if batch_size != "full":
         check_count(1, "'full' is the whole split", batch_size=batch_size)
     check_whole(seed=seed, sampling_seed=sampling_seed)
+
+
+def partition_of(partition: Partition | None, by: str | None, counts_owners: bool) -> Partition:
+    """Choose the partition: the one given, by the column of the owners, else IID.
+
+    Raises:
+        ValueError: both are given, or owners are to be counted that nothing names.
+    """
+    if partition is not None and by is not None:
+        raise ValueError(
+            f"data.by deals the samples by their owners, and data.partition otherwise, got by={by} and "
+            f"{type(partition).__name__}; leave one of them out"
+        )
+    chosen = partition or (IIDPartition() if by is None else ColumnPartition(by))
+    if counts_owners and not chosen.counts_owners:
+        raise TypeError(
+            f"num_clients must be a whole number where nothing names the owners of the samples, got None with "
+            f"{type(chosen).__name__}; leave it out for 10, or set data.by"
+        )
+    return chosen
 
 
 def check_fitted(module: Any) -> None:
