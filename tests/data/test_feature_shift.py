@@ -117,5 +117,5 @@ def test_quantity_skew_deals_every_sample_once():
         assert min(map(len, parts)) >= 10
     assert max(map(len, skewed)) > 2 * 125
     assert {len(part) for part in even} == {125}
-    with pytest.raises(ValueError, match="gave every client min_samples=10 .*, the smallest share reached was"):
+    with pytest.raises(ValueError, match=r"gave every client min_samples=10 .*, the smallest share reached was"):
         QuantityDirichletPartition(0.01)(PartitionInput(100), 10, rng)
