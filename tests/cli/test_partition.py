@@ -8,10 +8,8 @@ COMMAND = "partition --model.client FedAvg --data.source Digits --data.source.li
 
 
 def test_a_split_is_described_and_drawn(tmp_path):
-    options = (
-        "--data.num_clients 4 --data.participation 0.5 --data.partition ShardPartition --data.partition.shards_per_client 5"
-    )
-    said = say(f"{COMMAND} {options} --output {tmp_path}/drawn")
+    shards = "--data.partition ShardPartition --data.partition.shards_per_client 5"
+    said = say(f"{COMMAND} --data.num_clients 4 --data.participation 0.5 {shards} --output {tmp_path}/drawn")
     assert said.code == 0, said.err
     lines = said.out.splitlines()
     assert lines[0] == "200 training samples, 4 clients, 2 in a round, ShardPartition"
