@@ -5,8 +5,11 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data.datamodules import DataModuleSource
+from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Split
+from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
@@ -80,6 +83,36 @@ def partition_of(partition: Partition | None, by: str | None, counts_owners: boo
             f"{type(chosen).__name__}; leave it out for 10, or set data.by"
         )
     return chosen
+
+
+def check_pooled(data: Any, train: Split) -> None:
+    """Refuse to pool what cannot be at one place.
+
+    Raises:
+        ValueError: naming the setting beside `pooled`.
+    """
+    if data.pooled and (data.feature_shift is not None or isinstance(train, StreamSplit | SplitElsewhere)):
+        beside = "data.feature_shift" if data.feature_shift is not None else "streams or samples of several owners"
+        raise ValueError(
+            f"data.pooled gives one client all samples as they are stored, which {beside} do not allow; leave one of "
+            f"them out"
+        )
+
+
+def check_simulated(data: Any) -> None:
+    """Refuse what a federation of several parties cannot know: settings that draw for all clients at one place.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, plain in {"feature_shift": None, "local_work": 1.0, "pooled": False}.items():
+        if getattr(data, name) != plain:
+            raise ValueError(
+                f"data.{name} belongs to simulations, and this federation's clients have data and time of their own, "
+                f"got {getattr(data, name)}; leave it out"
+            )
+    if not data.num_clients:
+        raise ValueError("data.num_clients must be a number where each client has its own data, got None; set it")
 
 
 def check_fitted(module: Any) -> None:

@@ -151,6 +151,7 @@ class FederatedData(Protocol):
     """The part of the data module that a client's view reads."""
 
     num_clients: int
+    num_owners: int
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
@@ -163,6 +164,9 @@ class FederatedData(Protocol):
     @property
     def num_classes(self) -> int | None:
         """C, or None where the samples have no classes."""
+
+    def work_of(self, client_id: int, round_idx: int) -> float:
+        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
 
     def shift_of(self, client_id: int) -> Transform | None:
         """Tell how a client sees its samples, None: as they are."""
@@ -198,6 +202,10 @@ class ClientView:
         self._data, self._given, self._indices = data, train, dict(indices)
         self._shift = data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
+
+    @property
+    def local_work(self) -> float:
+        return self._data.work_of(self.client_id, self.round_idx)
 
     @property
     def label_counts(self) -> Tensor:

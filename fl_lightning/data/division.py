@@ -52,7 +52,7 @@ class Division:
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
         samples = self._train()
-        dealt = self.partition(samples, self._data.num_clients, keyed_numpy(self.seed, "partition"))
+        dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
         return ClientIndices(dealt, samples.size, self._left)
 
     def _train(self) -> PartitionInput:
@@ -69,7 +69,7 @@ class Division:
             size: samples of a client's test set; None: as the partition says.
         """
         if "test" not in self._splits:
-            return [torch.arange(0)] * self._data.num_clients
+            return [torch.arange(0)] * self._data.num_owners
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")

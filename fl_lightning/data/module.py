@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given, partition_of
+from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given, check_pooled, partition_of
 from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
@@ -18,6 +18,7 @@ from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
+from fl_lightning.data.local_work import PooledCohorts
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
@@ -72,6 +73,10 @@ class FederatedDataModule(Participation):
         eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
+        local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn
+            anew for every client and round; batches are rounded up.
+        pooled: whether one client has the samples of all, and makes as many steps as there are in the share of the
+            samples that the round's cohort would have had: training at one place, beside which a federation is shown.
         feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
 
     Raises:
@@ -109,11 +114,13 @@ class FederatedDataModule(Participation):
         input_shape: tuple[int, ...] | None = None,
         by: str | None = None,
         feature_shift: FeatureShift | None = None,
+        local_work: float | list[float] = 1.0,
+        pooled: bool = False,
     ) -> None:
         read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
         draws = participation, schedule, seed if sampling_seed is None else sampling_seed, sampling
-        super().__init__(num_clients, *draws, availability, over_selection, secret_seed)
+        super().__init__(num_clients, *draws, availability, over_selection, secret_seed, local_work, pooled)
         self.source, self.seed = read, seed
         self.partition, self.by = partition_of(partition, by, num_clients is None), by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
@@ -203,6 +210,7 @@ class FederatedDataModule(Participation):
         if not self._splits:
             self._splits = self._load()
             self._division = Division(self._splits, self, self.partition, self.seed)
+            check_pooled(self, self._splits["train"])
             if not self.num_clients:
                 self._hold_out()  # an owner may have no samples left
                 self.set_clients(self._division.count_owners())
@@ -303,7 +311,7 @@ class FederatedDataModule(Participation):
         if split in SERVER_ONLY:
             raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
-            if split == "test":
+            if split == "test" and not (self.pooled and "test" in self._splits):
                 self._clients[split] = self._division.deal_test(self.client_samples().dealt, self.client_test_size)
             else:
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
@@ -319,7 +327,9 @@ class FederatedDataModule(Participation):
                 self._samples = ClientsElsewhere(train, self)
             else:
                 self._hold_out()
-                self._samples = ClientSamples(train, self._division.deal_train(), self, self.seed)
+                dealt = self._division.deal_train()
+                dealt = self.cohort.pool(dealt) if isinstance(self.cohort, PooledCohorts) else dealt
+                self._samples = ClientSamples(train, dealt, self, self.seed)
         return self._samples
 
     def _hold_out(self) -> None:

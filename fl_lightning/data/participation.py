@@ -8,6 +8,7 @@ from pytorch_lightning import LightningDataModule
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import Cohorts
+from fl_lightning.data.local_work import LocalWork, PooledCohorts
 from fl_lightning.utils.settings import check_count
 
 SIMULATED = (
@@ -32,9 +33,12 @@ class Participation(LightningDataModule):
         availability: as `AvailableCohorts` takes it, with the next one.
         over_selection: share of further clients.
         secret_seed: whether the draws are keyed by a seed of the operating system.
+        local_work: as `LocalWork` takes it.
+        pooled: whether one client has the samples of all.
 
     Attributes:
-        num_clients: N, 0 as long as it is not known.
+        num_clients: N, 0 as long as it is not known, 1 where samples are pooled.
+        num_owners: clients that samples are dealt to, before they are pooled.
         cohort: lists the clients of a round, known with N.
         cohort_size: clients in a drawn cohort, known with N.
         secret: the secret seed in hexadecimal digits, empty without one.
@@ -54,12 +58,16 @@ class Participation(LightningDataModule):
         availability: float | Sequence[float] | str | None,
         over_selection: float,
         secret_seed: bool,
+        local_work: float | Sequence[float],
+        pooled: bool,
     ) -> None:
         super().__init__()
-        self.schedule, self.sampling = schedule, sampling
+        self.schedule, self.sampling = None if pooled else schedule, sampling
+        self.local_work, self.pooled = local_work, pooled
+        self._work = LocalWork(local_work, sampling_seed)
         self.availability, self.over_selection = availability, over_selection
         self.secret_seed, self.secret = secret_seed, secrets.token_hex(16) if secret_seed else ""
-        self.batch_seed, self.num_clients = 0, 0
+        self.batch_seed, self.num_clients, self.num_owners = 0, 0, 0
         self._drawn = participation, schedule, sampling_seed, sampling
         if num_clients is not None:
             self.set_clients(num_clients)
@@ -71,8 +79,10 @@ class Participation(LightningDataModule):
             ValueError: a setting of the cohorts that is out of its range.
         """
         check_count(1, num_clients=num_clients)
-        self.num_clients = num_clients
-        self.cohort = cohorts(self.availability, self.over_selection, num_clients, *self._drawn)
+        self.num_owners = num_clients
+        drawn = cohorts(self.availability, self.over_selection, num_clients, *self._drawn)
+        self.cohort = PooledCohorts(drawn) if self.pooled else drawn
+        self.num_clients = self.cohort.num_clients
         self.cohort_size = self.cohort.size
         self._key_cohorts()
 
@@ -82,9 +92,16 @@ class Participation(LightningDataModule):
         self._key_cohorts()
 
     def _key_cohorts(self) -> None:
-        """Key the cohorts by the secret seed, where there is one."""
+        """Key cohorts and local work by the secret seed, where there is one."""
         if self.secret and self.num_clients:
-            self.cohort.rekey(int(self.secret, 16))
+            self._work.seed = int(self.secret, 16)
+            self.cohort.rekey(self._work.seed)
+
+    def work_of(self, client_id: int, round_idx: int) -> float:
+        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
+        if isinstance(self.cohort, PooledCohorts):
+            return self.cohort.work(self._work, round_idx)
+        return self._work(client_id, round_idx)
 
     def key_batches(self, seed: int) -> None:
         """Key batch order, augmentation and the clients' other draws by the run's seed."""
