@@ -44,7 +44,7 @@ LONGEST_STEM = 80
 """Bytes of a name that a reader knows a cell by."""
 
 ROUNDS = "trainer.max_epochs"
-LATER = {"data.sampling": "uniform", "data.secret_seed": False}
+LATER = {"data.sampling": "uniform", "data.secret_seed": False, "model.codec": None}
 """Settings that came later, with the values that stand for runs without them, which keep their names."""
 
 PLACES = ("trainer.default_root_dir", "trainer.logger", "trainer.fast_dev_run", "trainer.barebones")
