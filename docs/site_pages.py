@@ -42,6 +42,7 @@ ROOMS = {
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",
     "fl_lightning.functional.classes": "Splits of the classes",
+    "fl_lightning.functional.coding": "Coding of vectors",
     "fl_lightning.functional.density": "Densities",
     "fl_lightning.functional.drift": "Drift",
     "fl_lightning.functional.forgetting": "Forgetting",

@@ -25,8 +25,9 @@ __all__ = [
 ]
 
 _NAMES = {
-    "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
-        PrivateAggregator ServerModule TrimmedMeanAggregator UpdateTransform""",
+    "aggregation": """Aggregator Codec FP16 GatheringAggregator GeometricMedianAggregator KrumAggregator
+        MedianAggregator NormClip PrivateAggregator QSGD RandomK ServerModule Sign TopK TrimmedMeanAggregator
+        UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",

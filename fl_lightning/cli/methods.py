@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 DESCRIPTION = (
     "List all methods. What they send and keep was measured by two rounds of each on toy data, what they run with by "
-    "one; the numbers are floats relative to the model's."
+    "one; the numbers are relative to the model's: bytes of messages, floats of states."
 )
 HEADINGS = [
     *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
