@@ -59,7 +59,8 @@ class Coding:
         finite = vector.isfinite().all()
         vector = torch.where(finite, vector, torch.nan)
         coded = self.codec.encode(vector, draws())
-        others = {name: value for name, value in new.items() if name not in set(self.names)}
+        trained = set(self.names)
+        others = {name: value for name, value in new.items() if name not in trained}
         message = {**others, **{f"{CODED}{name}": value for name, value in coded.items()}}
         if lost is None:
             return message, {}
@@ -67,12 +68,12 @@ class Coding:
         return message, dict(self._split(rest, start))
 
     def decode(self, message: State, start: State, draws: Draws) -> State:
-        """Read a state, in the order of the model's entries.
+        """Read a state, in the order of the model's entries, with whatever else is in the message behind them.
 
         Raises:
             ValueError: what was sent is not the codec's.
         """
-        coded = {n.removeprefix(CODED): value for n, value in message.items() if n.startswith(CODED)}
+        coded = {n.removeprefix(CODED): value for n, value in message.items() if is_coded(n)}
         before, kind = self._laid(start, start), type(self.codec).__name__
         try:
             vector = self.codec.decode(coded, before, draws())
@@ -85,8 +86,9 @@ class Coding:
             ) from error
         like = {name: start[name] for name in self.names}
         moved = self._split(before + vector, like)
-        new = {**message, **{name: value.to(like[name].dtype) for name, value in moved.items()}}
-        return {name: new[name] for name in self._weights.shared if name in new}
+        new = {name: value for name, value in message.items() if not is_coded(name)}
+        new |= {name: value.to(like[name].dtype) for name, value in moved.items()}
+        return {name: new[name] for name in self._weights.shared if name in new} | new
 
     def _laid(self, state: Mapping[str, Tensor], like: State) -> Tensor:
         """Lay the trained entries end to end, 0 for those that are missing, (n,) in float32 or better."""
