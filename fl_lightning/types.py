@@ -170,6 +170,10 @@ class ClientData(Protocol):
         """N, the number of clients."""
 
     @property
+    def local_work(self) -> float:
+        """Share of its local steps that the client makes in this round, in (0, 1]."""
+
+    @property
     def label_counts(self) -> Tensor:
         """Training samples of each class, (C,) int64."""
 

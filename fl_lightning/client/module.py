@@ -44,7 +44,7 @@ from fl_lightning.types import (
     TrainableModule,
 )
 from fl_lightning.utils.devices import to_device
-from fl_lightning.utils.signatures import check_overrides, checks_arguments
+from fl_lightning.utils.signatures import check_overrides, checks_arguments, document_arguments_of
 
 ONE_PHASE = (Phase(),)
 
@@ -130,6 +130,7 @@ class ClientModule(CheckedLoading):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+        document_arguments_of(cls, ClientModule)
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         """Build the net once the data are known (idempotent).
