@@ -28,7 +28,7 @@ class CodedState(dict[str, Tensor]):
 
     @cached_property
     def message(self) -> State:
-        """What travels."""
+        """The entries that travel as they are, and the codec's tensors."""
         names = set(self.names)
         return {**{name: value for name, value in self.items() if name not in names}, **self.coded}
 

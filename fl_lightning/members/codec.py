@@ -26,7 +26,7 @@ Draws = Callable[[], torch.Generator]
 
 
 class Coding:
-    """Codes the trained entries of a state by what they moved; all others travel as they are.
+    """Codes the trained entries of a state by what they moved, and leaves all others as they are.
 
     Those are buffers, whole numbers (BatchNorm's variance would not stay above 0), and parameters that nobody trains.
 
@@ -217,7 +217,7 @@ class DownCoding:
         return CodedState(self._coding.decode(message, zero, draws), coded, self._coding.names)
 
     def decode(self, message: State, like: State, draws: Draws) -> State:
-        """Read the entries of a message; `like` are entries of their shapes and types."""
+        """Read the entries of a message, in the shapes and types of `like`."""
         return self._coding.decode(message, self._zero(like), draws) if any(map(is_coded, message)) else message
 
     def _zero(self, like: State) -> State:
