@@ -25,14 +25,16 @@ __all__ = [
 ]
 
 _NAMES = {
-    "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
-        PrivateAggregator ServerModule TrimmedMeanAggregator UpdateTransform""",
+    "aggregation": """Aggregator Codec FP16 GatheringAggregator GeometricMedianAggregator KrumAggregator
+        MedianAggregator NormClip PrivateAggregator QSGD RandomK ServerModule Sign TopK TrimmedMeanAggregator
+        UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
-    "data": """CIFAR10 CIFAR100 ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource Digits
-        DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
-        QuantityPartition ShardPartition Source TensorSource""",
+    "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
+        Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
+        FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
+        QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",
@@ -41,8 +43,8 @@ _NAMES = {
         FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
-    "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere
-        HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
+    "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN
+        FedNTDCNN FedNTDHypersphere HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",
 }
 HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -31,6 +31,7 @@ COMMANDS = {
     "configs": "cli.configs",
     "check": "cli.check",
     "split": "cli.split",
+    "partition": "cli.partition",
     "compare": "experiments.compare",
     "reproduce": "experiments.reproduce",
     "report": "cli.report",

@@ -85,7 +85,7 @@ class Broadcast:
         round_idx: communication round, from 0.
         exchange: name of the exchange (`"train"` for methods with one).
         weights: shared entries of the model, or None where nothing of the model is sent.
-        extras: further contents of the method's; tensors in it count as traffic.
+        extras: further contents of the method's; what they hold counts as traffic.
         uploads: whether the client's shared entries come back.
     """
 
@@ -168,6 +168,10 @@ class ClientData(Protocol):
     @property
     def num_clients(self) -> int:
         """N, the number of clients."""
+
+    @property
+    def local_work(self) -> float:
+        """Share of its local steps that the client makes in this round, in (0, 1]."""
 
     @property
     def label_counts(self) -> Tensor:

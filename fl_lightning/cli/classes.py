@@ -28,6 +28,7 @@ OPTIONS: dict[str, type] = {
     "model.server_module": aggregation.ServerModule,
     "model.server_optimizer": optim.Optimizer,
     "model.transforms": aggregation.UpdateTransform,
+    "model.codec": aggregation.Codec,
     "trainer.callbacks": pl.Callback,
     "trainer.logger": pl.loggers.Logger,
 }

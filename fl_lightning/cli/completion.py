@@ -104,9 +104,11 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     check = commands.add_parser("check", help="look for damage in checkpoints")
     check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
-    split = commands.add_parser("split", help="write the folders of a federation's parties")
-    split.add_argument("-c", "--config", choices=configs.names())
-    split.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    described = {"split": "write the folders of a federation's parties", "partition": "describe a split of samples"}
+    for name, text in described.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("-c", "--config", choices=configs.names())
+        command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)

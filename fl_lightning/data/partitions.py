@@ -17,6 +17,7 @@ from fl_lightning.data.partitioning import (
     deal_shards,
     draw_by_proportions,
     draw_lda_counts,
+    draw_quantities,
     draw_sizes,
     equal_sizes,
     shard_classes,
@@ -72,9 +73,16 @@ class Partition(ABC):
     needs_labels: ClassVar[bool] = True
     """False where samples are dealt without labels, which are then not read."""
 
+    counts_owners: ClassVar[bool] = False
+    """True where the samples tell how many clients there are, by `count_owners`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        """Count the clients that the samples belong to, where `counts_owners`."""
+        raise NotImplementedError
 
     @abstractmethod
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
@@ -332,6 +340,37 @@ class QuantityPartition(Partition):
         return [generator.permutation(np.concatenate(parts)) for parts in result]
 
 
+class QuantityDirichletPartition(Partition):
+    """Quantity skew: shuffled and cut into parts whose shares are one draw from Dir(α · 1_N), without labels.
+
+    Draws until every client gets `min_samples`, at most `partitioning.MAX_DRAWS` times.
+
+    Args:
+        alpha: concentration > 0: 0.5 = few clients have most samples, inf (`.inf` in YAML) = equal shares.
+        min_samples: least number of samples of a client; 0 allows empty clients.
+
+    Source:
+        Li et al. 2021, arXiv:2102.02079 (NIID-Bench, `q ~ Dir(β)`), and its code.
+
+    >>> parts = QuantityDirichletPartition(alpha=1.0)(PartitionInput(200), 4, np.random.default_rng(0))
+    >>> min(map(len, parts)) >= 10, sum(map(len, parts)), len(set(map(len, parts))) > 1
+    (True, 200, True)
+    """
+
+    needs_labels = False
+
+    @checks_arguments
+    def __init__(self, alpha: float, min_samples: int = 10) -> None:
+        check_alpha(alpha)
+        check_count(0, "0 allows empty clients", min_samples=min_samples)
+        self.alpha, self.min_samples = alpha, min_samples
+
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        check_clients(samples.size, num_clients)
+        order = generator.permutation(samples.size).astype(np.int64, copy=False)
+        return cut(order, draw_quantities(samples.size, num_clients, self.alpha, self.min_samples, generator))
+
+
 class ColumnPartition(Partition):
     """Natural users: samples with the same value in a column stay together.
 
@@ -341,9 +380,14 @@ class ColumnPartition(Partition):
         column: an attribute of the dataset with one value per sample, or a key of its items.
     """
 
+    counts_owners = True
+
     @checks_arguments
     def __init__(self, column: str) -> None:
         self.column: str = column
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        return len(np.unique(self._labels(samples)))
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels = self._labels(samples)
@@ -377,7 +421,7 @@ class FixedPartition(Partition):
         indices: for each client the indices of its samples, each from 0 to n-1.
     """
 
-    needs_labels = False
+    needs_labels, counts_owners = False, True
 
     @checks_arguments
     def __init__(self, indices: list[list[int]]) -> None:
@@ -389,6 +433,9 @@ class FixedPartition(Partition):
                     f"{array.dtype} for client {client_id}"
                 )
         self.indices = [array.astype(np.int64) for array in arrays]
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        return len(self.indices)
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if len(self.indices) != num_clients:

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from fl_lightning.nets.backbone import Backbone as Backbone
     from fl_lightning.nets.backbone import BodyAndHead as BodyAndHead
     from fl_lightning.nets.backbone import PlainCNN as PlainCNN
+    from fl_lightning.nets.characters import CharLSTM as CharLSTM
+    from fl_lightning.nets.characters import CharTransformer as CharTransformer
     from fl_lightning.nets.fedcl_cnn import FedCLCIFARCNN as FedCLCIFARCNN
     from fl_lightning.nets.fedcl_cnn import FedCLMNISTCNN as FedCLMNISTCNN
     from fl_lightning.nets.fedka_tcnn import FedKATCNN as FedKATCNN
