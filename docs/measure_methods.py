@@ -18,7 +18,7 @@ from torch.optim import SGD
 import fl_lightning
 from docs.measurement_runs import LOCAL_SGD, Federation, measurement_run, silent
 from fl_lightning import aggregation, methods
-from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.cli.methods import TABLE, Record, as_json
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import needs_closure
@@ -75,8 +75,11 @@ def entries() -> list[Entry]:
 
 
 def classes_in(home: Any) -> list[tuple[str, type]]:
-    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source."""
-    public = {name: kind for name, kind in vars(home).items() if isinstance(kind, type)}
+    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source.
+
+    Codecs have a table of their own, in docs/compression.md.
+    """
+    public = {n: kind for n, kind in vars(home).items() if isinstance(kind, type) and not issubclass(kind, Codec)}
     return [(name, kind) for name, kind in public.items() if home is methods or "Source:" in (kind.__doc__ or "")]
 
 
@@ -149,7 +152,7 @@ def records() -> list[Record]:
 
 
 def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
-    """Measure one method; its numbers are floats relative to the model's.
+    """Measure one method; its numbers are relative to the model's: bytes of messages, floats of states.
 
     Args:
         entry: of the method.

@@ -85,7 +85,7 @@ class Broadcast:
         round_idx: communication round, from 0.
         exchange: name of the exchange (`"train"` for methods with one).
         weights: shared entries of the model, or None where nothing of the model is sent.
-        extras: further contents of the method's; tensors in it count as traffic.
+        extras: further contents of the method's; what they hold counts as traffic.
         uploads: whether the client's shared entries come back.
     """
 

@@ -16,6 +16,7 @@ from rich.table import Column
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import EPSILON
+from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.runs.value_names import is_value
 from fl_lightning.utils.settings import check_at_least
 
@@ -60,6 +61,10 @@ class RoundProgressBar(ProgressBar):
         self.is_enabled = False
 
     # --- hooks ------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, FederatedLoop):
+            warn_of_plain_fit(self, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Begin a round: in one that is continued Lightning does not call `on_train_epoch_start`."""

@@ -248,8 +248,10 @@ def tell_epochs(local_epochs: int | list[int]) -> None:
         )
 
 
-def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer: object, trainable: Sized) -> None:
-    """Refuse a rule other than the mean, and a server optimizer, where the clients share no trainable entries.
+def check_shared(
+    client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, trainable: Sized
+) -> None:
+    """Refuse a rule other than the mean, a server optimizer and a codec where clients share no trainable entries.
 
     Raises:
         ValueError: naming the setting.
@@ -262,11 +264,12 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
             f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
             f"fewer entries personal"
         )
-    if server_optimizer is not None:
-        raise ValueError(
-            "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
-            "make fewer entries personal"
-        )
+    for name, part in (("server_optimizer", server_optimizer), ("codec", codec)):
+        if part is not None:
+            raise ValueError(
+                f"a {name} needs trainable entries that the clients share, got none; leave it unset, or make fewer "
+                f"entries personal"
+            )
 
 
 def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:

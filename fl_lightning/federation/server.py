@@ -28,6 +28,7 @@ class Server:
         self.round_idx = 0
         self.global_weights, self.store, self._data = global_weights, store, data
         self._snapshot: State | None = None
+        self._coarser: State | None = None
 
     def attach(self, data: FederatedDataModule) -> None:
         """Take the data of another fit."""
@@ -35,7 +36,19 @@ class Server:
 
     def begin_round(self, round_idx: int) -> None:
         """Begin a round from a snapshot of the shared entries."""
-        self.round_idx, self._snapshot = round_idx, self.global_weights.start
+        self.round_idx, self._snapshot, self._coarser = round_idx, self.global_weights.start, None
+
+    def send(self, coarser: State) -> None:
+        """Begin the round from coarser shared entries than the global ones, which everybody measures from."""
+        self._snapshot = self._coarser = coarser
+
+    def refined(self, new: State | None) -> State | None:
+        """Add what the global entries were besides the coarser ones, if such were sent."""
+        coarser, whole = self._coarser, self.global_weights.start
+        if new is None or coarser is None:
+            return new
+        moved = {n: v.double() - coarser[n].double() for n, v in new.items() if coarser[n] is not whole[n]}
+        return {**new, **{n: (whole[n].double() + change).to(new[n].dtype) for n, change in moved.items()}}
 
     def advance(self, new: State) -> State:
         """Make the weights of an exchange the global ones.
@@ -48,7 +61,7 @@ class Server:
 
     def end_round(self) -> None:
         """End the round: the global weights are those in the module again."""
-        self._snapshot = None
+        self._snapshot = self._coarser = None
 
     @property
     def trainable(self) -> tuple[str, ...]:

@@ -206,12 +206,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix: a viewer finds the old picture or the new one.
-
-    Its parts are placed once, here: a logger that draws it anew need not place them again, which takes half the time.
-    """
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    """Write a figure in the format of the path's suffix: a viewer finds the old picture or the new one."""
     write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
 
 

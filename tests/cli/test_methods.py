@@ -1,4 +1,4 @@
-"""`fl-lightning methods`: the table that ships is measured, complete, and the README's."""
+"""`fl-lightning methods`: the table that ships is measured, complete, and that of the page on methods."""
 
 import csv
 import doctest
@@ -19,7 +19,7 @@ from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
 
 ROOT = CONFIGS.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/methods/index.md").read_text(encoding="utf-8")
 NET = ToyNet(CLASSES, (64,))
 W = sum(value.numel() for value in NET.state_dict().values() if value.is_floating_point())
 THETA = sum(value.numel() for value in NET.parameters()) / W
@@ -77,13 +77,15 @@ def test_the_examples_of_the_script_hold():
     assert doctest.testmod(measured) == (0, 3)
 
 
-def test_the_readme_has_the_table(records):
-    assert table.as_markdown(records) in README, "put the output of `fl-lightning methods` into the README"
-    assert f"a net of {W}\nfloats" in README
+def test_the_page_has_the_table(records):
+    assert table.as_markdown(records) in PAGE, "put the output of `fl-lightning methods` into docs/methods/index.md"
+    assert f"a net of {W}\nfloats" in PAGE
 
 
-def test_the_readme_sorts_every_method_by_its_purpose(by_name):
-    listed = README.split("### Which method?\n")[1].split("### ")[0]
+@pytest.mark.parametrize("text", [PAGE, (ROOT / "README.md").read_text(encoding="utf-8")], ids=["page", "readme"])
+def test_every_method_is_sorted_by_its_purpose(by_name, text):
+    listed = text.split("- To compare with: ")[1].split("\n\n")[0]
+    listed = f"- To compare with: {listed}"
     named = [name for line in listed.splitlines() if line.startswith("- ") for name in line.split(": ")[1].split(", ")]
     assert sorted(named) == sorted(by_name)
 
