@@ -1,7 +1,7 @@
 """Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -360,9 +360,16 @@ class ClientModule(CheckedLoading):
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
+        with self.in_full_precision():
+            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Context in which nothing is cast to the types of a mixed precision, for which torch.func lacks rules."""
         precision, self.forward_context = self.forward_context, nullcontext
         try:
-            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+            with torch.autocast(self.device.type, enabled=False):
+                yield
         finally:
             self.forward_context = precision
 

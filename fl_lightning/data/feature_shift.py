@@ -53,7 +53,7 @@ class FeatureShift:
 
 
 class ClientShift:
-    """How one client sees its samples.
+    """Shift of one client's samples.
 
     Args:
         noise: standard deviation.

@@ -1,4 +1,4 @@
-"""How much of its local work a client makes in a round: stragglers, and one client in place of a cohort."""
+"""Share of its local work that a client makes in a round: stragglers, and one client in place of a cohort."""
 
 from collections.abc import Sequence
 

@@ -117,7 +117,7 @@ def clipped_sum(gradients: State, bound: float) -> State:
     return {name: torch.tensordot(factors, value, dims=1) for name, value in rows.items()}
 
 
-def gaussian(shape: Iterable[int], draws: np.random.Generator, device: torch.device) -> Tensor:
+def gaussian_noise(shape: Iterable[int], draws: np.random.Generator, device: torch.device) -> Tensor:
     """Draw standard normal noise, float64 (...)."""
     return torch.as_tensor(draws.standard_normal(tuple(shape)), dtype=torch.float64).to(device)
 

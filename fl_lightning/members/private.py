@@ -1,10 +1,14 @@
-"""What the guarantees of differential privacy do not cover, refused at the start."""
+"""Checks of what the guarantees of differential privacy cover."""
 
 from collections.abc import Sequence
+
+from pytorch_lightning import LightningModule
+from torchmetrics import Metric
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.history import History
@@ -101,3 +105,37 @@ def check_private_faults(faults: FaultPolicy, rule: str) -> None:
             f"{rule} clips every update, and model.faults.max_update_norm={faults.max_update_norm} would tell whose "
             f"was long; leave it unset"
         )
+
+
+def check_samples_apart(client: ClientModule) -> None:
+    """Refuse parts of a net by which a sample's gradient depends on others, or a sample's values leave the step.
+
+    Raises:
+        ValueError: naming the part.
+    """
+    for name, part in client.named_modules():
+        if isinstance(part, BATCH_NORMS):
+            raise ValueError(
+                f"dp_sgd bounds the gradient of each sample, which {type(part).__name__} {name!r} makes of the "
+                f"whole batch; take GroupNorm or LayerNorm"
+            )
+        if isinstance(part, Metric):
+            raise ValueError(
+                f"dp_sgd lets nothing of single samples out of a step, and {name!r} is a metric object, which counts "
+                f"them; leave it out, or set model.metrics"
+            )
+
+
+def check_hooks_apart(client: LightningModule) -> None:
+    """Refuse hooks that are given whole batches before the gradients of their samples are taken.
+
+    Raises:
+        ValueError: naming the hook.
+    """
+    module = getattr(client, "module", None) or client
+    for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        if overridden(module, name, LightningModule):
+            raise ValueError(
+                f"dp_sgd bounds the gradient of each sample of a batch, and {type(module).__name__}.{name} may make a "
+                f"sample of several before that; transform single samples in the data, and leave the hook out"
+            )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.aggregation import PrivateAggregator
-from fl_lightning.functional.privacy import SLACK, Accountant, gaussian, kept_positive, shared_noise
+from fl_lightning.functional.privacy import SLACK, Accountant, gaussian_noise, kept_positive, shared_noise
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_inside
 
@@ -136,11 +136,11 @@ class DPFedAvg(PrivateAggregator):
         total, short, new = self.summed("moved"), self.summed("short"), State()
         z, count_noise = self.noises()
         for name, value in self._moving().items():
-            noise = gaussian(value.shape, draws, value.device)
+            noise = gaussian_noise(value.shape, draws, value.device)
             moved = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
             new[name] = kept_positive(name, moved, value.double())
         if self.quantile is not None:
-            noise = count_noise * gaussian((), draws, self.bound.device)
+            noise = count_noise * gaussian_noise((), draws, self.bound.device)
             share = 0.5 + (short.get("count", 0.0) + noise) / self.expected
             self.bound.copy_(self.bound * torch.exp(-CLIP_RATE * (share - self.quantile)))
         return self.moved(self.server.weights, new)

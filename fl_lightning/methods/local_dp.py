@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
-from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian, kept_positive
+from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise, kept_positive
 from fl_lightning.metrics.history import EPSILON_LOCAL
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 from fl_lightning.utils.settings import check_above
@@ -62,7 +62,7 @@ class LocalDP(ClientModule):
         short = clipped_sum(rows, self.max_norm)
         draws = local.noise_generator(f"local_dp/{broadcast.exchange}")
         for name, value in short.items():
-            noise = gaussian(value.shape, draws, value.device)
+            noise = gaussian_noise(value.shape, draws, value.device)
             moved = before[name] + value + self.noise_multiplier * self.max_norm * noise
             start[name] = kept_positive(name, moved, before[name]).to(start[name].dtype)
         releases = counted(self.memory, {"noise_multiplier": self.noise_multiplier}, 1)

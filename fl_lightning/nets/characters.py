@@ -44,7 +44,9 @@ class CharacterNet(Backbone):
 
 
 class CharLSTM(CharacterNet):
-    """An LSTM over characters; the defaults are LEAF's net of Shakespeare, 819,920 parameters with 80 classes.
+    """An LSTM over characters.
+
+    The defaults are LEAF's net of Shakespeare, 819,920 parameters with 80 classes.
 
     Args:
         num_classes: as of `CharacterNet`.

@@ -14,7 +14,7 @@ from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.callbacks import RunPlots
 from fl_lightning.callbacks.bar import headline
-from fl_lightning.functional.privacy import epsilon, gaussian
+from fl_lightning.functional.privacy import epsilon, gaussian_noise
 from fl_lightning.functional.state import StateSum
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedBN, FedDyn, FedNTD, KnFu
 from fl_lightning.methods.dpfedavg import clipped
@@ -500,7 +500,7 @@ def test_who_has_the_seed_can_take_the_noise_away_and_who_has_not_cannot():
         noise = keyed_noise(3, "noise/0", 0)
         guess = {}
         for name in loop.aggregator._moving():
-            guess[name] = gaussian(loop.server.weights[name].shape, noise, torch.device("cpu"))
+            guess[name] = gaussian_noise(loop.server.weights[name].shape, noise, torch.device("cpu"))
         scale = 0.5 / (0.5 * len(SIZES))
         clean = loop.server.weights["net.wide"].double() - scale * guess["net.wide"]
         recovered.append(float(clean.abs().max()))
@@ -510,7 +510,8 @@ def test_who_has_the_seed_can_take_the_noise_away_and_who_has_not_cannot():
 
 def test_noise_is_keyed_by_all_bits_of_the_seed():
     """torch's own generator reads 32 of them, which can be tried one after the other."""
-    drawn = [gaussian((4,), keyed_noise(7 + (high << 32), "noise/0", 0), torch.device("cpu")) for high in range(3)]
+    keys = [keyed_noise(7 + (high << 32), "noise/0", 0) for high in range(3)]
+    drawn = [gaussian_noise((4,), key, torch.device("cpu")) for key in keys]
     assert not torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
 
