@@ -76,6 +76,7 @@ class ClientModule(CheckedLoading):
         changes: names of extras that are changes of a state over the trained entries: a codec with feedback codes them.
         reads: kinds of what is read of the client's training data besides the batches of its training steps.
         is_private: whether what leaves a client hides its samples.
+        sends_counts: whether its numbers of samples and steps go up.
         fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
             called.
 
@@ -93,6 +94,7 @@ class ClientModule(CheckedLoading):
     changes: ClassVar[frozenset[str]] = frozenset()
     reads: frozenset[Read] = frozenset()
     is_private: bool = False
+    sends_counts: bool = True
     fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments

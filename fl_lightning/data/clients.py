@@ -11,7 +11,7 @@ from fl_lightning.data.reduction import reduced
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
-from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
+from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
 ClassCounts = dict[int, dict[int, int]]
@@ -86,10 +86,11 @@ class Cohorts:
             return scheduled(self.schedule, round_idx)
         if self.share == 1:
             return list(range(self.num_clients))
+        if self.draws_each:  # who takes part is hidden
+            drawn = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients) < self.share
+            clients: list[int] = np.flatnonzero(drawn).tolist()
+            return clients
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        if self.draws_each:
-            drawn: list[int] = np.flatnonzero(generator.random(self.num_clients) < self.share).tolist()
-            return drawn
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
 
 
@@ -309,8 +310,8 @@ class ClientView:
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._data.noise_seed, purpose, self.round_idx, self.client_id)
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return keyed_noise(self._data.noise_seed, purpose, self.round_idx, self.client_id)
 
 
 class ClientSamples:
