@@ -153,6 +153,8 @@ class FederatedData(Protocol):
 
     num_clients: int
     num_owners: int
+    feature_shift: Any
+    works_partly: bool
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
@@ -201,12 +203,12 @@ class ClientView:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
         self._data, self._given, self._indices = data, train, dict(indices)
-        self._shift = data.shift_of(client_id)
+        self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
 
     @property
     def local_work(self) -> float:
-        return self._data.work_of(self.client_id, self.round_idx)
+        return self._data.work_of(self.client_id, self.round_idx) if self._data.works_partly else 1.0
 
     @property
     def label_counts(self) -> Tensor:
