@@ -28,6 +28,8 @@ def as_source(given: Any, name: str = "source") -> Source:
         return given
     if isinstance(given, type) and issubclass(given, Source):
         raise TypeError(f"{name} must be an instance, got {described(given)}; give {given.__name__}(...)")
+    if isinstance(getattr(given, "source", None), Source) and isinstance(given, DataModule):
+        raise TypeError(f"{name} must not be divided already, got {described(given)}; give its source")
     if isinstance(given, DataModule):
         return DataModuleSource(given)
     raise TypeError(

@@ -344,5 +344,7 @@ class FederationParts:
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:
     """Check the module that every client trains, and put one that is no ClientModule into one."""
     module = uncompiled(module)
+    if isinstance(inner := getattr(module, "client", None), ClientModule):
+        raise TypeError(f"a client must not be a federation, got {type(module).__name__}; give its {described(inner)}")
     check_module(module)
     return module if isinstance(module, ClientModule) else ClientModule(module=module)
