@@ -42,6 +42,7 @@ ROOMS = {
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",
     "fl_lightning.functional.classes": "Splits of the classes",
+    "fl_lightning.functional.coding": "Coding of vectors",
     "fl_lightning.functional.density": "Densities",
     "fl_lightning.functional.drift": "Drift",
     "fl_lightning.functional.forgetting": "Forgetting",
@@ -54,6 +55,9 @@ ROOMS = {
     "fl_lightning.functional.traffic": "Bytes of messages",
 }
 """Modules with a page of the API, and its title."""
+
+METHODS = "methods/index.md"
+"""The page with the table of the methods."""
 
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
@@ -172,22 +176,6 @@ def picture(record: Record) -> str:
     )
 
 
-def methods_index(found: list[Record]) -> str:
-    """Return the list of all methods."""
-    rows = [
-        f"| [{r['method']}]({slug(r['method'])}.md) | {'method' if r['kind'] == 'client' else r['kind']} | "
-        f"{', '.join(f'[{paper}]({url})' if url else paper for paper, url in r['papers'])} |"
-        for r in found
-    ]
-    head = [
-        "# Methods",
-        "[Quick start](../index.md#which-method) groups them by what they are for. What each sends, keeps and goes "
-        "with is measured: two rounds of each on toy data.",
-        "| | part | paper |\n| --- | --- | --- |\n",
-    ]
-    return "\n\n".join(head) + "\n".join(rows) + "\n"
-
-
 def api_page(room: str, title: str) -> str:
     """Return the page of a module of the API."""
     names = "\n\n".join(f"::: {room}.{name}" for name in public_names(room))
@@ -203,7 +191,6 @@ def pages() -> dict[str, str]:
     found = records()
     shared = Counter(record["file"] for record in found)
     made = {page: relinked(copied(path), path, page) for path, page in COPIED.items()}
-    made["methods/index.md"] = methods_index(found)
     made |= {f"methods/{slug(record['method'])}.md": method_page(record, shared) for record in found}
     rooms = "\n".join(f"- [`{room}`]({room}.md): {title}" for room, title in ROOMS.items())
     made["api/index.md"] = f"# API\n\n{rooms}\n"
@@ -232,4 +219,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Turn links of docs/ to other files of the repository into links to pages."""
     place = page.file.src_uri
-    return markdown if place in config["made"] else relinked(markdown, f"docs/{place}", place)
+    if place in config["made"]:
+        return markdown
+    for name in [record["method"] for record in records()] if place == METHODS else []:
+        markdown = re.sub(
+            rf"^\| {re.escape(name)} (?=[|(])", f"| [{name}]({slug(name)}.md) ", markdown, flags=re.MULTILINE
+        )
+    return relinked(markdown, f"docs/{place}", place)

@@ -14,7 +14,7 @@ from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.tracebacks import place_of
 
 PROG = "fl-lightning"
-COMMANDS = ("methods", "new", "configs", "check", "split", "compare", "reproduce", "report")
+COMMANDS = ("methods", "new", "configs", "check", "split", "partition", "compare", "reproduce", "report")
 """Commands besides LightningCLI's, dispatched in `__main__`."""
 
 # What jsonargparse tells in its messages only. Everything else is taken from its exceptions and from the parser.

@@ -33,7 +33,7 @@ from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.data import Elsewhere
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.checks import check_carried
-from fl_lightning.federation.identity import shared_settings
+from fl_lightning.federation.identity import OF_THE_DATA, shared_settings
 from fl_lightning.flower.engine import RemoteEngine
 from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
@@ -72,7 +72,7 @@ class ServerCLI(FederatedCLI):
 
         def factory(local: SequentialEngine) -> RemoteEngine:
             check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
-            return RemoteEngine(local, nodes, self.model.store, settings, run)
+            return RemoteEngine(local, nodes, parts, settings, run)
 
         self.model.engine_factory = factory
 
@@ -149,6 +149,17 @@ def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id:
 
 
 def command_line(configs: tuple[str, ...], arguments: str, data_file: str) -> list[str]:
-    """Join files and arguments as they stand on the command line of a fit, a party's own file last."""
-    files = [word for name in [*configs, *([data_file] if data_file else [])] for word in ("-c", name)]
-    return ["fit", *files, *shlex.split(arguments)]
+    """Join files and arguments as the command line of a fit, a party's own file last: it has the last word.
+
+    Raises:
+        ValueError: the arguments say something of the data that is the party's own.
+    """
+    words = shlex.split(arguments)
+    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--data")]
+    if data_file and (others := [name for name in names if name.removeprefix("data.") not in OF_THE_DATA]):
+        raise ValueError(
+            f"arguments of a run must leave to each party what its data are, but for {', '.join(OF_THE_DATA)}, got "
+            f"{others[0]}; set it in its {Path(data_file).name}"
+        )
+    files = [word for name in configs for word in ("-c", name)]
+    return ["fit", *files, *words, *(["-c", data_file] if data_file else [])]

@@ -1,6 +1,6 @@
 """The engine at the server: jobs become messages to the clients' nodes, answers become results."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -9,13 +9,19 @@ from pytorch_lightning.utilities import rank_zero_info
 from torchmetrics import MetricCollection
 
 from fl_lightning.client.records import FileRecord, decode, encode
-from fl_lightning.client.store import ClientStore, hash_of
+from fl_lightning.client.store import hash_of
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.identity import hash_of_value
+from fl_lightning.federation.parts import FederationParts
 from fl_lightning.flower.nodes import Answers, Nodes
-from fl_lightning.flower.wire import Content, WireError, part_of, read_score, read_update, shown
-from fl_lightning.members.faults import ClientError, check_extras
+from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
+from fl_lightning.functional.state import StateLike
+from fl_lightning.functional.traffic import message_of
+from fl_lightning.members.faults import ClientError
+from fl_lightning.members.layouts import Answer, Layouts, layout_of
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
+
+Reader = Callable[[ClientJob, Content], Answer]
 
 FILE = "file"
 """Key in a client's record at the server of the name of its node's file."""
@@ -27,7 +33,7 @@ class RemoteEngine:
     Args:
         local: the engine of this process, which knows the model's entries and what is trained.
         nodes: of the clients.
-        store: of the loop, whose records hold the names of the nodes' files.
+        parts: of the federation, whose store has records with the names of the nodes' files.
         settings: digests of the settings that all parties must have alike, by name.
         run: name of the run, under which nodes keep their files.
 
@@ -38,9 +44,10 @@ class RemoteEngine:
     is_remote = True
 
     def __init__(
-        self, local: SequentialEngine, nodes: Nodes, store: ClientStore, settings: Mapping[str, str], run: str
+        self, local: SequentialEngine, nodes: Nodes, parts: FederationParts, settings: Mapping[str, str], run: str
     ) -> None:
-        self._local, self._nodes, self._store, self._run = local, nodes, store, run
+        self._local, self._nodes, self._store, self._run = local, nodes, parts.store, run
+        self._rated = "accumulated_lr" in parts.needs
         self._settings = hash_of_value(dict(settings))
         self._round_idx = -1
         self._asked: dict[str, str] = {}
@@ -50,8 +57,7 @@ class RemoteEngine:
         self._parts: dict[int, tuple[Any, Array]] = {}
         self._has: dict[int, Any] = {}
         """Digest of the frozen entries that a client's node has."""
-        self._layouts: dict[str, dict[str, str]] = {}
-        """Layout of the extras by exchange."""
+        self._layouts = Layouts()
         self._named: dict[str, str] = {}
         """Names of the nodes' files by the file of the store that holds them."""
 
@@ -61,18 +67,17 @@ class RemoteEngine:
         Raises:
             ClientError: of a client without a node, of an answer that says so, or of one that must not be.
         """
-        asked = {job.client_id: (job, self._message("train", job)) for job in jobs}
-        for job, content, problem in self._exchange("train", asked):
-            try:
-                if problem:
-                    raise WireError(problem)
-                site = self._nodes.sites[job.client_id]
-                update, logged, file = read_update(content, job.client_id, site.sizes["train"])
-                layout = check_extras(update.extras, self._shared, self._layouts.get(exchange))
-            except Exception as error:  # whatever a node sends
+
+        def read(job: ClientJob, content: Content) -> Answer:
+            most = self._nodes.sites[job.client_id].sizes["train"]
+            update, logged, file = read_update(content, job, most, self._rated)
+            result = ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
+            return Answer(job, result, layout_of(update.extras, self._shared))
+
+        for job, result, _, error in self._layouts.compare(exchange, self._answers_to("train", jobs, read)):
+            if error is not None:
                 raise self._error(job, error) from error
-            self._layouts.setdefault(exchange, layout)
-            yield ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
+            yield result
 
     def evaluate(
         self,
@@ -86,19 +91,20 @@ class RemoteEngine:
         Raises:
             ClientError: of a client without a score, unless the run goes on without clients that fail.
         """
+
+        def read(job: ClientJob, content: Content) -> Answer:
+            most = self._nodes.sites[job.client_id].sizes["test"]
+            score = read_score(content["head"], job.client_id, most)
+            return Answer(job, score, layout_of(score.metrics, {}, exact=True))
+
         more = {"batch_size": batch_size, "channels_last": channels_last}
-        asked = {job.client_id: (job, self._message("evaluate", job, more)) for job in jobs}
-        for job, content, problem in self._exchange("evaluate", asked):
-            try:
-                if problem:
-                    raise WireError(problem)
-                score = read_score(content["head"], job.client_id, self._nodes.sites[job.client_id].sizes["test"])
-            except Exception as error:  # whatever a node sends
-                if not self._local.tolerant:
-                    raise self._error(job, error) from error
+        for job, score, _, error in self._layouts.compare("deployed", self._answers_to("evaluate", jobs, read, more)):
+            if error is None:
+                yield score
+            elif self._local.tolerant:
                 rank_zero_info(f"client {job.client_id} has no score in round {job.broadcast.round_idx}: {error}")
             else:
-                yield score
+                raise self._error(job, error) from error
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -107,7 +113,20 @@ class RemoteEngine:
         """The shared entries as they lie in the module, for their names, shapes and types."""
         return self._local.weights.live(self._local.weights.shared)
 
-    def _message(self, ask: str, job: ClientJob, more: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    def _answers_to(
+        self, kind: str, jobs: Iterable[ClientJob], read: Reader, more: Content | None = None
+    ) -> Iterator[Answer]:
+        """Ask nodes, and yield what was read of their answers, or what is wrong with them."""
+        asked = {job.client_id: (job, self._message(kind, job, more or {})) for job in jobs}
+        for job, content, problem in self._exchange(kind, asked):
+            try:
+                demand(not problem, problem)
+                answer = read(job, content)
+            except Exception as error:  # whatever a node sends
+                answer = Answer(job, error=error)
+            yield answer
+
+    def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
         """Encode what a node is asked about a client."""
         broadcast, weights = job.broadcast, self._local.weights
         file = job.memory.get(FILE)
@@ -129,10 +148,10 @@ class RemoteEngine:
         sent, start, frozen = broadcast.weights or {}, job.start or {}, weights.frozen.already_sent
         if start and (sent or frozen):
             start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
-        states = {"weights": broadcast.weights, "start": start, "personal": job.personal if file is None else None}
+        states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}
         parts = {name: self._part(state) for name, state in states.items()}
         parts["frozen"] = self._frozen_part(job.client_id, {} if frozen.keys() <= sent.keys() else frozen)
-        return {"head": part_of(head | dict(more or {})), "extras": part_of(dict(broadcast.extras)), **parts}
+        return {"head": part_of(head | more), "extras": part_of(dict(broadcast.extras)), **parts}
 
     def _frozen_part(self, client_id: int, frozen: State) -> Array:
         """Encode entries that nobody trains, or only their digest where the client's node has them."""
@@ -144,7 +163,7 @@ class RemoteEngine:
         (_, digest), whole = self._parts[id(frozen)]
         return part_of({"digest": digest, "entries": None}) if self._has.get(client_id) == digest else whole
 
-    def _part(self, state: State | None) -> Array:
+    def _part(self, state: StateLike | None) -> Array:
         """Encode a state, once for all clients that are sent the same object."""
         if id(state) not in self._parts:
             self._parts[id(state)] = state, part_of(state and dict(state))

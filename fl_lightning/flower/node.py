@@ -6,29 +6,28 @@ is undone or a run that is continued goes back to the file of that time. Files t
 
 from collections.abc import Iterable
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import Array, Message
 from pytorch_lightning.plugins.precision import Precision
 
-from fl_lightning.client.checkpoint_io import delete, file_names
-from fl_lightning.client.records import FileRecord, decode, encode
-from fl_lightning.client.store import hash_of, held
+from fl_lightning.client.files import ClientFiles
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines import SequentialEngine, local_engine
 from fl_lightning.federation.identity import hash_of_value, shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
-from fl_lightning.flower.wire import Content, WireError, from_records, part_of, parts_of_update, shown, to_records
+from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
+from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
+from fl_lightning.members.layouts import layout_of
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
 from fl_lightning.types import Broadcast, ClientJob, Member, State
-from fl_lightning.utils.files import write_file
+from fl_lightning.utils.keyed import keyed_generator
 
 
 class Node:
@@ -108,7 +107,7 @@ class Node:
         job = self._job(content)
         with closing(self.engine.run(job.broadcast.exchange, [job])) as results:
             result = next(results)
-            file = self._keep(content["head"]["run"], job, result.personal)
+            file = self._files_of(content["head"]["run"]).keep(job.broadcast.round_idx, job.memory, result.personal)
             return parts_of_update(result.update, result.logged, file)
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
@@ -128,19 +127,23 @@ class Node:
         """
         head, engine = content["head"], self.engine
         for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
-            if head[name] != here:
-                raise WireError(f"{name} of a message must be {here}, as this node has it, got {shown(head[name])}")
-        weights = content["weights"]
-        start = {**self._frozen_entries(head["run"], **content["frozen"]), **content["start"], **(weights or {})}
-        wanted = {name: value for name, value in engine.weights.live(engine.weights.shared).items()}
-        if layout_of(start) != layout_of(wanted):
-            raise WireError("the model's shared entries at the server must be those of this node; give both one YAML")
+            demand(head[name] == here, f"{name} of a message must be {here}, as this node has it, got {{}}", head[name])
+        shared, weights, codec = engine.weights.live(engine.weights.shared), content["weights"], self.loop.parts.codec
+        if codec and weights:
+            draws = partial(keyed_generator, self.data.batch_seed, DownCoding.PURPOSE, head["round_idx"])
+            weights = DownCoding(codec, engine.weights).decode(weights, shared, draws)
+        files = self._files_of(head["run"])
+        start = {**files.shared(**content["frozen"]), **content["start"], **(weights or {})}
+        alike = layout_of(start, {}, exact=True) == layout_of(shared, {}, exact=True)
+        demand(alike, "the model's shared entries at the server must be those of this node; give both one YAML")
+        finite = all(bool(value.isfinite().all()) for value in start.values())
+        demand(finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")
         self._freeze({name: start[name] for name in head["frozen"]}, head["round_idx"])
-        if head["trained"] != hash_of_value(engine.weights.trainable):
-            raise WireError("the same entries must be trained here and at the server; freeze them in the module itself")
+        trained = head["trained"] == hash_of_value(engine.weights.trainable)
+        demand(trained, "the same entries must be trained here and at the server; freeze them in the module itself")
         engine.local.scale_lr(head["lr_factors"])
-        self._collect(head["run"], frozenset(head["named"]))
-        memory, personal = self._kept(head["run"], head["file"]) if head["file"] else ({}, content["personal"])
+        files.collect(head["named"])
+        memory, personal = files.read(head["file"]) if head["file"] else ({}, content["personal"])
         broadcast = Broadcast(head["round_idx"], head["exchange"], weights, content["extras"], head["uploads"])
         data = self.data.view(self.client_id, head["round_idx"])
         return ClientJob(self.client_id, broadcast, data, memory, personal, start)
@@ -152,72 +155,7 @@ class Node:
         weights.frozen.load_state_dict({"since": dict.fromkeys(already_sent, round_idx)})
         weights.prepare()
 
-    # --- files -------------------------------------------------------------------------------------------------
-
-    def _keep(self, run: str, job: ClientJob, personal: State | None) -> str | None:
-        """Write what the client keeps, and return the name of the file.
-
-        None: it keeps nothing.
-        """
-        kept = held(self.client_id, job.broadcast.round_idx, job.memory, personal).content
-        if not kept:
-            return None
-        content = encode(kept)
-        file = FileRecord(self.client_id, job.broadcast.round_idx, hash_of(content), len(content))
-        path = self._folder_of(run) / file.name
-        if not path.exists():
-            write_file(path, content)
-        return file.name
-
-    def _kept(self, run: str, name: str) -> tuple[dict[str, Any], State | None]:
-        """Read what the client kept: memory and personal entries.
-
-        Raises:
-            FileNotFoundError: the file is not there.
-            ValueError: it was altered.
-        """
-        path = self._folder_of(run) / name
-        if not FileRecord.is_name(name) or not path.is_file():
-            raise FileNotFoundError(
-                f"client {self.client_id} needs its file {shown(name)}, which is not in {path.parent}; restore it, or "
-                f"begin a new run"
-            )
-        content = path.read_bytes()
-        if not name.endswith(f"_{hash_of(content)[:12]}.safetensors"):
-            raise ValueError(f"{path} must be as it was written, and was altered; restore it, or begin a new run")
-        kept = decode(content)
-        return kept.get("memory", {}), kept.get("personal")
-
-    def _frozen_entries(self, run: str, digest: str, entries: State | None) -> State:
-        """Keep entries that nobody trains, which are sent once, or read those of a digest."""
-        if not digest:
-            return {}
-        if not digest.isalnum():
-            raise WireError(f"a digest must be of letters and digits, got {shown(digest)}")
-        path = self._folder_of(run) / f"frozen_{digest}.safetensors"
-        if entries is None:
-            return dict(decode(path.read_bytes()))
-        delete(path.parent, [old.name for old in path.parent.glob("frozen_*")])
-        write_file(path, encode(entries))
-        return entries
-
-    def _collect(self, run: str, named: frozenset[str]) -> None:
-        """Delete the client's files that the server names no more."""
-        folder = self._folder_of(run)
-        mine = {name for name in file_names(folder) if name.startswith(f"client_{self.client_id}_")}
-        delete(folder, mine - named)
-
-    def _folder_of(self, run: str) -> Path:
-        """Folder of a run's files.
-
-        Raises:
-            WireError: a name of a run that is none.
-        """
-        if not run.isalnum():
-            raise WireError(f"run must be a name of letters and digits, got {shown(run)}")
-        return self.folder / run
-
-
-def layout_of(state: State) -> dict[str, Any]:
-    """Shapes and types by name."""
-    return {name: (value.shape, value.dtype) for name, value in state.items()}
+    def _files_of(self, run: str) -> ClientFiles:
+        """Files of the client in a run."""
+        demand(run.isalnum(), "run must be a name of letters and digits, got {}", run)
+        return ClientFiles(self.folder / run, self.client_id)

@@ -13,7 +13,7 @@ from flwr.app import Array, Message
 from flwr.serverapp import Grid
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.flower.wire import Content, WireError, from_records, part_of, shown, to_records
+from fl_lightning.flower.wire import Content, WireError, demand, from_records, part_of, shown, to_records
 from fl_lightning.members.faults import FaultError
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.life import heartbeat
@@ -139,22 +139,21 @@ class Nodes:
         Raises:
             WireError: naming what it may not be.
         """
-        client_id = head.get("client_id")
-        if type(client_id) is not int or not 0 <= client_id < self._num_clients:
-            raise WireError(
-                f"client_id must lie in [0, {self._num_clients}), got {shown(client_id)}; mend its data.yaml"
-            )
-        if names := self._differing(head.get("settings")):
-            raise WireError(f"its settings must be the server's, and these differ: {names}; give it that YAML")
-        counts = {split: head["sizes"][split] for split in ("train", "test")}
-        if not all(type(size) is int and 0 <= size <= 2**40 for size in counts.values()):
-            raise WireError(f"its numbers of samples must lie in [0, 2^40], got {shown(counts)}; mend its data")
+        client_id: Any = head.get("client_id")
+        known = type(client_id) is int and 0 <= client_id < self._num_clients
+        demand(known, f"client_id must lie in [0, {self._num_clients}), got {{}}; mend its data.yaml", client_id)
+        names = self._differing(head.get("settings"))
+        demand(not names, "its settings must be the server's, and these differ: {}; give it that YAML", names)
+        sizes: Any = head.get("sizes")
+        counts: Any = {split: isinstance(sizes, dict) and sizes.get(split) for split in ("train", "test")}
+        counted = all(type(size) is int and 0 <= size <= 2**40 for size in counts.values())
+        demand(counted, "its numbers of samples must lie in [0, 2^40], got {}; mend its data", sizes)
         other, belongs = self.sites.get(client_id), self._keys.get(str(client_id), key)
-        if belongs != key or (other is not None and (other.key != key or not key)):
-            raise WireError(
-                f"client {client_id} belongs to {other or f'the key {belongs}'}, and only its node may answer for it; "
-                f"give this node another client, or take the key out of the file of keys"
-            )
+        demand(
+            belongs == key and (other is None or (other.key == key and bool(key))),
+            f"client {client_id} belongs to {other or f'the key {belongs}'}, and only its node may answer for it; "
+            f"give this node another client, or take the key out of the file of keys",
+        )
         self.sites[client_id], self.sizes[client_id] = (site := Site(node_id, key, counts)), counts
         if key and self._file is not None and str(client_id) not in self._keys:
             self._keys[str(client_id)] = key

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.types import ClientScore, ClientUpdate
+from fl_lightning.types import ClientJob, ClientScore, ClientUpdate
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.text import printable
 
@@ -28,8 +28,11 @@ FORMAT = "safetensors"
 Content = dict[str, Any]
 """Parts of a message by name: pytrees of tensors and plain values."""
 
-OF_THE_SERVER = ("global/", "local/", "comm/", "test/")
+OF_THE_SERVER = ("global/", "local/", "comm/", "test/", "val/")
 """Beginnings of the log keys that the server alone reports."""
+
+COLUMNS = ("epoch", "step", "round")
+"""Names of the columns of a run's rows that are no values."""
 
 COUNTS = ("client_id", "num_samples", "num_steps", "idle_steps", "uncounted_steps")
 RATES = ("accumulated_lr", "lr")
@@ -100,40 +103,45 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
     return {name: part_of(value) for name, value in whole.items()}
 
 
-def read_update(content: Content, client_id: int, most_samples: int) -> tuple[ClientUpdate, MetricAccumulator, Any]:
+def read_update(
+    content: Content, job: ClientJob, most_samples: int, rated: bool
+) -> tuple[ClientUpdate, MetricAccumulator, str | None]:
     """Read the result of a client: its update, the values that it logged, and the name of its file.
 
     Names, shapes and types of weights, and NaN, are checked where every update is: in the round.
 
     Args:
         content: of the message.
-        client_id: that was asked.
+        job: that was asked for.
         most_samples: that its node has registered.
+        rated: whether the accumulated learning rate must be a number.
 
     Raises:
         WireError: naming what is wrong.
     """
     head, extras, weights = (content[name] for name in ("head", "extras", "weights"))
-    if not (isinstance(extras, dict) and (weights is None or isinstance(weights, dict))):
-        raise WireError("extras and weights of a result must be entries by name, and these are not; send such")
+    entries = isinstance(extras, dict) and (weights is None or isinstance(weights, dict))
+    demand(entries, "extras and weights of a result must be entries by name, and these are not; send such")
     whole: Any = {name: head.get(name) for name in COUNTS}
-    for name, value in whole.items():
-        if type(value) is not int or value < 0:
-            raise WireError(f"{name} of a result must be a whole number ≥ 0, got {shown(value)}; send its number")
-    if whole["client_id"] != client_id:
-        raise WireError(f"client_id of a result must be {client_id}, got {whole['client_id']}; answer for that client")
-    if whole["num_samples"] > most_samples:
-        raise WireError(
-            f"num_samples of a result must lie in [0, {most_samples}], as its node has registered, got "
-            f"{whole['num_samples']}; send their number"
-        )
     rates: Any = {name: head.get(name) for name in RATES}
+    for name, value in whole.items():
+        most = {"num_samples": most_samples, "idle_steps": whole["num_steps"]}.get(name, math.inf)
+        counted = type(value) is int and 0 <= value <= most
+        demand(counted, f"{name} of a result must be a whole number in [0, {most}], got {{}}; send its number", value)
+    client_id, rule = (
+        whole["client_id"],
+        f"client_id of a result must be {job.client_id}, got {{}}; answer for that client",
+    )
+    demand(client_id == job.client_id, rule, client_id)
     for name, value in rates.items():
-        if type(value) is not float or not (0 <= value < math.inf or math.isnan(value)):
-            raise WireError(f"{name} of a result must be finite and ≥ 0, got {shown(value)}; send the client's own")
-    file = head.get("file")
-    if file is not None and not (isinstance(file, str) and FileRecord.is_name(file)):
-        raise WireError(f"a node's file must be named as it names its files, got {shown(file)}; send its name")
+        undefined = name == "accumulated_lr" and not rated and value is not None and math.isnan(value)
+        known = type(value) is float and (0 <= value < math.inf or undefined)
+        demand(known, f"{name} of a result must be finite and ≥ 0, got {{}}; send the client's own", value)
+    moved = rates["lr"] > 0 or not rates["accumulated_lr"] > 0
+    demand(moved, "lr of a result must be > 0 where its accumulated_lr is; send the client's own")
+    file, owned = head.get("file"), f"client_{job.client_id}_round_{job.broadcast.round_idx}_"
+    named = file is None or (isinstance(file, str) and FileRecord.is_name(file) and file.startswith(owned))
+    demand(named, f"a node's file must be named {owned}…, as it names its files, got {{}}; send its name", file)
     update = ClientUpdate(weights=weights, extras=extras, **whole, **rates)
     return update, read_logged(head["logged"]), file
 
@@ -142,14 +150,17 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> Cl
     """Read the score of a client.
 
     Raises:
-        WireError: it is of more samples than the client has, or of something else.
+        WireError: it counts more samples than the client has, parts of answers, or something else.
     """
     correct, tested, values = (cast(Any, head.get(name)) for name in ("correct", "num_samples", "metrics"))
     for number, most in ((tested, most_samples), (correct, tested)):
-        if not (isinstance(number, float) and 0 <= number <= most):
-            raise WireError(f"a score must count answers in [0, {most}], got {shown(number)}; send its counts")
-    if not (isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())):
-        raise WireError(f"the metrics of a score must be tensors by name, got {shown(values)}; send such")
+        counted = isinstance(number, float) and 0 <= number <= most and number.is_integer()
+        demand(counted, f"a score must count answers in [0, {most}], got {{}}; send its counts", number)
+    tensors = isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())
+    demand(tensors, "the metrics of a score must be tensors by name, got {}; send such", values)
+    for name, value in values.items():
+        rule = "metric {} of a score must be finite, or NaN where it is not defined; send its value"
+        demand(not bool(value.isinf().any()), rule, name)
     return ClientScore(client_id, tested, correct, values)
 
 
@@ -161,13 +172,29 @@ def read_logged(rows: Any) -> MetricAccumulator:
     """
     logged = MetricAccumulator(most_rows=None)
     for name, (kind, pairs) in rows.items():
-        if not isinstance(name, str) or name != printable(name) or name.startswith(OF_THE_SERVER):
-            raise WireError(f"a client must log under names of its own, got {shown(name)}; rename it")
+        owned = isinstance(name, str) and name == shown(name) and name not in COLUMNS
+        owned = owned and not name.startswith(OF_THE_SERVER)
+        demand(owned, "a client must log under names of its own, got {}; rename it", name)
         for value, weight in pairs:
-            if not (isinstance(value, float) and isinstance(weight, float) and weight >= 0):
-                raise WireError(f"{name!r} must be logged as numbers, got {shown(value)}; send numbers")
+            number = isinstance(value, float) and isinstance(weight, float) and 0 <= weight < math.inf
+            demand(number, f"{name!r} must be logged as numbers of finite weight, got {{}}; send numbers", value)
             logged.log(name, value, weight, kind)
     return logged
+
+
+def demand(holds: bool, rule: str, value: Any = None) -> None:
+    """Refuse what arrived, unless a rule holds.
+
+    Args:
+        holds: whether it does.
+        rule: a sentence, with `{}` in the place of the value.
+        value: that was got.
+
+    Raises:
+        WireError: it does not.
+    """
+    if not holds:
+        raise WireError(rule.replace("{}", shown(value)))
 
 
 def shown(value: Any) -> str:

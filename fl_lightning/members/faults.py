@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.client.hooks import overridden
-from fl_lightning.functional.state import is_entry
 from fl_lightning.types import Check, ClientUpdate, Member, RoundOutcome, State
 from fl_lightning.utils.settings import check_above, check_choice, check_count
 from fl_lightning.utils.tracebacks import place_of, users_lines
@@ -220,42 +219,6 @@ def check_update(update: ClientUpdate, shared: State) -> None:
             )
     if more := weights.keys() - shared.keys():
         raise ValueError(f"an update must hold the shared entries only, but has {min(more)!r} too; send it in extras")
-
-
-def check_extras(extras: Mapping[str, Any], shared: State, like: dict[str, str] | None) -> dict[str, str]:
-    """Check what a client sends besides the weights, as far as it is known, and return its layout.
-
-    Args:
-        extras: of a result.
-        shared: the model's entries: what has the name of one must have its shape.
-        like: layout of the extras that were first sent in such an exchange; None: these are the first.
-
-    Raises:
-        ValueError: naming the part.
-    """
-    layout: dict[str, str] = {}
-
-    def note(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, item in value.items():
-                note(item, f"{path}.{name}" if path else str(name))
-                entry = shared.get(name) if isinstance(name, str) and is_entry(name, item) else None
-                if entry is not None and item.shape != entry.shape:
-                    raise ValueError(
-                        f"{path}.{name} of a result must have the shape {tuple(entry.shape)} of that entry, got "
-                        f"{tuple(item.shape)}; send it so"
-                    )
-        else:
-            layout[path] = f"{value.dtype}, {value.ndim} axes" if isinstance(value, Tensor) else type(value).__name__
-
-    note(extras, "")
-    for path in (like or {}) | (layout if like is not None else {}):
-        if layout.get(path) != (like or {}).get(path):
-            raise ValueError(
-                f"{path!r} of a result must be {(like or {}).get(path, 'absent')}, as the first client sent it, got "
-                f"{layout.get(path, 'nothing')}; send what the method sends"
-            )
-    return layout
 
 
 def check_num_samples(update: ClientUpdate, known: int) -> None:

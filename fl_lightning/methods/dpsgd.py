@@ -3,6 +3,8 @@
 Source: Abadi et al., CCS 2016, arXiv:1607.00133, Algorithm 1.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -10,19 +12,24 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.func import grad, vmap
+from torchmetrics import Metric
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.services import attach_services, batch_length
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
-from fl_lightning.functional.privacy import clipped_sum, epsilon
+from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian
 from fl_lightning.functional.state import State, to_float32
 from fl_lightning.metrics.history import EPSILON_SAMPLES
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.settings import check_above, check_inside, check_numbers
+from fl_lightning.utils.settings import check_above, check_numbers
+
+TRANSFERS = ("on_before_batch_transfer", "on_after_batch_transfer")
+"""Hooks that are given whole batches before the gradients of their samples are taken."""
 
 
 class DPSGD(ClientModule):
@@ -62,6 +69,11 @@ class DPSGD(ClientModule):
                     f"dp_sgd bounds the gradient of each sample, which {type(part).__name__} {name!r} makes of the "
                     f"whole batch; take GroupNorm or LayerNorm"
                 )
+            if isinstance(part, Metric):
+                raise ValueError(
+                    f"dp_sgd lets nothing of single samples out of a step, and {name!r} is a metric object, which "
+                    f"counts them; leave it out, or set model.metrics"
+                )
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()
@@ -74,8 +86,9 @@ class DPSGD(ClientModule):
         return configured
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        self.round.update(steps=0, samples=PoissonSamples(local, self.sample_rate, broadcast.exchange))
-        super().receive(broadcast, local)
+        samples = PoissonSamples(local, self.sample_rate, broadcast.exchange)
+        self.round.update(steps=0, samples=samples)
+        super().receive(broadcast, cast(ClientData, samples))
 
     def training_data(self, local: ClientData) -> ClientData:
         return cast(ClientData, self.round["samples"])
@@ -92,7 +105,7 @@ class DPSGD(ClientModule):
         draws = samples.noise_generator(f"dp_sgd/noise/{samples.exchange}/{step}")
         total, terms = self._sum(params, batch, batch_idx), []
         for name, value in params.items():
-            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
+            noise = gaussian(value.shape, draws, value.device)
             noisy = total.get(name, 0.0) + self.noise_multiplier * self.max_grad_norm * noise
             terms.append(((noisy / (self.sample_rate * samples.local.size())).to(value.dtype) * value).sum())
         loss = torch.stack(terms).sum()
@@ -113,7 +126,7 @@ class DPSGD(ClientModule):
         constants = {name: value.detach() for name, value in params.items()}
         at_once = max(1, GRADIENT_FLOATS // sum(value.numel() for value in params.values()))
         silent = {"log": ignored, "log_dict": ignored}  # a logged value would be a sample's
-        with attach_services(self.lightning_modules(), silent):
+        with attach_services(self.lightning_modules(), silent), self._in_full_precision():
             for first in range(0, batch_length(batch), at_once):
                 part = apply_to_collection(batch, Tensor, lambda t, i=first: t[i : i + at_once])
                 try:
@@ -127,10 +140,21 @@ class DPSGD(ClientModule):
                     total[name] = total.get(name, 0.0) + value
         return total
 
+    @contextmanager
+    def _in_full_precision(self) -> Iterator[None]:
+        """Context without mixed types, for which torch.func has no rules, and in which clipped sums would be rough."""
+        precision, self.forward_context = self.forward_context, nullcontext
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            self.forward_context = precision
+
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         """Count the steps in the client's memory, and log what they cost."""
-        extras = super().reply(exchange, local)
-        steps = self.memory["private_steps"] = self.memory.get("private_steps", 0) + self.round["steps"]
+        extras = super().reply(exchange, cast(ClientData, self.round["samples"]))
+        terms = {"noise_multiplier": self.noise_multiplier, "sample_rate": self.sample_rate}
+        steps = counted(self.memory, terms, self.round["steps"])
         spent = epsilon(self.sample_rate, self.noise_multiplier, steps, self.delta)
         self.log(EPSILON_SAMPLES, spent, reduce_fx="max", batch_size=1)
         return extras
@@ -160,7 +184,7 @@ def dp_sgd(
         ValueError: a setting out of its range, or a client that reads its data otherwise or steps by itself.
     """
     check_above(0, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
-    check_inside(0, 1, delta=delta)
+    check_delta(delta)
     check_numbers(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}; 1 takes all samples in every step")
@@ -169,6 +193,12 @@ def dp_sgd(
             f"dp_sgd hides samples in the gradients of training steps, and {type(client).__name__} also reads "
             f"{' and '.join(reads)} of its data, which shows in what it sends; take another method, such as FedAvg, "
             f"FedProx or FedNTD"
+        )
+    module = getattr(client, "module", None) or client
+    if mixing := [name for name in TRANSFERS if overridden(module, name, LightningModule)]:
+        raise ValueError(
+            f"dp_sgd bounds the gradient of each sample of a batch, and {type(module).__name__}.{mixing[0]} may make a "
+            f"sample of several before that; transform single samples in the data, and leave the hook out"
         )
     settings = {"delta": delta, "noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
     whole = with_part(client, DPSGD, sample_rate=sample_rate, **settings)

@@ -98,7 +98,7 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
     nodes.look()
     if isinstance(data.source, Elsewhere):
         data.source.sizes = nodes.sizes
-    server.engine_factory = lambda local: RemoteEngine(local, nodes, server.store, shared, "run")
+    server.engine_factory = lambda local: RemoteEngine(local, nodes, server.parts, shared, "run")
     fit(None, rounds, data, loop=server, **settings)
     return server, grid, nodes
 

@@ -6,13 +6,14 @@ import torch
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from flwr.app import Array, Error, Message
+from torchmetrics.classification import MulticlassRecall
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.federation import identity
 from fl_lightning.flower import node
 from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import FaultError
-from fl_lightning.methods import SCAFFOLD, FedAvg
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedNovaAggregator
 from tests.flower.grid import federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -28,31 +29,35 @@ def data():
     return toy_data((7, 12, 5))
 
 
-def in_round(change):
+def in_round(change, ask="train", round_idx=ROUND, node_id=NODE):
     """Change what one client answers in one round, as parts of the message."""
 
     def changed(answers):
         def answer(message):
-            reply = answers[NODE](message)
+            reply = answers[node_id](message)
             asked = from_records(message.content, torch.device("cpu"))["head"]
-            if (asked["ask"], asked.get("round_idx")) != ("train", ROUND):
+            if (asked["ask"], asked.get("round_idx")) != (ask, round_idx):
                 return reply
             return change(message, from_records(reply.content, torch.device("cpu")))
 
-        return {**answers, NODE: answer}
+        return {**answers, node_id: answer}
 
     return changed
 
 
-def of(**parts):
-    """Change parts of the answer."""
+def edited(**parts):
+    """Change parts of an answer."""
 
     def change(message, content):
         for name, edit in parts.items():
             edit(content[name])
         return Message(to_records({name: part_of(part) for name, part in content.items()}), reply_to=message)
 
-    return in_round(change)
+    return change
+
+
+def of(**parts):
+    return in_round(edited(**parts))
 
 
 def setting(name, value):
@@ -78,10 +83,23 @@ FAULTS = {
     "garbage": (in_round(garbage), "cannot be read"),
     "no head": (in_round(lambda message, content: Message(to_records({}), reply_to=message)), "cannot be read"),
     "n = 10^15": (of(head=setting("num_samples", 10**15)), r"\[0, 12\]"),
-    "n = -5": (of(head=setting("num_samples", -5)), "≥ 0"),
+    "n = -5": (of(head=setting("num_samples", -5)), r"num_samples of a result must be a whole number in \[0, 12\]"),
     "n = 2.5": (of(head=setting("num_samples", 2.5)), "whole number"),
     "of another client": (of(head=setting("client_id", 0)), "answer for that client"),
-    "a file elsewhere": (of(head=setting("file", "../../secret")), "named as it names"),
+    "more idle steps than steps": (of(head=setting("idle_steps", 10**6)), "idle_steps of a result must be"),
+    "an infinite rate": (of(head=setting("accumulated_lr", float("inf"))), "accumulated_lr of a result must be finite"),
+    "no rate": (of(head=setting("lr", 0.0)), "lr of a result must be > 0"),
+    "a file elsewhere": (of(head=setting("file", "../../secret")), "as it names its files"),
+    "a file of another client": (
+        of(head=setting("file", "client_0_round_1_0123456789ab.safetensors")),
+        "must be named client_1_round_1_",
+    ),
+    "a name of a column": (of(head=setting("logged", {"epoch": ("mean", [(1.0, 1.0)])})), "names of its own"),
+    "a name without end": (of(head=setting("logged", {"x" * 501: ("mean", [(1.0, 1.0)])})), "names of its own"),
+    "a weight without end": (
+        of(head=setting("logged", {"loss": ("mean", [(1.0, float("inf"))])})),
+        "numbers of finite weight",
+    ),
     "a key of the server's": (of(head=setting("logged", {"global/acc": ("mean", [(1.0, 1.0)])})), "names of its own"),
     "logged text": (of(head=setting("logged", {"loss": ("mean", [("high", 1.0)])})), "as numbers"),
     "says why": (of(head=setting("error", "disk full")), "disk full"),
@@ -149,6 +167,77 @@ def test_what_a_method_sends_besides_the_weights(name, policy, tmp_path):
         assert [fault.client_id for fault in server.skipped] == [CLIENT]
 
 
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("client_id", [0, 2])
+def test_no_single_client_decides_what_the_others_may_send(client_id, policy, tmp_path):
+    """Not even in the first round, whoever answers first."""
+    change = in_round(edited(extras=EXTRAS["more"]), round_idx=0, node_id=100 + client_id)
+    if policy == "error":
+        with pytest.raises(
+            FaultError, match=f"client {client_id} at .* in round 0: 'more' of an answer must be absent"
+        ):
+            federate(lambda: loop(policy, SCAFFOLD), data, tmp_path, change)
+    else:
+        server, *_ = federate(lambda: loop(policy, SCAFFOLD), data, tmp_path, change, rounds=1)
+        assert [fault.client_id for fault in server.skipped] == [client_id]
+
+
+def test_a_rate_that_the_rule_needs_must_be_a_number(tmp_path):
+    def nova():
+        return FederatedLoop(
+            FedAvg(net=BatchNormNet, optimizer=sgd()), aggregator=FedNovaAggregator(), seed=3, faults="error"
+        )
+
+    with pytest.raises(FaultError, match=f"client {CLIENT} .*accumulated_lr of a result must be finite"):
+        federate(nova, data, tmp_path, of(head=setting("accumulated_lr", float("nan"))))
+
+
+def test_fewer_clients_than_are_needed_leave_the_model(tmp_path):
+    policy = FaultPolicy(on_error="skip", min_clients=3)
+    server, *_ = federate(lambda: loop(policy), data, tmp_path, FAULTS["says why"][0])
+    assert equal(weights_of(server), weights_of(fit(None, 1, data(), loop=loop(policy))))
+
+
+SCORES = {
+    "more right answers than samples": (setting("correct", 10.0**6), "must count answers"),
+    "half an answer": (setting("correct", 0.5), "must count answers"),
+    "inf": (setting("metrics", {"recall": torch.tensor(float("inf"))}), "must be finite"),
+    "another shape": (setting("metrics", {"recall": torch.zeros(1000)}), "shape"),
+    "another name": (setting("metrics", {"more": torch.tensor(0.5)}), "'recall' of an answer must be"),
+    "text": (setting("metrics", {"recall": "high"}), "tensors by name"),
+}
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_that_is_none(name, policy, tmp_path):
+    edit, words = SCORES[name]
+
+    def scored():
+        made, metrics = loop(policy), {"recall": MulticlassRecall(num_classes=3)}
+        kinds = {"seed": 3, "faults": policy, "metrics": metrics, "evaluate_clients_every": 1}
+        return FederatedLoop(made.client, **kinds)
+
+    change = in_round(edited(head=edit), "evaluate")
+    if policy == "error":
+        with pytest.raises(FaultError, match=rf"client {CLIENT} at node {NODE} failed in round {ROUND}: .*{words}"):
+            federate(scored, data, tmp_path, change)
+    else:
+        server, *_ = federate(scored, data, tmp_path, change)
+        assert 0 <= server.round_metrics["local/recall"] <= 1
+
+
+@pytest.mark.parametrize(
+    "sizes", [None, {}, {"train": 3}, {"train": -1, "test": 2}, {"train": 2**41, "test": 2}, "many"]
+)
+def test_a_node_that_registers_no_numbers_of_samples(sizes, tmp_path):
+    change = in_round(edited(head=setting("sizes", sizes)), "hello", None)
+    with pytest.raises(
+        FaultError, match=rf"node {NODE} may not take part.*numbers of samples must lie in \[0, 2\^40\]"
+    ):
+        federate(lambda: loop("error"), data, tmp_path, change)
+
+
 def replaced(make_node):
     """Put another node in the place of the client's."""
     return lambda answers: {**answers, NODE: make_node().answer}
@@ -185,6 +274,9 @@ def test_another_version(tmp_path, monkeypatch):
 
     with pytest.raises(FaultError, match=r"these differ: version.fl_lightning, version.torch"):
         federate(lambda: loop("error"), data, tmp_path, other)
+    server, _, nodes = federate(lambda: loop("skip"), data, tmp_path, other)
+    assert nodes.refused.keys() == {NODE}
+    assert [fault.client_id for fault in server.skipped] == [CLIENT]
 
 
 def test_a_message_for_other_settings_is_refused_by_the_node(tmp_path):

@@ -7,20 +7,24 @@ import torch
 
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
+from flwr.app import Message
 from pytorch_lightning import Callback
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import UpdateTransform
+from fl_lightning.client.files import ClientFiles
+from fl_lightning.client.records import decode, encode
+from fl_lightning.client.store import hash_of
 from fl_lightning.data import Elsewhere, FederatedDataModule, IIDPartition, OwnerPartition, PartitionInput
 from fl_lightning.federation.checks import check_carried
 from fl_lightning.flower.apps import command_line, settings_of_node
 from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
-from fl_lightning.flower.wire import from_records
+from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import FaultError
-from fl_lightning.methods import SCAFFOLD, FedAvg, FedRep, KnFu
+from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedRep, KnFu
 from tests.flower.grid import GridHere, federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
@@ -83,6 +87,19 @@ def test_neither_memory_nor_personal_entries_cross(tmp_path):
             assert content.get("personal") is None
 
 
+@pytest.mark.parametrize(("kind", "both_ways"), [(SCAFFOLD, True), (MOON, False)])
+def test_no_memory_crosses(kind, both_ways, tmp_path):
+    """What a client keeps is in no message; MOON's is the model that it sends, so in none that it is sent."""
+    server, grid, _ = federate(lambda: loop_of(kind), data, tmp_path, rounds=3)
+    messages = [m.content for m in grid.log if both_ways or "ask" in head_of(m)]
+    crossed = {value.numpy().tobytes() for content in messages for value in leaves(from_records(content, CPU))}
+    for client_id in range(3):
+        (path,) = (tmp_path / str(client_id)).rglob(server.store.memory(client_id)["file"])
+        kept = [value for value in leaves(decode(path.read_bytes())) if value.ndim > 1 and value.any()]
+        assert kept
+        assert not any(value.numpy().tobytes() in crossed for value in kept)
+
+
 def test_of_knfu_no_weights_cross(tmp_path):
     def own():
         return FederatedLoop(KnFu(net=BatchNormNet, optimizer=sgd()), seed=3)
@@ -108,17 +125,45 @@ def leaves(value):
 def test_a_file_that_is_gone_or_altered_is_told_of(tmp_path):
     server, *_ = federate(lambda: loop_of(SCAFFOLD), data, tmp_path)
     name = server.store.memory(0)["file"]
-    node = Node(loop_of(SCAFFOLD), data(), 0, tmp_path / "0")
     (path,) = (tmp_path / "0").rglob(name)
+    files = ClientFiles(path.parent, 0)
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(ValueError, match="was altered"):
-        node._kept("run", name)
+        files.read(name)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="client 0 needs its file"):
-        node._kept("run", name)
-    for run, file in (("run", "../../etc/passwd"), ("../run", name)):
-        with pytest.raises((ValueError, FileNotFoundError), match=r"needs its file|letters and digits"):
-            node._kept(run, file)
+    for file in (name, "../../etc/passwd"):
+        with pytest.raises(FileNotFoundError, match="client 0 needs its file"):
+            files.read(file)
+    with pytest.raises(ValueError, match="letters and digits"):
+        Node(loop_of(SCAFFOLD), data(), 0, tmp_path / "0")._files_of("../run")
+
+
+def test_frozen_entries_that_are_not_those_of_their_digest(tmp_path):
+    files, entries = ClientFiles(tmp_path, 0), {"a": torch.ones(2)}
+    digest = hash_of(encode(entries))
+    with pytest.raises(ValueError, match="must be those of the digest"):
+        files.shared(digest, {"a": torch.zeros(2)})
+    assert equal(files.shared(digest, entries), files.shared(digest, None))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ValueError, match="must be those of the digest"):
+        files.shared(digest, None)
+    with pytest.raises(ValueError, match="must be those of the digest"):
+        files.shared("../secret", entries)
+
+
+def test_a_node_refuses_a_model_that_is_not_finite(tmp_path):
+    node, grid = Node(loop_of(FedAvg), data(), 0, tmp_path), federate(lambda: loop_of(FedAvg), data, tmp_path)[1]
+    first = next(m for m in grid.log if "ask" in (head := head_of(m)) and head["ask"] == "train")
+    content = from_records(first.content, CPU)
+    content["weights"]["net.body.0.weight"][0] = torch.inf
+    content["head"]["client_id"] = 0
+    message = Message(to_records({name: part_of(part) for name, part in content.items()}), reply_to=first)
+    assert "must be finite" in head_of(node.answer(message))["error"]
+
+
+def head_of(message):
+    return from_records(message.content, CPU)["head"]
 
 
 # --- what is carried
@@ -249,7 +294,12 @@ def test_settings_of_a_node():
         node_config = {"partition-id": 4}
 
     assert settings_of_node(Context()) == ("--trainer.max_epochs 2", "/d/client_4/data.yaml", 4)
-    assert command_line(("a.yaml",), "--x 1", "b.yaml") == ["fit", "-c", "a.yaml", "-c", "b.yaml", "--x", "1"]
+    assert command_line(("a.yaml",), "--x 1", "b.yaml") == ["fit", "-c", "a.yaml", "--x", "1", "-c", "b.yaml"]
+    assert "--data.batch_size=8" in command_line((), "--data.batch_size=8 --data.num_clients 3", "b.yaml")
+    for words in ("--data.source MNIST", "--data.by=user", "--data other.yaml"):
+        with pytest.raises(ValueError, match="must leave to each party what its data are, but for num_clients"):
+            command_line((), words, "b.yaml")
+        assert command_line((), words, "")
     assert partial(command_line, ("a.yaml",))("", "") == ["fit", "-c", "a.yaml"]
 
 
