@@ -39,7 +39,7 @@ help:  ## show this list
 
 # The stamp holds what the environment was made from. Its content counts, not its date: a checkout changes no date here.
 env:  ## create .venv/, or bring it up to date; without network when it is
-	@made_from() { echo "$(CURDIR)"; cat setup.cfg pyproject.toml; }; \
+	@made_from() { echo "$(CURDIR)"; cat setup.cfg setup.py pyproject.toml; }; \
 	if made_from | cmp -s - '$(STAMP)' && '$(RUN)' -c '' 2>/dev/null; then exit 0; fi; \
 	if ! '$(RUN)' -m pip --version >/dev/null 2>&1; then \
 	    for candidate in $(CANDIDATES); do \
