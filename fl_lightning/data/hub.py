@@ -68,7 +68,7 @@ class HuggingFace(Source):
             self.num_classes, self.class_names = len(names), tuple(names)
         train = self._split(splits[self.train], "train")
         test, self.validation = (
-            self._split(splits[name], which) if name in splits else None
+            self._split(splits[name], which) if name is not None and name in splits else None
             for which, name in (("test", self.test), ("val", self.validation_name))
         )
         return train, test
