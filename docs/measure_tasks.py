@@ -18,14 +18,15 @@ HEAD = """# Tasks
 
 Twenty-five things that a newcomer does, in this order, in one empty folder: the commands, the seconds of CPU of all of
 them, and what they print: the line with the accuracy, else the last one. Done by `python -m docs.measure_tasks` in a
-fresh clone with an empty home folder; {machine}, {day}. Each command that trains or evaluates loads torch, Lightning and
-the options anew, which is {load:.0f} s of its time.
+fresh clone with an empty home folder; {machine}, {day}. Each command that trains or evaluates loads torch, Lightning
+and the options anew, which is {load:.0f} s of its time.
 
 | task | commands | CPU s | what is printed |
 |---|---|---:|---|
 """
 
 SHORT = "--trainer.max_epochs 3"
+MANY = "--data.num_clients 20 --data.participation 0.5 --data.partition.min_samples 1"
 MODULE = """import torch
 from pytorch_lightning import LightningModule
 class Mine(LightningModule):
@@ -79,7 +80,7 @@ TASKS = [
     Task("Make the classes more uneven", [f"{FIT} --data.partition.alpha 0.1 {SHORT}"]),
     Task(
         "Take more clients, half of them in each round",
-        [f"{FIT} --data.num_clients 20 --data.participation 0.5 --data.partition.min_samples 1 {SHORT}"],
+        [f"{FIT} {MANY} {SHORT}"],
     ),
     Task("Train longer at the clients", [f"{FIT} --model.local_epochs 5 {SHORT}"]),
     Task("Change the net", [f"{FIT} --model.client.net.hidden [128] {SHORT}"]),
@@ -94,7 +95,8 @@ TASKS = [
     Task(
         "Compare two methods over two seeds",
         [
-            f"fl-lightning compare -c experiment/digits_fedavg --methods FedAvg FedProx --seeds 0 1 --output table {SHORT}"
+            "fl-lightning compare -c experiment/digits_fedavg --methods FedAvg FedProx --seeds 0 1 --output table "
+            f"{SHORT}"
         ],
     ),
     Task("Make a page of a run", ["fl-lightning report runs/digits_fedntd"]),
