@@ -1,4 +1,4 @@
-"""Measures the tables of docs/compression.md: `python -m docs.compression`, half an hour on one core.
+"""Measures the tables of docs/compression.md: `python -m docs.compression`, about five minutes of CPU time.
 
 Every run is a line of docs/compression.csv, and one that is there is not run again. Digits, 10 clients, all in every
 round, α = 0.3, 20 rounds of two local epochs; test accuracy after the last round. Nothing is tuned.

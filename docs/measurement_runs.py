@@ -185,7 +185,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of two rounds; numbers are floats.
+    """Outcome of two rounds: bytes of messages, floats of states.
 
     Args:
         down: sent to a client in the second round.
@@ -239,8 +239,8 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
     moved = {key.removeprefix(UNPROTECTED): value for key, value in loop.round_metrics.items()}
     steps = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     return Outcome(
-        down=moved["comm/bytes_down"] / 4 / CLIENTS,
-        up=moved["comm/bytes_up"] / 4 / CLIENTS,
+        down=moved["comm/bytes_down"] / CLIENTS,
+        up=moved["comm/bytes_up"] / CLIENTS,
         down_contents=tuple(contents.down),
         up_contents=tuple(contents.up),
         client_state=num_floats(loop.store.state_dict()) / CLIENTS,

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -229,8 +230,8 @@ class ClientData(Protocol):
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        """Make a CPU generator for noise, keyed so, by the data module's secret seed where it has one."""
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
 
 
 class ServerView(Protocol):
@@ -277,8 +278,8 @@ class ServerView(Protocol):
     def generator(self, purpose: str) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round)."""
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        """Make such a generator for noise, keyed by the data module's secret seed where it has one."""
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
 
 
 # --- engines

@@ -14,7 +14,7 @@ import pytest
 from tests.commands import CONFIGS, run_in
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+FILES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 ABSENT = ("fl_lightning", "fl-lightning", "__editable__", "tensorboard")
 """What the fresh environment must not find beside the wheel."""
 
@@ -34,7 +34,7 @@ def built(tmp_path_factory):
     """The folder of sdist and wheel; the wheel is built from the sdist."""
     there = tmp_path_factory.mktemp("sources")
     for folder in ("fl_lightning", "configs"):
-        shutil.copytree(ROOT / folder, there / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, there / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in FILES:
         shutil.copy(ROOT / file, there)
     run(sys.executable, "-m", "build", "--no-isolation", ".", cwd=there)
@@ -60,9 +60,10 @@ def programs(built, tmp_path_factory):
 
 def test_wheel_and_sdist_hold_every_configuration_file_once(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
-    wanted = sorted(f"fl_lightning/configs/{path.relative_to(CONFIGS).as_posix()}" for path in CONFIGS.rglob("*.yaml"))
+    wanted = sorted(f"configs/{path.relative_to(CONFIGS).as_posix()}" for path in CONFIGS.rglob("*.yaml"))
     with zipfile.ZipFile(wheel) as file:
-        assert sorted(name for name in file.namelist() if name.endswith(".yaml")) == wanted
+        found = sorted(name for name in file.namelist() if name.endswith(".yaml"))
+        assert found == [f"fl_lightning/{name}" for name in wanted]
         assert {"fl_lightning/py.typed", "fl_lightning/cli/methods.json"} <= {*file.namelist()}
     with tarfile.open(sdist) as file:
         assert sorted(m.name.partition("/")[2] for m in file.getmembers() if m.name.endswith(".yaml")) == wanted
@@ -80,6 +81,7 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
         "config.yaml",
         "metrics.csv",
         "classwise.csv",
+        "classification.csv",
         "partition.csv",
         "checkpoints",
         "partition.png",
@@ -88,5 +90,19 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
     }
     run(programs / "fl-lightning", "test", "-c", "experiment/digits_fedntd", "--ckpt_path", "best", cwd=tmp_path)
     assert "| FedNTD |" in run(programs / "fl-lightning", "methods", cwd=tmp_path)
+
+
+def test_files_of_the_wheel_are_found(programs, tmp_path):
     listed = run(programs / "fl-lightning", "configs", cwd=tmp_path)
     assert len(listed.splitlines()) == len(list(CONFIGS.rglob("*.yaml")))
+    assert "fedntd/2" in run(programs / "fl-lightning", "reproduce", cwd=tmp_path)
+    run(programs / "fl-lightning", "new", "method", "Mine", cwd=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"mine.py", "mine.yaml", "test_mine.py"}
+
+
+def test_a_source_tree_without_links_finds_its_files(built, tmp_path):
+    """As a clone on Windows does, where git may make no links; the package runs where it lies."""
+    shutil.unpack_archive(*built.glob("*.tar.gz"), tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    assert not [path for path in tree.rglob("*") if path.is_symlink()]
+    assert "data/digits" in run(sys.executable, "-m", "fl_lightning", "configs", "data", cwd=tree)

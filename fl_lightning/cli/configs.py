@@ -12,8 +12,9 @@ from typing import NoReturn
 from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
-HOME = Path(__file__).parents[1] / "configs"
-"""In a clone a link to the folder `configs`, so that there is one copy; in a wheel the files."""
+PACKAGE = Path(__file__).parents[1]
+HOME = next((home for home in (PACKAGE / "configs", PACKAGE.parent / "configs") if home.is_dir()), PACKAGE / "configs")
+"""Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,7 @@
 """Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -76,6 +76,7 @@ class ClientModule(CheckedLoading):
         changes: names of extras that are changes of a state over the trained entries: a codec with feedback codes them.
         reads: kinds of what is read of the client's training data besides the batches of its training steps.
         is_private: whether what leaves a client hides its samples.
+        sends_counts: whether its numbers of samples and steps go up.
         fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
             called.
 
@@ -93,6 +94,7 @@ class ClientModule(CheckedLoading):
     changes: ClassVar[frozenset[str]] = frozenset()
     reads: frozenset[Read] = frozenset()
     is_private: bool = False
+    sends_counts: bool = True
     fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments
@@ -358,9 +360,16 @@ class ClientModule(CheckedLoading):
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
+        with self.in_full_precision():
+            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Context in which nothing is cast to the types of a mixed precision, for which torch.func lacks rules."""
         precision, self.forward_context = self.forward_context, nullcontext
         try:
-            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+            with torch.autocast(self.device.type, enabled=False):
+                yield
         finally:
             self.forward_context = precision
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fl_lightning.data.partitions import IIDPartition as IIDPartition
     from fl_lightning.data.partitions import Partition as Partition
     from fl_lightning.data.partitions import PartitionInput as PartitionInput
-    from fl_lightning.data.partitions import QuantityDirichletPartition as QuantityDirichletPartition
     from fl_lightning.data.partitions import QuantityPartition as QuantityPartition
     from fl_lightning.data.partitions import ShardPartition as ShardPartition
+    from fl_lightning.data.quantity_skew import QuantityDirichletPartition as QuantityDirichletPartition
     from fl_lightning.data.sources import Digits as Digits
     from fl_lightning.data.sources import PooledSource as PooledSource
     from fl_lightning.data.sources import Source as Source

@@ -11,7 +11,7 @@ from fl_lightning.data.reduction import reduced
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
-from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
+from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
 ClassCounts = dict[int, dict[int, int]]
@@ -86,10 +86,11 @@ class Cohorts:
             return scheduled(self.schedule, round_idx)
         if self.share == 1:
             return list(range(self.num_clients))
+        if self.draws_each:  # who takes part is hidden
+            drawn = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients) < self.share
+            clients: list[int] = np.flatnonzero(drawn).tolist()
+            return clients
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        if self.draws_each:
-            drawn: list[int] = np.flatnonzero(generator.random(self.num_clients) < self.share).tolist()
-            return drawn
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
 
 
@@ -152,6 +153,8 @@ class FederatedData(Protocol):
 
     num_clients: int
     num_owners: int
+    feature_shift: Any
+    works_partly: bool
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
@@ -200,12 +203,12 @@ class ClientView:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
         self._data, self._given, self._indices = data, train, dict(indices)
-        self._shift = data.shift_of(client_id)
+        self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
 
     @property
     def local_work(self) -> float:
-        return self._data.work_of(self.client_id, self.round_idx)
+        return self._data.work_of(self.client_id, self.round_idx) if self._data.works_partly else 1.0
 
     @property
     def label_counts(self) -> Tensor:
@@ -307,8 +310,8 @@ class ClientView:
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._data.noise_seed, purpose, self.round_idx, self.client_id)
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return keyed_noise(self._data.noise_seed, purpose, self.round_idx, self.client_id)
 
 
 class ClientSamples:

@@ -53,7 +53,7 @@ class FeatureShift:
 
 
 class ClientShift:
-    """How one client sees its samples.
+    """The way in which one client sees its samples.
 
     Args:
         noise: standard deviation.

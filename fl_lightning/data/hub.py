@@ -66,11 +66,11 @@ class HuggingFace(Source):
         names = getattr(splits[self.train].features.get(self.label), "names", None)
         if names:
             self.num_classes, self.class_names = len(names), tuple(names)
-        train, test, self.validation = (
+        train = self._split(splits[self.train], "train")
+        test, self.validation = (
             self._split(splits[name], which) if name is not None and name in splits else None
-            for which, name in (("train", self.train), ("test", self.test), ("val", self.validation_name))
+            for which, name in (("test", self.test), ("val", self.validation_name))
         )
-        assert train is not None
         return train, test
 
     def _splits(self) -> Mapping[str, Any]:

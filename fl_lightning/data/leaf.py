@@ -75,7 +75,7 @@ def read_leaf(root: str, split: str, dataset: str, convert: Callable[[list[Any]]
 
 
 class FEMNIST(ImageSource):
-    """Handwritten digits and letters of 62 classes by writer, images of 1×28×28; all have 805,263 of 3,550 writers.
+    """Handwritten digits and letters by writer, 62 classes, 805,263 images of 1×28×28 of 3,550 writers in all.
 
     `data.by: writer` with `data.num_clients: null` makes each writer a client.
 

@@ -1,4 +1,4 @@
-"""How much of its local work a client makes in a round: stragglers, and one client in place of a cohort."""
+"""Local work: stragglers, which make a part of it, and one client in place of a cohort."""
 
 from collections.abc import Sequence
 

@@ -41,6 +41,7 @@ class Participation(LightningDataModule):
         num_owners: clients that samples are dealt to, before they are pooled.
         cohort: lists the clients of a round, known with N.
         cohort_size: clients in a drawn cohort, known with N.
+        works_partly: whether clients may make less than all of their local work.
         secret: the secret seed in hexadecimal digits, empty without one.
         batch_seed: of batch order, augmentation and the clients' other draws.
     """
@@ -65,6 +66,7 @@ class Participation(LightningDataModule):
         self.schedule, self.sampling = None if pooled else schedule, sampling
         self.local_work, self.pooled = local_work, pooled
         self._work = LocalWork(local_work, sampling_seed)
+        self.works_partly = pooled or local_work != 1
         self.availability, self.over_selection = availability, over_selection
         self.secret_seed, self.secret = secret_seed, secrets.token_hex(16) if secret_seed else ""
         self.batch_seed, self.num_clients, self.num_owners = 0, 0, 0

@@ -179,35 +179,6 @@ def draw_lda_counts(
     )
 
 
-def draw_quantities(
-    size: int, num_clients: int, alpha: float, min_samples: int, generator: np.random.Generator
-) -> Indices:
-    """Draw the clients' sizes, floors of the running sum of shares from Dir(α · 1_N), until all have `min_samples`.
-
-    Returns:
-        (N,) int64, summing to `size`.
-
-    Raises:
-        ValueError: no draw of `MAX_DRAWS` fits.
-
-    >>> draw_quantities(10, 5, float("inf"), 2, np.random.default_rng(0)).tolist()
-    [2, 2, 2, 2, 2]
-    """
-    best = -1
-    for _ in range(MAX_DRAWS):
-        shares = client_proportions(1, num_clients, alpha, generator)[0]
-        ends = (np.cumsum(shares) * size + 1e-9).astype(np.int64)[:-1]
-        sizes = np.diff(ends, prepend=0, append=size)
-        if sizes.min() >= min_samples:
-            return sizes
-        best = max(best, int(sizes.min()))
-    raise ValueError(
-        f"no Dirichlet split in {MAX_DRAWS} draws gave every client min_samples={min_samples} (alpha={alpha}, "
-        f"num_clients={num_clients}, {size} samples), the smallest share reached was {best}: lower min_samples (0 "
-        f"allows empty clients) or num_clients, or raise alpha"
-    )
-
-
 def shard_classes(
     num_clients: int, num_classes: int, shards_per_client: int, generator: np.random.Generator
 ) -> Indices:

@@ -17,7 +17,6 @@ from fl_lightning.data.partitioning import (
     deal_shards,
     draw_by_proportions,
     draw_lda_counts,
-    draw_quantities,
     draw_sizes,
     equal_sizes,
     shard_classes,
@@ -151,7 +150,22 @@ class IIDPartition(Partition):
         return cut(order, equal_sizes(samples.size, num_clients))
 
 
-class DirichletPartition(Partition):
+class DirichletSkew(Partition):
+    """Base of partitions whose shares are drawn from a Dirichlet distribution over the clients.
+
+    Args:
+        alpha: concentration > 0.
+        min_samples: least number of samples of a client; 0 allows empty clients.
+    """
+
+    @checks_arguments
+    def __init__(self, alpha: float, min_samples: int = 10) -> None:
+        check_alpha(alpha)
+        check_count(0, "0 allows empty clients", min_samples=min_samples)
+        self.alpha, self.min_samples = alpha, min_samples
+
+
+class DirichletPartition(DirichletSkew):
     """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
 
     Draws the proportions of all classes until every client gets `min_samples`, at most `partitioning.MAX_DRAWS`
@@ -170,12 +184,6 @@ class DirichletPartition(Partition):
     >>> bool((np.sort(np.concatenate(parts)) == np.arange(500)).all()), min(map(len, parts)) >= 10
     (True, True)
     """
-
-    @checks_arguments
-    def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        check_alpha(alpha)
-        check_count(0, "0 allows empty clients", min_samples=min_samples)
-        self.alpha, self.min_samples = alpha, min_samples
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         total, min_samples = samples.size, self.min_samples
@@ -338,37 +346,6 @@ class QuantityPartition(Partition):
             for client_id, part in zip(chosen, cut(generator.permutation(pool), sizes), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]
-
-
-class QuantityDirichletPartition(Partition):
-    """Quantity skew: shuffled and cut into parts whose shares are one draw from Dir(α · 1_N), without labels.
-
-    Draws until every client gets `min_samples`, at most `partitioning.MAX_DRAWS` times.
-
-    Args:
-        alpha: concentration > 0: 0.5 = few clients have most samples, inf (`.inf` in YAML) = equal shares.
-        min_samples: least number of samples of a client; 0 allows empty clients.
-
-    Source:
-        Li et al. 2021, arXiv:2102.02079 (NIID-Bench, `q ~ Dir(β)`), and its code.
-
-    >>> parts = QuantityDirichletPartition(alpha=1.0)(PartitionInput(200), 4, np.random.default_rng(0))
-    >>> min(map(len, parts)) >= 10, sum(map(len, parts)), len(set(map(len, parts))) > 1
-    (True, 200, True)
-    """
-
-    needs_labels = False
-
-    @checks_arguments
-    def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        check_alpha(alpha)
-        check_count(0, "0 allows empty clients", min_samples=min_samples)
-        self.alpha, self.min_samples = alpha, min_samples
-
-    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        check_clients(samples.size, num_clients)
-        order = generator.permutation(samples.size).astype(np.int64, copy=False)
-        return cut(order, draw_quantities(samples.size, num_clients, self.alpha, self.min_samples, generator))
 
 
 class ColumnPartition(Partition):

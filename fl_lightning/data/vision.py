@@ -170,11 +170,8 @@ class EMNIST(MNIST):
 
     Args:
         split: one of these.
-        root: folder that holds, or will hold, `EMNIST/raw/emnist-*-ubyte`.
-        download: fetch what is missing into `root` (all splits, 536 MB).
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all.
+        base: arguments of `MNIST`; `standard` measures the mean and deviation of the training images. `root` holds, or
+            will hold, `EMNIST/raw/emnist-*-ubyte`; `download` fetches all splits, 536 MB.
 
     Source:
         Cohen et al. 2017, arXiv:1702.05373.
@@ -184,17 +181,9 @@ class EMNIST(MNIST):
     named = True
     mean = std = None
 
-    def __init__(
-        self,
-        split: EMNISTSplit = "balanced",
-        root: str = "data",
-        download: bool = False,
-        augmentation: Augmentation = "none",
-        normalize: Normalization = "standard",
-        limit: int | None = None,
-    ) -> None:
+    def __init__(self, split: EMNISTSplit = "balanced", **base: Any) -> None:
         check_choice(get_args(EMNISTSplit), split=split)
-        super().__init__(root, download, augmentation, normalize, limit)
+        super().__init__(**base)
         self.split = split
 
     def _make(self, dataset: Any, train: bool, download: bool) -> Any:

@@ -28,11 +28,12 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.members import private
 from fl_lightning.members.codec import check_codec
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.metrics.history import PROMISED, UNPROTECTED
+from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
@@ -164,7 +165,7 @@ class FederationParts:
         """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""
         if not self.is_private:
             return dict(values)
-        return {k if k.startswith(PROMISED) else f"{UNPROTECTED}{k}": value for k, value in values.items()}
+        return {k if k in GUARANTEES else f"{UNPROTECTED}{k}": value for k, value in values.items()}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -228,9 +229,13 @@ class FederationParts:
             data.take_secret(current_communicator().gather(data.secret)[0])
         if fits:
             checks.tell_epochs(self.settings.local_epochs)
+            if self.is_private and trainer.ckpt_path is None:
+                private.check_first_fit(self.recorder.history)
+            if self.client.is_private:
+                private.check_private_client(self.client, self.faults)
             if self.aggregator.is_private:
-                checks.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
-                checks.check_private_faults(self.faults, type(self.aggregator).__name__)
+                private.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
+                private.check_private_faults(self.faults, type(self.aggregator).__name__)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -11,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
-from fl_lightning.utils.keyed import keyed_generator
+from fl_lightning.utils.keyed import keyed_generator, keyed_noise
 
 
 class Server:
@@ -104,8 +105,8 @@ class Server:
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._data.noise_seed, purpose, self.round_idx)
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return keyed_noise(self._data.noise_seed, purpose, self.round_idx)
 
 
 class ServerOptimizer:

@@ -1,6 +1,7 @@
 """Bytes of what a message carries."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -25,9 +26,9 @@ class CodedState(dict[str, Tensor]):
         super().__init__(entries)
         self.coded, self.names = coded, names
 
-    @property
+    @cached_property
     def message(self) -> State:
-        """What travels."""
+        """The entries that travel as they are, and the codec's tensors."""
         names = set(self.names)
         return {**{name: value for name, value in self.items() if name not in names}, **self.coded}
 

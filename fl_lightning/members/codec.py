@@ -26,7 +26,7 @@ Draws = Callable[[], torch.Generator]
 
 
 class Coding:
-    """Codes the trained entries of a state by what they moved; all others travel as they are.
+    """Codes the trained entries of a state by what they moved, and leaves all others as they are.
 
     Those are buffers, whole numbers (BatchNorm's variance would not stay above 0), and parameters that nobody trains.
 
@@ -59,7 +59,8 @@ class Coding:
         finite = vector.isfinite().all()
         vector = torch.where(finite, vector, torch.nan)
         coded = self.codec.encode(vector, draws())
-        others = {name: value for name, value in new.items() if name not in set(self.names)}
+        trained = set(self.names)
+        others = {name: value for name, value in new.items() if name not in trained}
         message = {**others, **{f"{CODED}{name}": value for name, value in coded.items()}}
         if lost is None:
             return message, {}
@@ -67,12 +68,12 @@ class Coding:
         return message, dict(self._split(rest, start))
 
     def decode(self, message: State, start: State, draws: Draws) -> State:
-        """Read a state, in the order of the model's entries.
+        """Read a state, in the order of the model's entries, with whatever else is in the message behind them.
 
         Raises:
             ValueError: what was sent is not the codec's.
         """
-        coded = {n.removeprefix(CODED): value for n, value in message.items() if n.startswith(CODED)}
+        coded = {n.removeprefix(CODED): value for n, value in message.items() if is_coded(n)}
         before, kind = self._laid(start, start), type(self.codec).__name__
         try:
             vector = self.codec.decode(coded, before, draws())
@@ -85,8 +86,9 @@ class Coding:
             ) from error
         like = {name: start[name] for name in self.names}
         moved = self._split(before + vector, like)
-        new = {**message, **{name: value.to(like[name].dtype) for name, value in moved.items()}}
-        return {name: new[name] for name in self._weights.shared if name in new}
+        new = {name: value for name, value in message.items() if not is_coded(name)}
+        new |= {name: value.to(like[name].dtype) for name, value in moved.items()}
+        return {name: new[name] for name in self._weights.shared if name in new} | new
 
     def _laid(self, state: Mapping[str, Tensor], like: State) -> Tensor:
         """Lay the trained entries end to end, 0 for those that are missing, (n,) in float32 or better."""
@@ -215,7 +217,7 @@ class DownCoding:
         return CodedState(self._coding.decode(message, zero, draws), coded, self._coding.names)
 
     def decode(self, message: State, like: State, draws: Draws) -> State:
-        """Read the entries of a message; `like` are entries of their shapes and types."""
+        """Read the entries of a message, in the shapes and types of `like`."""
         return self._coding.decode(message, self._zero(like), draws) if any(map(is_coded, message)) else message
 
     def _zero(self, like: State) -> State:

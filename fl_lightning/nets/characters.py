@@ -44,7 +44,7 @@ class CharacterNet(Backbone):
 
 
 class CharLSTM(CharacterNet):
-    """An LSTM over characters; the defaults are LEAF's net of Shakespeare, 819,920 parameters with 80 classes.
+    """An LSTM over characters, as LEAF's net of Shakespeare by default, with 819,920 parameters for 80 classes.
 
     Args:
         num_classes: as of `CharacterNet`.

@@ -302,6 +302,8 @@ def communication_of(groups: Sequence[Group], chosen: Sequence[Group]) -> list[P
         return []
     header = ["method", "to clients, a round", "to the server, a round", "in all"]
     note = "Values of the messages as they are sent; mean over the rounds and seeds."
+    if any(f"{UNPROTECTED}comm/bytes_down" in run.history.names for group in groups for run in group.runs):
+        note += " Of private runs they are unprotected: they tell how many clients took part."
     parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
     if any(band.x for band in bands.values()):
         caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."

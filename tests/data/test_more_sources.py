@@ -44,7 +44,7 @@ def test_emnist_is_upright_and_counts_its_classes_from_0(tmp_path, split, first,
         write_idx(
             path.with_name(f"emnist-{split}-{part}-labels-idx1-ubyte"), np.arange(first, first + 6, dtype=np.uint8)
         )
-    source = EMNIST(split, str(tmp_path))
+    source = EMNIST(split, root=str(tmp_path))
     train, test = source.read()
     assert (source.num_classes, len(source.class_names), train.labels.tolist()) == (
         classes,

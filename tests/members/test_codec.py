@@ -1,5 +1,6 @@
 """Codecs in a federation: what is counted, what travels as it is, feedback, what goes down, what is refused."""
 
+import csv
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,7 @@ from fl_lightning.members.codec import CODED, RESIDUALS, Encoder
 from fl_lightning.members.faults import FaultError
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedNTD, Local
 from tests.aggregation.test_codecs import Own
+from tests.commands import TINY, say
 from tests.hooks.toy import BYTES, Linear, Updates
 from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -331,3 +333,29 @@ def test_what_is_no_message_is_an_error_of_that_client(monkeypatch):
         fit(client(), 1, codec=QSGD(4))
     loop = fit(client(), 1, codec=QSGD(4), on_error="skip")
     assert [fault.client_id for fault in loop.skipped] == [3]
+
+
+def test_an_entry_that_is_none_is_refused_beside_codes(monkeypatch):
+    on_client = Encoder.on_client
+
+    def more(member, result):
+        coded = on_client(member, result)
+        return coded._replace(update=replace(coded.update, weights={**coded.update.weights, "more": torch.ones(1)}))
+
+    monkeypatch.setattr(Encoder, "on_client", more)
+    with pytest.raises(ValueError, match="must hold the shared entries only, but has 'more' too"):
+        fit(client(), 1, codec=QSGD(4))
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = say(f"fit {TINY} --trainer.max_epochs 1 --model.codec QSGD --model.codec.bits 4 --model.codec.down true")
+    assert said.code == 0, said.err
+    (path,) = tmp_path.glob("runs/*/*/config.yaml")
+    assert "bits: 4" in path.read_text()
+    (row,) = csv.DictReader((path.parent / "metrics.csv").open())
+    assert 0 < float(row["comm/bytes_down"]) == float(row["comm/bytes_up"])
+    wrong = say(f"fit {TINY} --model.codec RandomK --model.codec.feedback true")
+    assert wrong.code == 1
+    assert "feedback keeps what a codec loses" in wrong.err
