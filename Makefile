@@ -69,7 +69,12 @@ env:  ## create .venv/, or bring it up to date; without network when it is
 
 demo: env  ## the main job: FedNTD on real handwritten digits, under a minute
 	@'$(BIN)/fl-lightning' fit -c $(CONFIG)
-	@echo "The run folder: $$(ls -td runs/$(basename $(notdir $(CONFIG)))/*/ | head -n 1) (pictures, metrics.csv, TensorBoard events, checkpoints)"
+	@folder=$$(ls -td runs/$(basename $(notdir $(CONFIG)))/*/ | head -n 1); \
+	printf '%s\n' '' "Next, with '. .venv/bin/activate':" \
+	    "  look at          $${folder}classwise.png, partition.png, metrics.csv; tensorboard --logdir runs" \
+	    '  another setting  fl-lightning fit -c $(CONFIG) --model.client.beta 0.3' \
+	    '  other methods    fl-lightning compare -c $(CONFIG) --methods FedAvg FedNTD --seeds 0 1 2' \
+	    '  your own module  README.md, "Your own module and data"'
 
 test: env  ## the tests, without the slow ones and those that need a GPU
 	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu'

@@ -15,6 +15,13 @@ from bench.workloads import WORKLOADS, Workload
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("workload", "variant", "s_per_round", "floor_s_per_round", "ratio", "peak_rss_mb")
 VARIANTS = [name for name in MODULES if name != "floor"]
+VARIANTS_OF: dict[str, list[str]] = {
+    "tiny": list(USUAL),
+    "cnn": ["train", "all"],  # an empty round is the same as that of `tiny`; convolutions are slower in a stack
+    "adam": ["train", "train-cohort"],
+}
+"""Variants that are measured where none is asked for; of other workloads `train`."""
+
 TOLERANCE = 0.01
 """The floor sums in float32 and the package in float64: a sample at the border may fall on the other side."""
 HEAD = "workload  variant      ms/round     floor  ratio (middle half)      cpu     MB  quiet blocks"
@@ -46,8 +53,7 @@ def measure_speed(asked: Namespace, results: Path | None) -> None:
     print(HEAD)
     for name in asked.workload or WORKLOADS:
         work = asked_size(WORKLOADS[name], asked)
-        # an empty round is the same whatever the workload; convolutions are slower in a stack on a CPU
-        variants = asked.variant or [v for v in USUAL if name == "tiny" or v in ("train", "all")]
+        variants = asked.variant or VARIANTS_OF.get(name, ["train"])
         blocks = in_one_process(work, variants) if asked.quick else interleaved(work, variants, asked.threads)
         check_accuracy(work, blocks)
         found = [figures(work, variant, blocks["floor"], blocks[variant]) for variant in blocks]
@@ -74,7 +80,7 @@ def measure_costs(asked: Namespace, results: Path) -> None:
     """The cost of a method's round, and the memory of a stateful one on `tiny`."""
     from bench import costs  # noqa: PLC0415
 
-    workloads = asked.workload or list(WORKLOADS)
+    workloads = asked.workload or list(costs.SIZES)
     for name in workloads:
         table(results / f"costs_{name}.csv", costs.COLUMNS, costs.measure(name, asked.repeats or 1))
     if "tiny" in workloads:
@@ -135,7 +141,7 @@ def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[f
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: both")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: all")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")

@@ -4,7 +4,6 @@ import ctypes
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 import psutil
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch.optim import SGD
 
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
@@ -52,8 +50,7 @@ def cost(entry: Entry, work: Workload) -> Cost:
     data = clients_data(work, proxy=shared, transfer=shared, shared=shared)
     federation = entry.federation
     if federation.optimizer is LOCAL_SGD:
-        sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-        federation = replace(federation, optimizer=sgd)
+        federation = replace(federation, optimizer=work.optimizer)
     loop = federation.around_net(NETS[work.name], local_epochs=work.local_epochs)
     before = resident(reset=True)
     clock, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)

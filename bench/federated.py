@@ -13,16 +13,35 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from bench.workloads import CLASSES, Reading, Result, Workload, now
+from bench.workloads import Reading, Result, Workload, now, transformer
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.data import FixedPartition, TensorSource
-from fl_lightning.methods import FedAvg
-from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron
+from fl_lightning.methods import FedAvg, FedRep
+from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
+from fl_lightning.nets.backbone import BodyAndHead
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 
 BARE = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-NETS: dict[str, type[Backbone]] = {"tiny": Perceptron, "cnn": FedNTDCNN}
+
+
+class Transformer(BodyAndHead):
+    """The bare net of `text`, cut before its last layer."""
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        *body, head = transformer()
+        self.body, self.head = nn.Sequential(*body), head
+
+
+NETS: dict[str, Callable[..., Backbone]] = {
+    "tiny": Perceptron,
+    "cnn": FedNTDCNN,
+    "resnet": partial(ResNet, stem="cifar"),
+    "text": Transformer,
+    "personal": FedNTDCNN,
+    "adam": Perceptron,
+}
 
 
 class Clock(Callback):
@@ -68,7 +87,7 @@ def federate(work: Workload, *callbacks: Callback, chunk: int = 1, **settings: A
 
 
 def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, FederatedDataModule]:
-    """FedAvg from the workload's first weights, and its clients' data."""
+    """The workload's method from its first weights, and its clients' data."""
     bare = work.first_net()
 
     def net(num_classes: int, input_shape: tuple[int, ...]) -> Backbone:
@@ -77,8 +96,9 @@ def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, Federated
         made.load_state_dict(dict(zip(names, bare.state_dict().values(), strict=True)))
         return made
 
-    sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-    loop = FederatedLoop(FedAvg(net=net, optimizer=sgd), local_epochs=work.local_epochs, chunk=chunk)
+    method = partial(FedRep, head_epochs=work.local_epochs) if work.personal_head else FedAvg
+    client = method(net=net, optimizer=work.optimizer)
+    loop = FederatedLoop(client, local_epochs=work.local_epochs, chunk=chunk)
     return loop, clients_data(work)
 
 
@@ -86,7 +106,7 @@ def clients_data(work: Workload, **extra_splits: TensorSource) -> FederatedDataM
     """The workload's clients, each with its own samples in their order, and the `extra_splits` that a method needs."""
     samples, test = work.samples()
     return FederatedDataModule(
-        TensorSource(samples, test, num_classes=CLASSES),
+        TensorSource(samples, test, num_classes=work.num_classes),
         num_clients=work.num_clients,
         partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
         batch_size=work.batch_size,

@@ -1,4 +1,4 @@
-"""The floor: FedAvg as one would write it without any framework."""
+"""The floor: FedAvg, and FedRep, as one would write them without any framework."""
 
 import torch
 from torch import Tensor, nn
@@ -6,22 +6,29 @@ from torch.nn.functional import cross_entropy
 
 from bench.workloads import Result, Samples, Workload, now
 
+HEAD = 2
+"""Entries of the last layer, its weight and its bias."""
+
 
 def floor(work: Workload) -> Result:
     train, test = work.samples()
     model, local = work.first_net(), work.first_net()
     clock = [now()]
     accuracy = 0.0
+    kept = [entry.clone() for entry in model.state_dict().values()][-HEAD:]
+    heads: dict[int, list[Tensor]] = {}
     for cohort in work.cohorts(work.rounds):
         start = [entry.clone() for entry in model.state_dict().values()]
         sums, total = [torch.zeros_like(entry) for entry in start], 0
         for client_id in cohort:
-            copy_into(local, start)
+            copy_into(local, [*start[:-HEAD], *heads.get(client_id, kept)] if work.personal_head else start)
             own = work.owned(client_id)
             train_client(local, work, (train[0][own.start : own.stop], train[1][own.start : own.stop]))
             total += len(own)
             for entry, value in zip(sums, local.state_dict().values(), strict=True):
                 entry.add_(value, alpha=len(own))
+            if work.personal_head:
+                heads[client_id] = [entry.clone() for entry in local.state_dict().values()][-HEAD:]
         copy_into(model, [entry / total for entry in sums])
         accuracy = evaluate(model, test, work.eval_batch_size)
         clock.append(now())
@@ -35,15 +42,23 @@ def copy_into(net: nn.Module, entries: list[Tensor]) -> None:
 
 
 def train_client(net: nn.Module, work: Workload, own: Samples) -> None:
-    sgd = torch.optim.SGD(net.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
     net.train()
+    parameters = list(net.parameters())
+    for trained in [parameters[-HEAD:], parameters[:-HEAD]] if work.personal_head else [parameters]:
+        for parameter in parameters if work.personal_head else ():
+            parameter.requires_grad_(any(parameter is one for one in trained))
+        train_parameters(net, work, own, trained)
+
+
+def train_parameters(net: nn.Module, work: Workload, own: Samples, trained: list[nn.Parameter]) -> None:
+    optimizer = work.optimizer(trained)
     x, y = own
     for _ in range(work.local_epochs):
         for first in range(0, len(x), work.batch_size):
             batch = slice(first, first + work.batch_size)
-            sgd.zero_grad()
+            optimizer.zero_grad()
             cross_entropy(net(x[batch]), y[batch]).backward()
-            sgd.step()
+            optimizer.step()
 
 
 @torch.no_grad()

@@ -15,14 +15,14 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.optim import SGD
+from torch.optim import Optimizer
 
 from bench.blocks import quiet, turns
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning import ClientModule, FederatedLoop
 from fl_lightning.data import TensorSource
-from fl_lightning.methods import SAM, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
+from fl_lightning.methods import SAM, Ditto, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
 from fl_lightning.types import ClientUpdate
 
 COHORT, EPOCHS = 3, 5
@@ -37,6 +37,7 @@ METHODS: dict[str, Callable[..., ClientModule]] = {
     "FedKA": partial(FedKA, gamma=1.0),  # every class is non-dominant: ten anchors
     "FedCL": FedCL,
     "SAM": FedAvg,
+    "Ditto": partial(Ditto, personal_epochs=EPOCHS),
 }
 
 
@@ -54,8 +55,8 @@ def plain_module(work: Workload) -> Any:
             self.log("train/ce", loss)
             return loss
 
-        def configure_optimizers(self) -> SGD:
-            return SGD(self.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
+        def configure_optimizers(self) -> Optimizer:
+            return work.optimizer(self.parameters())
 
     return Plain()
 
@@ -63,8 +64,8 @@ def plain_module(work: Workload) -> Any:
 def client(name: str, work: Workload) -> ClientModule:
     if name == "FedAvg(module=)":
         return FedAvg(module=plain_module(work))
-    sgd = partial(SGD, lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-    return METHODS[name](net=NETS[work.name], optimizer=partial(SAM, base=sgd) if name == "SAM" else sgd)
+    optimizer = partial(SAM, base=work.optimizer) if name == "SAM" else work.optimizer
+    return METHODS[name](net=NETS[work.name], optimizer=optimizer)
 
 
 class LocalTime(Callback):
@@ -96,7 +97,7 @@ def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
     net = work.first_net()
     (x, y), _ = work.samples()
     x, y = x[: work.batch_size], y[: work.batch_size]
-    sgd = SGD(net.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
+    sgd = work.optimizer(net.parameters())
     start = [p.detach().clone() for p in net.parameters()]
     kept = net(x[:ANCHOR]).detach()
 
@@ -135,7 +136,7 @@ def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
             taken[name].append(time.perf_counter() - begin)
     found = {name: median(times[2:]) for name, times in taken.items()}
     asked = found["step"] + found["teacher"] / work.local_epochs  # in one epoch of all
-    found |= {"FedNTD": asked, "FedED": asked}
+    found |= {"FedNTD": asked, "FedED": asked, "Ditto": found["step"] + found["FedProx"]}
     return {name: found.get(name, found["step"]) / found["step"] for name in METHODS}
 
 

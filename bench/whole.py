@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-SECONDS = 840.0
+SECONDS = 890.0
 """For all parts."""
 LONGEST = 180.0
 """For one part."""
@@ -17,6 +17,10 @@ SHARE = 0.8
 SHARES: dict[str, tuple[Sequence[str], float]] = {
     "speed, tiny": (("--workload", "tiny"), 100),
     "speed, cnn": (("--workload", "cnn"), 130),
+    "speed, resnet": (("--workload", "resnet"), 120),
+    "speed, text": (("--workload", "text"), 50),
+    "speed, personal": (("--workload", "personal"), 80),
+    "speed, adam": (("--workload", "adam"), 50),
     "methods": (("--methods",), 140),
     "parallel": (("--parallel",), 90),
     "costs, tiny": (("--costs", "--workload", "tiny"), 100),

@@ -16,15 +16,26 @@ from torch import nn
 from torch.optim import SGD
 
 import fl_lightning
-from docs.measurement_runs import LOCAL_SGD, Federation, measurement_run, silent
+from docs.measurement_runs import (
+    CLASSES,
+    INPUTS,
+    LOCAL_SGD,
+    Federation,
+    ToyNet,
+    measurement_run,
+    num_floats,
+    silent,
+)
 from fl_lightning import aggregation, methods
-from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.cli.methods import TABLE, Record, as_json
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import needs_closure
 
 PACKAGE = Path(fl_lightning.__file__).parent
 SERVER_SGD = partial(SGD, lr=1.0)
+FLOATS = num_floats(ToyNet(CLASSES, (INPUTS,)).state_dict())
+"""Of the model."""
 CONFIGURED = {
     "FedPer": ("Arivazhagan et al. 2019, arXiv:1912.00818", ("net.head.*",)),
     "LG-FedAvg": ("Liang et al. 2020, arXiv:2001.01523", ("*", "!net.head.*")),
@@ -75,8 +86,11 @@ def entries() -> list[Entry]:
 
 
 def classes_in(home: Any) -> list[tuple[str, type]]:
-    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source."""
-    public = {name: kind for name, kind in vars(home).items() if isinstance(kind, type)}
+    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source.
+
+    Codecs have a table of their own, in docs/compression.md.
+    """
+    public = {n: kind for n, kind in vars(home).items() if isinstance(kind, type) and not issubclass(kind, Codec)}
     return [(name, kind) for name, kind in public.items() if home is methods or "Source:" in (kind.__doc__ or "")]
 
 
@@ -144,16 +158,16 @@ def records() -> list[Record]:
     steps = [entry for entry in measurable if entry.kind == "server optimizer"]
     optimizers |= {entry.name: entry.federation.server_optimizer for entry in steps}
     with silent():
-        model = measurement_run(Federation()).down
-        return [measured(entry, model, rules, optimizers) for entry in measurable]
+        size = measurement_run(Federation()).down
+        return [measured(entry, size, rules, optimizers) for entry in measurable]
 
 
-def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
-    """Measure one method; its numbers are floats relative to the model's.
+def measured(entry: Entry, size: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
+    """Measure one method; its numbers are relative to the model's: bytes of messages, floats of states.
 
     Args:
         entry: of the method.
-        model: floats of the model.
+        size: bytes of the model.
         rules: factories of the rules by name.
         optimizers: factories of the server optimizers by name.
 
@@ -174,12 +188,12 @@ def measured(entry: Entry, model: float, rules: Mapping[str, Any], optimizers: M
         "kind": entry.kind,
         "papers": papers(entry.source),
         "file": entry.file,
-        "down": outcome.down / model,
+        "down": outcome.down / size,
         "down_contents": outcome.down_contents,
-        "up": outcome.up / model,
+        "up": outcome.up / size,
         "up_contents": outcome.up_contents,
-        "client_state": outcome.client_state / model,
-        "server_state": outcome.server_state / model,
+        "client_state": outcome.client_state / FLOATS,
+        "server_state": outcome.server_state / FLOATS,
         **declared(entry),
         "data": outcome.data,
         "stackable": entry.stackable,

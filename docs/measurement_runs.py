@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -20,7 +21,6 @@ from fl_lightning.data import FederatedDataModule, TensorSource
 from fl_lightning.data.splits import Split
 from fl_lightning.federation.checkpoint import SERVER_PARTS
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.functional.traffic import traffic
 from fl_lightning.methods import FedAvg
 from fl_lightning.metrics.history import UNPROTECTED
 from fl_lightning.nets import Backbone
@@ -185,7 +185,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of two rounds; numbers are floats.
+    """Outcome of two rounds: bytes of messages, floats of states.
 
     Args:
         down: sent to a client in the second round.
@@ -239,8 +239,8 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
     moved = {key.removeprefix(UNPROTECTED): value for key, value in loop.round_metrics.items()}
     steps = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     return Outcome(
-        down=moved["comm/bytes_down"] / 4 / CLIENTS,
-        up=moved["comm/bytes_up"] / 4 / CLIENTS,
+        down=moved["comm/bytes_down"] / CLIENTS,
+        up=moved["comm/bytes_up"] / CLIENTS,
         down_contents=tuple(contents.down),
         up_contents=tuple(contents.up),
         client_state=num_floats(loop.store.state_dict()) / CLIENTS,
@@ -251,7 +251,10 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
 
 def num_floats(tree: Any) -> float:
     """Count the floats in nested dicts and lists of tensors and numbers."""
-    return traffic(None, {"": tree}) / 4
+    counts: list[int] = []
+    apply_to_collection(tree, Tensor, lambda value: counts.append(value.numel() if value.is_floating_point() else 0))
+    apply_to_collection(tree, float, lambda _: counts.append(1))
+    return float(sum(counts))
 
 
 @contextmanager

@@ -46,6 +46,7 @@ ROOMS = {
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",
     "fl_lightning.functional.classes": "Splits of the classes",
+    "fl_lightning.functional.coding": "Coding of vectors",
     "fl_lightning.functional.density": "Densities",
     "fl_lightning.functional.drift": "Drift",
     "fl_lightning.functional.forgetting": "Forgetting",
@@ -58,6 +59,9 @@ ROOMS = {
     "fl_lightning.functional.traffic": "Bytes of messages",
 }
 """Modules with a page of the API, and its title."""
+
+METHODS = "methods/index.md"
+"""The page with the table of the methods."""
 
 DRAWINGS, LONGEST = 3, 34
 """Drawings of a paper on its method's page; characters of a text that has room in `picture`."""
@@ -264,23 +268,17 @@ def picture(record: Record) -> str:
     )
 
 
-def methods_index(found: list[Record]) -> str:
-    """Return the list of all methods."""
+def costs_table() -> str:
+    """Write the local steps and the time of a round of each method, beside FedAvg's."""
     rows = []
-    for r in found:
-        papers = ", ".join(f"[{paper}]({url})" if url else paper for paper, url in r["papers"])
-        times = [times[r["method"]][0] if r["method"] in times else "–" for times in ratios().values()]
-        costs = [number(r["down"]), number(r["up"]), counted()[r["method"]]["steps"], *times]
-        part = f" ({part_of(r)})" * (r["kind"] != "client")
-        rows.append([f"[{r['method']}]({slug(r['method'])}.md){part}", *costs, papers])
-    head = [
-        "# Methods",
-        "[Quick start](../index.md#which-method) groups them by what they are for. Down and up are what a client is "
-        "sent and sends in a round, in models. Local steps and the time of a round are beside FedAvg's (steps of "
-        "methods for clients with nets of their own beside Local's). The page of each says how they were measured.",
-    ]
-    times = [f"time, `{workload}`" for workload in ratios()]
-    return "\n\n".join([*head, table(["", "down", "up", "steps", *times, "paper"], rows)]) + "\n"
+    for name in [record["method"] for record in records()]:
+        times = [times[name][0] if name in times else "–" for times in ratios().values()]
+        rows.append([f"[{name}]({slug(name)}.md)", counted()[name]["steps"], *times])
+    head = ["method", "local steps", *(f"time, `{workload}`" for workload in ratios())]
+    return (
+        "## Steps and time beside FedAvg\n\nOf a round; steps of methods for clients with nets of their own are beside "
+        f"Local's. The page of each method says how they were measured.\n\n{table(head, rows)}\n"
+    )
 
 
 def api_page(room: str, title: str) -> str:
@@ -298,7 +296,6 @@ def pages() -> dict[str, str]:
     found = records()
     shared = Counter(record["file"] for record in found)
     made = {page: relinked(copied(path), path, page) for path, page in COPIED.items()}
-    made["methods/index.md"] = methods_index(found)
     made |= {f"methods/{slug(record['method'])}.md": method_page(record, shared) for record in found}
     rooms = "\n".join(f"- [`{room}`]({room}.md): {title}" for room, title in ROOMS.items())
     made["api/index.md"] = f"# API\n\n{rooms}\n"
@@ -334,4 +331,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     config["done"] += 1
     if config["done"] % STEP == 0 or config["done"] == config["total"]:
         LOG.info("%d of %d pages: %s", config["done"], config["total"], place)
-    return markdown if place in config["made"] else relinked(markdown, f"docs/{place}", place)
+    if place in config["made"]:
+        return markdown
+    for name in [record["method"] for record in records()] if place == METHODS else []:
+        markdown = re.sub(
+            rf"^\| {re.escape(name)} (?=[|(])", f"| [{name}]({slug(name)}.md) ", markdown, flags=re.MULTILINE
+        )
+    linked = relinked(markdown, f"docs/{place}", place)
+    return f"{linked}\n{costs_table()}" if place == METHODS else linked

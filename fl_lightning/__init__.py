@@ -1,7 +1,8 @@
 """Federated learning on PyTorch Lightning: a client is a LightningModule, a round is a training step."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fl_lightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fl_lightning.aggregation import Aggregator
@@ -24,14 +25,16 @@ __all__ = [
 ]
 
 _NAMES = {
-    "aggregation": """Aggregator GatheringAggregator GeometricMedianAggregator KrumAggregator MedianAggregator NormClip
-        PrivateAggregator ServerModule TrimmedMeanAggregator UpdateTransform""",
+    "aggregation": """Aggregator Codec FP16 GatheringAggregator GeometricMedianAggregator KrumAggregator
+        MedianAggregator NormClip PrivateAggregator QSGD RandomK ServerModule Sign TopK TrimmedMeanAggregator
+        UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
-    "data": """CIFAR10 CIFAR100 ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource Digits
-        DirichletPartition FashionMNIST FederatedDataModule FixedPartition IIDPartition MNIST Partition
-        QuantityPartition ShardPartition Source TensorSource""",
+    "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
+        Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
+        FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
+        QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "federation.loop": "FederatedLoop",
@@ -40,21 +43,11 @@ _NAMES = {
         FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
-    "nets": """Backbone CIFARMobileNetV2 CIFARResNet FedCLCIFARCNN FedCLMNISTCNN FedKATCNN FedNTDCNN FedNTDHypersphere
-        HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
+    "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN
+        FedNTDCNN FedNTDHypersphere HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",
 }
 HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 """Module within the package of each name that can be imported from here."""
 
-
-def __getattr__(name: str) -> Any:
-    """Import torch and Lightning when a class is asked for, not for `fl-lightning --help`."""
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """List what can be imported from here."""
-    return sorted({*globals(), *HOMES})
+__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{home}" for name, home in HOMES.items()})

@@ -1,9 +1,12 @@
 """`fl-lightning`: entry point of the command line, which prints errors as one sentence."""
 
 import os
+import re
 import select
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from importlib import import_module
 from importlib.metadata import version
@@ -12,12 +15,23 @@ from typing import NoReturn
 
 PROG = "fl-lightning"
 HELP = Path(__file__).with_name("cli") / "help.txt"
+RUN_HELP = HELP.with_name("help_fit.txt")
+RUNS = ("fit", "validate", "test", "predict")
+"""Commands that run a federation."""
+
+ASKS_HELP = ("-h", "--help")
+
+SECOND_COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
+LEAST_COLUMN = 30
+"""Characters that the second column of a help text needs beside the first."""
+
 COMMANDS = {
     "methods": "cli.methods",
     "new": "cli.new",
     "configs": "cli.configs",
     "check": "cli.check",
     "split": "cli.split",
+    "partition": "cli.partition",
     "compare": "experiments.compare",
     "reproduce": "experiments.reproduce",
     "report": "cli.report",
@@ -67,9 +81,11 @@ def reader_is_gone() -> bool:
 def command(args: list[str] | None) -> None:
     """Run a command, as `main`."""
     argv = sys.argv[1:] if args is None else args
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP.read_text(encoding="utf-8"), end="")
+    if text := help_for(argv):
+        print(fitted(text.read_text(encoding="utf-8")), end="")
         return
+    if argv[0] in RUNS and argv[1:] in ([flag, "all"] for flag in ASKS_HELP):
+        args = argv = argv[:2]
     if argv[0] == "--version":
         print(PROG, version("fl_lightning"))
         return
@@ -104,6 +120,35 @@ def command(args: list[str] | None) -> None:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
+
+
+def help_for(argv: list[str]) -> Path | None:
+    """Choose the short text that a command asks for by `--help`, None for all else, `--help all` among it."""
+    if not argv or argv[0] in ASKS_HELP:
+        return HELP
+    asks = argv[0] in RUNS and not set(ASKS_HELP).isdisjoint(argv)
+    return RUN_HELP if asks and argv[2:] != ["all"] else None
+
+
+def fitted(text: str) -> str:
+    """Break the lines of a help text that are too long for the terminal, each column within itself where it has room.
+
+    Args:
+        text: with two spaces or more before the second column.
+    """
+    columns, lines = shutil.get_terminal_size().columns, list[str]()
+    for line in text.splitlines():
+        first, second = SECOND_COLUMN.split(line, 1) if SECOND_COLUMN.search(line) else (line, "")
+        margin, place = " " * (len(first) - len(first.lstrip())), len(line) - len(second)
+        if len(line) <= columns:
+            lines.append(line)
+        elif second and columns - place >= LEAST_COLUMN:
+            lines += textwrap.wrap(second, columns, initial_indent=line[:place], subsequent_indent=" " * place)
+        else:
+            lines += textwrap.wrap(first.strip(), columns, initial_indent=margin, subsequent_indent=margin)
+            below = f"{margin}    "
+            lines += textwrap.wrap(second, columns, initial_indent=below, subsequent_indent=below)
+    return "\n".join(lines) + "\n"
 
 
 def fail(sentence: str, code: int) -> NoReturn:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -85,7 +86,7 @@ class Broadcast:
         round_idx: communication round, from 0.
         exchange: name of the exchange (`"train"` for methods with one).
         weights: shared entries of the model, or None where nothing of the model is sent.
-        extras: further contents of the method's; tensors in it count as traffic.
+        extras: further contents of the method's; what they hold counts as traffic.
         uploads: whether the client's shared entries come back.
     """
 
@@ -170,6 +171,10 @@ class ClientData(Protocol):
         """N, the number of clients."""
 
     @property
+    def local_work(self) -> float:
+        """Share of its local steps that the client makes in this round, in (0, 1]."""
+
+    @property
     def label_counts(self) -> Tensor:
         """Training samples of each class, (C,) int64."""
 
@@ -225,8 +230,8 @@ class ClientData(Protocol):
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        """Make a CPU generator for noise, keyed so, by the data module's secret seed where it has one."""
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
 
 
 class ServerView(Protocol):
@@ -273,8 +278,8 @@ class ServerView(Protocol):
     def generator(self, purpose: str) -> torch.Generator:
         """Make a CPU generator keyed by (seed, purpose, round)."""
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        """Make such a generator for noise, keyed by the data module's secret seed where it has one."""
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
 
 
 # --- engines

@@ -9,7 +9,7 @@ import torch
 
 from bench import costs, gpu, profile, scale, stays, ways, whole
 from bench.__main__ import COLUMNS, main
-from bench.blocks import quartiles, turns
+from bench.blocks import quartiles, run_block, turns
 from bench.methods import METHODS, seconds_per_client
 from bench.monitors import MONITORS, seconds
 from bench.workloads import WORKLOADS
@@ -163,3 +163,13 @@ def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
         plain(x, y)
         graph(x, y)
     torch.testing.assert_close(graphed.params, plain.params)
+
+
+@pytest.mark.parametrize(
+    "name", ["adam", *(pytest.param(each, marks=pytest.mark.slow) for each in ("resnet", "text", "personal"))]
+)
+def test_package_and_floor_reach_the_same_model(name):
+    """Sums in float32 and in float64 may bring two of the samples over the border."""
+    work = replace(WORKLOADS[name], cohort_size=2, rounds=2, unmeasured=1)
+    accuracies = [run_block(work, variant).accuracy for variant in ("floor", "train")]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=2 / 250)

@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING.md, README.md and docs/your-module.md runs as it stands."""
+"""The code in README.md, CONTRIBUTING.md and the guides of docs/ runs as it stands."""
 
 import os
 import re
@@ -127,10 +127,14 @@ def readers_folder(tmp_path_factory):
     return there
 
 
-@pytest.mark.parametrize("text", blocks("README.md", "python"), ids=lambda text: str(text.count("\n")))
-def test_python_of_the_readme(text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "text",
+    [text for guide in ("README.md", "docs/running.md", "docs/reuse.md") for text in blocks(guide, "python")],
+    ids=lambda text: str(text.count("\n")),
+)
+def test_python_of_the_guides(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(text, "README.md", "exec"), {"__name__": "__main__"})  # in this process: torch is loaded
+    exec(compile(text, "guide.md", "exec"), {"__name__": "__main__"})  # in this process: torch is loaded
 
 
 def test_yaml_of_the_readme_is_that_of_the_repository():
@@ -145,17 +149,19 @@ def test_yaml_of_the_readme_is_that_of_the_repository():
 @pytest.mark.parametrize(
     "grids", [False, pytest.param(True, marks=pytest.mark.slow)]
 )  # tests/experiments/test_compare.py has some
-def test_commands_of_the_readme(readers_folder, tmp_path, capsys, monkeypatch, grids):
+@pytest.mark.parametrize("guide", ["README.md", "docs/running.md"])
+def test_commands_of_the_guides(guide, readers_folder, tmp_path, capsys, monkeypatch, grids):
     """Each with two steps a client: that a run learns is shown elsewhere. Of a grid the methods are read by default."""
     from fl_lightning.__main__ import main
     from fl_lightning.experiments.composing import method_config
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(readers_folder))
     for path in readers_folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    shown = commands("README.md")
+    shown = commands(guide)
     assert len(shown) > 5
-    for _, verb, *arguments in shown:  # in the README's order: tests and resumed runs need what came before
+    for _, verb, *arguments in shown:  # in the order of the guide: tests and resumed runs need what came before
         if verb == "configs":
             main([verb, *arguments])
             assert re.search("digits_fedntd|copied", capsys.readouterr().out)
@@ -261,7 +267,7 @@ def test_make_targets_of_the_documents_exist(document):
     [
         "README.md",
         "CONTRIBUTING.md",
-        *(f"docs/{name}.md" for name in ("architecture", "compare", "decisions", "your-module")),
+        *(f"docs/{name}.md" for name in ("architecture", "compare", "decisions", "reuse", "running", "your-module")),
     ],
 )
 def test_files_that_the_documents_name_exist(document):

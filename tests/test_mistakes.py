@@ -252,7 +252,8 @@ def test_what_users_type_is_imported_from_the_top():
 
     for home in ("methods", "nets", "data", "aggregation"):
         room = import_module(f"fl_lightning.{home}")
-        for name, kind in vars(room).items():
+        for name in dir(room):
+            kind = getattr(room, name)
             top = isinstance(kind, type) and kind.__module__.startswith("fl_lightning.") and name in dir(fl_lightning)
             assert not top or getattr(fl_lightning, name) is kind
     assert set(import_module("fl_lightning.methods").__all__) <= set(dir(fl_lightning))
@@ -277,9 +278,24 @@ def test_every_function_of_functional_is_there_by_its_name_unless_a_module_has_i
     assert len(seen) > 40
 
 
+ROOMS = ("data", "metrics", "monitors", "nets")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_gives_its_public_names_when_they_are_asked_for(room):
+    module, names = import_module(f"fl_lightning.{room}"), {}
+    exec(f"from fl_lightning.{room} import *", names)
+    assert len(module.__all__) > 9
+    for name in module.__all__:
+        assert names[name] is getattr(module, name)
+        assert not isinstance(names[name], type) or names[name].__module__.startswith(f"fl_lightning.{room}.")
+        assert name in dir(module)
+    with pytest.raises(AttributeError, match=rf"module 'fl_lightning.{room}' has no attribute 'nosuch'"):
+        module.nosuch  # noqa: B018
+
+
 def test_nothing_slow_is_imported_before_it_is_asked_for():
-    code = (
-        "import sys, fl_lightning, fl_lightning.functional; print([n for n in ('torch', 'numpy') if n in sys.modules])"
-    )
+    rooms = ", ".join(f"fl_lightning.{room}" for room in ("functional", *ROOMS))
+    code = f"import sys, {rooms}; print([n for n in ('torch', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,7 @@ from tests.test_contributing import FENCED
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {path.stem: path for path in sorted((ROOT / "docs/recipes").glob("*.md")) if path.stem != "index"}
-NEEDS = {"optuna": "optuna", "peft": "peft", "text": "datasets"}
+NEEDS = {"datamodules": ["pytorch_tabular", "scvi"], "optuna": ["optuna"], "peft": ["peft"], "text": ["datasets"]}
 FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
 
 
@@ -55,8 +55,8 @@ def run(tmp_path, monkeypatch, capsys):
     """Runs a recipe; what it printed."""
 
     def of(recipe: str) -> str:
-        if recipe in NEEDS:
-            pytest.importorskip(NEEDS[recipe])
+        for package in NEEDS.get(recipe, []):
+            pytest.importorskip(package)
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
         executed(recipe, tmp_path)
@@ -125,6 +125,14 @@ def test_optuna(run):
 @pytest.mark.slow
 def test_text(run):
     assert number(r"accuracy ([\d.]+)", run("text")) > 0.8
+
+
+@pytest.mark.slow  # both packages are slow to import
+def test_datamodules(run):
+    said = run("datamodules")
+    assert number(r"tumours: accuracy ([\d.]+)", said) > 0.85
+    assert number(r"4 hospitals, ELBO ([\d.]+)", said) < 80
+    assert "latent (240, 4)" in said
 
 
 def test_every_recipe_is_listed_and_run():

@@ -1,5 +1,11 @@
 """The server's side of a round: rules, server modules, and transforms of updates on their way to them."""
 
+from fl_lightning.aggregation.codecs import FP16 as FP16
+from fl_lightning.aggregation.codecs import QSGD as QSGD
+from fl_lightning.aggregation.codecs import Codec as Codec
+from fl_lightning.aggregation.codecs import RandomK as RandomK
+from fl_lightning.aggregation.codecs import Sign as Sign
+from fl_lightning.aggregation.codecs import TopK as TopK
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
 from fl_lightning.aggregation.privacy import PrivateAggregator as PrivateAggregator
 from fl_lightning.aggregation.robust import GatheringAggregator as GatheringAggregator

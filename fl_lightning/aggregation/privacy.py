@@ -9,9 +9,9 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.aggregation.server_parts import Aggregator
-from fl_lightning.functional.privacy import Accountant, epsilon, noise_for
+from fl_lightning.functional.privacy import Accountant, check_delta, epsilon, imported, noise_for
 from fl_lightning.metrics.history import EPSILON
-from fl_lightning.utils.settings import check_above, check_choice, check_inside
+from fl_lightning.utils.settings import check_above, check_choice
 
 TERMS = ("noise_multiplier", "rate", "exchanges", "num_clients")
 """Names of the terms of every guarantee: z of a round, q, releases of a round to the same clients, and N."""
@@ -55,7 +55,7 @@ class PrivateAggregator(Aggregator, ABC):
         check_above(0, "it is the noise as a multiple of the clip", noise_multiplier=noise_multiplier)
         check_above(0, target_epsilon=target_epsilon)
         check_choice(("pld", "rdp"), accountant=accountant)
-        check_inside(0, 1, delta=delta)
+        check_delta(delta)
         if noise_multiplier is None and target_epsilon is None:
             raise ValueError(
                 f"{name} needs noise_multiplier, or target_epsilon to find it from, and got neither; set one, or both "
@@ -66,6 +66,7 @@ class PrivateAggregator(Aggregator, ABC):
         self.rounds, self.ledger = 0, dict[str, float]()
 
     def setup(self) -> None:
+        imported("dp_accounting")  # before anything is trained
         if self.delta * self.server.num_clients > 1:
             rank_zero_warn(
                 f"delta={self.delta:g} of {type(self).__name__} is above 1 / {self.server.num_clients} clients, which "

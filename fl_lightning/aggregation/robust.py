@@ -142,6 +142,8 @@ class MedianAggregator(RobustAggregator):
         Yin et al., ICML 2018, arXiv:1803.01498.
     """
 
+    is_by_coordinate = True
+
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
         return coordinate_median(rows)
 
@@ -156,6 +158,8 @@ class TrimmedMeanAggregator(RobustAggregator):
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
     """
+
+    is_by_coordinate = True
 
     def __init__(self, beta: float = 0.2, **base: Any) -> None:
         super().__init__(**base)

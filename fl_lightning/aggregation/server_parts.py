@@ -187,10 +187,12 @@ class Aggregator(ServerPart):
     Attributes:
         is_private: whether what it releases hides each client: it answers a round without clients, too, and what else
             tells of clients is refused or marked.
+        is_by_coordinate: whether it decides each number by itself, by where most clients are.
     """
 
     weighs_clients = True
     is_private: ClassVar[bool] = False
+    is_by_coordinate: ClassVar[bool] = False
 
     @checks_arguments
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:

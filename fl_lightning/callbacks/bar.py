@@ -15,7 +15,8 @@ from rich.table import Column
 
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.metrics.history import EPSILON
+from fl_lightning.metrics.history import EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES
+from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.runs.value_names import is_value
 from fl_lightning.utils.settings import check_at_least
 
@@ -60,6 +61,10 @@ class RoundProgressBar(ProgressBar):
         self.is_enabled = False
 
     # --- hooks ------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, FederatedLoop):
+            warn_of_plain_fit(self, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Begin a round: in one that is continued Lightning does not call `on_train_epoch_start`."""
@@ -159,7 +164,7 @@ class RoundProgressBar(ProgressBar):
 
 def headline(row: Mapping[str, float]) -> str:
     """Choose a round's values for the line: the first two of `SHARES` that it has, or of all where it has none."""
-    budget = [f"ε {row[EPSILON]:.3g}"] if EPSILON in row else []
+    budget = [f"ε {row[key]:.3g}" for key in (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL) if key in row]
     shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
     others = [f"{key} {value:.4g}" for key, value in row.items() if is_value(key)]
     return "  ".join([*budget, *(shares or others)[:2]])

@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.client import ClientModule
 from fl_lightning.federation.identity import is_plain
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
 
 
@@ -19,7 +20,8 @@ class ClientCheckpoint(Callback):
     `MyModule.load_from_checkpoint("client.ckpt")` reads it without this package: the entries have the module's own
     names and the hyper-parameters are those that it saved itself. For a client with `net=` they are its plain
     arguments, and the factory is given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. Nothing is
-    written where clients share no weights.
+    written where clients share no weights. Of a fit without a federation it writes the fitted module after every epoch,
+    in the same form.
 
     Args:
         dirpath: folder of the file; None: `trainer.default_root_dir`.
@@ -30,17 +32,19 @@ class ClientCheckpoint(Callback):
         self.dirpath, self.filename = dirpath, filename
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loop: Any = pl_module
-        weights = loop.weights
-        if not weights.shared or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
-        client: ClientModule = loop.client
-        inner: LightningModule = client if client.module is None else client.module
-        prefix = "" if client.module is None else "module."
-        evaluated = loop.parts.evaluated_weights(weights.live(weights.shared))
-        state = {f"client.{name}": value for name, value in client.state_dict().items()} | weights.saved(evaluated)
+        client, state = pl_module, pl_module.state_dict()
+        if isinstance(pl_module, FederatedLoop):
+            client, weights = pl_module.client, pl_module.weights
+            if not weights.shared:
+                return
+            saved = weights.saved(pl_module.parts.evaluated_weights(weights.live(weights.shared)))
+            state = client.state_dict() | {name.removeprefix("client."): value for name, value in saved.items()}
+        inner = getattr(client, "module", None) if isinstance(client, ClientModule) else None
+        prefix, inner = ("", client) if inner is None else ("module.", inner)
         checkpoint: dict[str, Any] = {
-            "state_dict": {name.removeprefix(f"client.{prefix}"): value for name, value in state.items()},
+            "state_dict": {name.removeprefix(prefix): value for name, value in state.items()},
             inner.CHECKPOINT_HYPER_PARAMS_KEY: hyperparameters(inner),
             "pytorch-lightning_version": version("pytorch_lightning"),
             "epoch": trainer.current_epoch,

@@ -16,6 +16,7 @@ from fl_lightning.reports.figures import plot_accuracy, plot_classwise, plot_par
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
+from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.runs.value_names import is_accuracy, is_loss, is_value
 from fl_lightning.utils.settings import check_at_least, check_choice
 
@@ -35,6 +36,8 @@ class RunPlots(Callback):
     `values.png`; where the samples have no classes `partition.png` has the clients' sizes. Under differential privacy
     there is no partition: it tells what the clients have.
 
+    Of the fit of a module without a federation there are the pictures of the values that it logs, by epoch.
+
     At the end of fit every logger that takes pictures gets the class-wise ones, as `local/partition` and
     `global/classwise` (`val/classwise`, if the classes' accuracies are those of the validation split).
 
@@ -51,7 +54,7 @@ class RunPlots(Callback):
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
-        self._active = self._stale = self._any_module = False
+        self._active = self._stale = self._any_module = self._by_epoch = False
         self._logged: dict[str, Figure] = {}
 
     # --- during fit -------------------------------------------------------------------------------
@@ -60,7 +63,12 @@ class RunPlots(Callback):
         folder = run_folder(trainer, self.dirpath)
         self._folder, self._due, self._active = folder, monotonic() + self.every, False
         self._logged.clear()
-        if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        self._by_epoch = not isinstance(pl_module, FederatedLoop)
+        if not isinstance(pl_module, FederatedLoop):
+            self._active = self._any_module = folder is not None and self.format != "none"
+            self._history = History()
             return
         if folder is None and not any(map(figure_writer, trainer.loggers)):
             return
@@ -81,6 +89,8 @@ class RunPlots(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
+        if self._by_epoch:
+            self._history.record(trainer.current_epoch, epoch_values(trainer))
         now = monotonic()
         if now >= self._due:
             self._draw()
@@ -119,10 +129,21 @@ class RunPlots(Callback):
 
     def _keep(self, figure: Figure, name: str, logged: str | None = None) -> None:
         """Write a figure to the folder, and hold it for the loggers where it has a name there."""
+        if self._by_epoch:
+            name_epochs(figure)
         if self._folder is not None:
             save(figure, self._folder / f"{name}.{self.format}")
         if logged is not None:
             self._logged[logged] = figure
+
+
+def name_epochs(figure: Figure) -> None:
+    """Write epoch where a figure's axes and legends say round."""
+    from matplotlib.text import Text  # noqa: PLC0415 - slow
+
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        text.set_text({"round": "epoch", "last round": "last epoch"}.get(words, words))
 
 
 def counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:

@@ -16,6 +16,7 @@ from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import write_cells
@@ -27,7 +28,7 @@ class ClasswiseReport(Callback):
     The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the end of
     fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means, of the
     last global model. Where the client is a user's module, or the samples have no classes, the values that it logs are
-    printed by round in place of all.
+    printed by round in place of all. After the fit of a module without a federation its last values are.
 
     Args:
         dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
@@ -80,6 +81,8 @@ class ClasswiseReport(Callback):
                 self._rewrite(pl_module.recorder.history)
             _, _, table = pl_module.recorder.history.columns(BY_CLASS)
             self._print(trainer, pl_module, table[-1] if len(table) else None)
+        elif trainer.is_global_zero:
+            print_metrics(epoch_values(trainer))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):

@@ -5,6 +5,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.runs.round_table import RoundTable
 
 COLUMNS = ("round", "client", "reason")
@@ -23,6 +25,8 @@ class SkippedClients(Callback):
         self._written = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, FederatedLoop):
+            warn_of_plain_fit(self, pl_module)
         self._written = trainer.current_epoch - 1
         if trainer.is_global_zero:
             self._table(trainer).begin(trainer.current_epoch)

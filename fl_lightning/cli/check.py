@@ -25,7 +25,8 @@ def run(argv: list[str]) -> None:
     for path in map(Path, argv):
         files += sorted(path.rglob("*.ckpt")) if os.path.isdir(path) else [path]
     if not files:
-        raise FileNotFoundError(f"check needs checkpoints, and there is none in {', '.join(argv)}")
+        where = ", ".join(argv) or "what was named"
+        raise FileNotFoundError(f"check needs checkpoints, and there is none in {where}; name files, or folders")
     states = []
     for file in files:
         try:

@@ -15,7 +15,7 @@ from torch import optim
 from fl_lightning import aggregation, callbacks, data, methods, monitors, nets
 
 HOMES = (methods, nets, data, aggregation, callbacks, monitors, pl.callbacks, pl.loggers, optim)
-CLASSES = [kind for home in HOMES for kind in vars(home).values() if isinstance(kind, type)]
+CLASSES = [kind for home in HOMES for name in dir(home) if isinstance(kind := getattr(home, name), type)]
 """Classes that can be given by their short names."""
 
 OPTIONS: dict[str, type] = {
@@ -28,6 +28,7 @@ OPTIONS: dict[str, type] = {
     "model.server_module": aggregation.ServerModule,
     "model.server_optimizer": optim.Optimizer,
     "model.transforms": aggregation.UpdateTransform,
+    "model.codec": aggregation.Codec,
     "trainer.callbacks": pl.Callback,
     "trainer.logger": pl.loggers.Logger,
 }

@@ -9,10 +9,35 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
 from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.methods import records
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.parser_only import BuiltError, ParserOnly
 
 SHELLS = ("bash", "zsh", "tcsh")
+
+BY_LEVEL = r"""
+# the next level of an option only: --model.<Tab> has --model.client, and --model.client.<Tab> what is below
+_fl_lightning_by_level() {
+  local word="${COMP_WORDS[COMP_CWORD]}" reply rest
+  local -A levels=()
+  _shtab_fl_lightning
+  [[ $word == --* ]] || return 0
+  for reply in "${COMPREPLY[@]}"; do
+    rest="${reply#"$word"}"
+    [[ $rest == *.* ]] && reply="$word${rest%%.*}."
+    levels["$reply"]=1
+  done
+  COMPREPLY=("${!levels[@]}")
+  [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *. ]] && compopt -o nospace 2>/dev/null
+  return 0
+}
+complete -o bashdefault -F _fl_lightning_by_level fl-lightning
+"""
+"""What bash runs after shtab's script, which lists all 200 options at once."""
+
+
+METHODS = ("methods", "baseline")
+"""Options of `compare` that take methods."""
 
 
 class OptionsOnly(ParserOnly):
@@ -37,6 +62,13 @@ def options_of(parser: LightningArgumentParser) -> list[str]:
     given = (key.removesuffix(".class_path") for key in keys if ".init_args." not in key)
     nested = (f"{option}.{name}" for option, base in OPTIONS.items() for name in arguments(base))
     return list(dict.fromkeys([*given, *nested]))
+
+
+def method_names() -> list[str]:
+    """Name every file of a method as papers do, where the table of methods has it."""
+    stems = {name.removeprefix("method/") for name in configs.names() if name.startswith("method/")}
+    printed = {record["method"].lower().replace("-", "_"): record["method"] for record in records()}
+    return [printed.get(stem, stem) for stem in sorted(stems)]
 
 
 def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
@@ -72,9 +104,11 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     check = commands.add_parser("check", help="look for damage in checkpoints")
     check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
-    split = commands.add_parser("split", help="write the folders of a federation's parties")
-    split.add_argument("-c", "--config", choices=configs.names())
-    split.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    described = {"split": "write the folders of a federation's parties", "partition": "describe a split of samples"}
+    for name, text in described.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("-c", "--config", choices=configs.names())
+        command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
@@ -85,8 +119,8 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
                 word = option if option == "runs" else f"--{option}"
                 command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
             else:
-                names = configs.names() if option == "config" else None
-                command.add_argument(f"--{option}", choices=names)
+                names = configs.names() if option == "config" else method_names() if option in METHODS else None
+                command.add_argument(f"--{option}", choices=names, nargs="*" if option == "methods" else None)
     return top
 
 
@@ -107,4 +141,4 @@ def run(argv: list[str], *parsers: CommandParser) -> None:
         import shtab  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
-    print(shtab.complete(command_line(parsers), argv[0]))
+    print(shtab.complete(command_line(parsers), argv[0]) + (BY_LEVEL if argv[0] == "bash" else ""))

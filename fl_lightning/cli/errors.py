@@ -14,7 +14,7 @@ from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.tracebacks import place_of
 
 PROG = "fl-lightning"
-COMMANDS = ("methods", "new", "configs", "check", "split", "compare", "reproduce", "report")
+COMMANDS = ("methods", "new", "configs", "check", "split", "partition", "compare", "reproduce", "report")
 """Commands besides LightningCLI's, dispatched in `__main__`."""
 
 # What jsonargparse tells in its messages only. Everything else is taken from its exceptions and from the parser.
@@ -34,6 +34,14 @@ NUMBERS = {"float": "write a number, such as 0.01", "int": "write a whole number
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
 """Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""
+
+
+NO_FILE = re.compile(r'Unable to load config "([^"]*)"')
+"""jsonargparse's words for a value of `--model` or `--data` that is neither a file nor settings."""
+
+PART_OF = {"model": "--model.client NAME", "data": "--data.source NAME", "trainer": "--trainer.NAME VALUE"}
+SUBCOMMANDS_ONLY = ["config", "subcommand"]
+"""Options of a parser that was given no command."""
 
 
 def format_error(
@@ -82,6 +90,8 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
             return class_not_named(option[1], base)
         if (given := CLASS.search(message)) and (reason := no_class(given[1], base)):
             return reason
+    if named := NO_FILE.search(message):
+        return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
     if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
         return expected(names, "".join(VALUE.findall(message)[-1:]))
     return one_line(KEY.sub("", str(error) if key and error else message))
@@ -121,10 +131,14 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
         return f"unexpected argument {name!r}; options begin with --"
     if name == "class_path":
         return "the options of a class belong under init_args, beside its class_path"
+    if options == SUBCOMMANDS_ONLY:
+        return f"unknown option {name!r}{nearest(name, ('version', 'help', 'print_shtab'))}; {PROG} --help lists all"
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, known)
     hint = f"; the nearest is {near!r}" if near else nearest(name, known)
-    all_options = f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help lists all"
+    all_options = (
+        f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help all lists them"
+    )
     return f"unknown option {name!r}{hint}; {all_options}"
 
 

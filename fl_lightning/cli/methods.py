@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 DESCRIPTION = (
     "List all methods. What they send and keep was measured by two rounds of each on toy data, what they run with by "
-    "one; the numbers are floats relative to the model's."
+    "one; the numbers are relative to the model's: bytes of messages, floats of states."
 )
 HEADINGS = [
     *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
@@ -60,7 +60,7 @@ def as_csv(methods: Sequence[Record]) -> str:
 
 
 def as_markdown(methods: Sequence[Record]) -> str:
-    """Write the README's table."""
+    """Write the table of docs/methods/index.md."""
     every = {name: max((r[name] or [] for r in methods), key=len) for name in ("rules", "server_optimizers")}
     lines = [HEADINGS, ["---"] * len(HEADINGS)]
     for r in methods:

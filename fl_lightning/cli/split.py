@@ -16,7 +16,7 @@ from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.files import write_file
 
 OUTPUT = "--output"
-NOT_DIVIDED = {"val_fraction": 0.0, "proxy_size": 0, "transfer_size": 0, "client_test_size": None}
+NOT_DIVIDED = {"by": None, "val_fraction": 0.0, "proxy_size": 0, "transfer_size": 0, "client_test_size": None}
 """Settings of the data that have no meaning where everybody has his own."""
 
 
@@ -105,7 +105,8 @@ def describe(folder: Path, data: FederatedDataModule, kind: str, sets: dict[str,
     """Write the file that a party adds to the federation's."""
     shape = data.input_shape and list(data.input_shape)
     known = {"num_classes": data.num_classes, "input_shape": shape, "extra_splits": sets or None}
-    settings = {"source": source_of(kind, folder), "partition": partition, **known, **NOT_DIVIDED}
+    divided = {"num_clients": data.num_clients, "partition": partition}
+    settings = {"source": source_of(kind, folder), **divided, **known, **NOT_DIVIDED}
     write_file(folder / "data.yaml", yaml.safe_dump({"data": settings}, sort_keys=False))
 
 

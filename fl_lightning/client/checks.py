@@ -37,6 +37,8 @@ def check_module(module: object) -> None:
         remedy = "derive it from pytorch_lightning.LightningModule"
         if isinstance(module, type) and issubclass(module, nn.Module):
             remedy = f"give an instance, {module.__name__}(...)"
+        elif isinstance(module, list | tuple):
+            remedy = "all clients have one; nets that differ are HeterogeneousNets"
         elif isinstance(module, nn.Module):
             remedy = "give a net by the function that makes it: FedAvg(net=lambda num_classes, input_shape: ...)"
         raise TypeError(

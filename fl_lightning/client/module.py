@@ -1,7 +1,7 @@
 """Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -44,7 +44,7 @@ from fl_lightning.types import (
     TrainableModule,
 )
 from fl_lightning.utils.devices import to_device
-from fl_lightning.utils.signatures import check_overrides, checks_arguments
+from fl_lightning.utils.signatures import check_overrides, checks_arguments, document_arguments_of
 
 ONE_PHASE = (Phase(),)
 
@@ -73,8 +73,10 @@ class ClientModule(CheckedLoading):
         own_start: whether training starts from the client's own model, not from the weights that it received.
         stackable: whether an engine may train several clients at once; counts only in the class that sets it.
         sends: kinds of what goes up to the server.
+        changes: names of extras that are changes of a state over the trained entries: a codec with feedback codes them.
         reads: kinds of what is read of the client's training data besides the batches of its training steps.
         is_private: whether what leaves a client hides its samples.
+        sends_counts: whether its numbers of samples and steps go up.
         fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
             called.
 
@@ -89,8 +91,10 @@ class ClientModule(CheckedLoading):
     own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     sends: frozenset[Sent] = frozenset({"weights"})
+    changes: ClassVar[frozenset[str]] = frozenset()
     reads: frozenset[Read] = frozenset()
     is_private: bool = False
+    sends_counts: bool = True
     fedavg_equivalent: ClassVar[Mapping[str, float]] = {}
 
     @checks_arguments
@@ -128,6 +132,7 @@ class ClientModule(CheckedLoading):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+        document_arguments_of(cls, ClientModule)
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         """Build the net once the data are known (idempotent).
@@ -355,9 +360,16 @@ class ClientModule(CheckedLoading):
 
         In full precision: torch.func has no rule for BatchNorm in mixed types.
         """
+        with self.in_full_precision():
+            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Context in which nothing is cast to the types of a mixed precision, for which torch.func lacks rules."""
         precision, self.forward_context = self.forward_context, nullcontext
         try:
-            return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
+            with torch.autocast(self.device.type, enabled=False):
+                yield
         finally:
             self.forward_context = precision
 

@@ -5,8 +5,11 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data.datamodules import DataModuleSource
-from fl_lightning.data.partitions import Partition
+from fl_lightning.data.owners import SplitElsewhere
+from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Split
+from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
@@ -25,6 +28,8 @@ def as_source(given: Any, name: str = "source") -> Source:
         return given
     if isinstance(given, type) and issubclass(given, Source):
         raise TypeError(f"{name} must be an instance, got {described(given)}; give {given.__name__}(...)")
+    if isinstance(getattr(given, "source", None), Source) and isinstance(given, DataModule):
+        raise TypeError(f"{name} must not be divided already, got {described(given)}; give its source")
     if isinstance(given, DataModule):
         return DataModuleSource(given)
     raise TypeError(
@@ -52,14 +57,64 @@ def check_given(
         TypeError: of another kind.
         ValueError: out of its range.
     """
-    if num_clients is None or isinstance(num_clients, Partition):
-        remedy = "leave it out for 10" if num_clients is None else "give the partition by name: partition=..."
+    if isinstance(num_clients, Partition):
+        remedy = "give the partition by name: partition=..."
         raise TypeError(f"num_clients must be a whole number, got {described(num_clients)}; {remedy}")
     check_kind(Partition, "a partition of fl_lightning.data", "give DirichletPartition(alpha=0.1)", partition=partition)
     check_count(1, num_clients=num_clients)
     if batch_size != "full":
         check_count(1, "'full' is the whole split", batch_size=batch_size)
     check_whole(seed=seed, sampling_seed=sampling_seed)
+
+
+def partition_of(partition: Partition | None, by: str | None, counts_owners: bool) -> Partition:
+    """Choose the partition: the one given, by the column of the owners, else IID.
+
+    Raises:
+        ValueError: both are given, or owners are to be counted that nothing names.
+    """
+    if partition is not None and by is not None:
+        raise ValueError(
+            f"data.by deals the samples by their owners, and data.partition otherwise, got by={by} and "
+            f"{type(partition).__name__}; leave one of them out"
+        )
+    chosen = partition or (IIDPartition() if by is None else ColumnPartition(by))
+    if counts_owners and not chosen.counts_owners:
+        raise TypeError(
+            f"num_clients must be a whole number where nothing names the owners of the samples, got None with "
+            f"{type(chosen).__name__}; leave it out for 10, or set data.by"
+        )
+    return chosen
+
+
+def check_pooled(data: Any, train: Split) -> None:
+    """Refuse to pool what cannot be at one place.
+
+    Raises:
+        ValueError: naming the setting beside `pooled`.
+    """
+    if data.pooled and (data.feature_shift is not None or isinstance(train, StreamSplit | SplitElsewhere)):
+        beside = "data.feature_shift" if data.feature_shift is not None else "streams or samples of several owners"
+        raise ValueError(
+            f"data.pooled gives one client all samples as they are stored, which {beside} do not allow; leave one of "
+            f"them out"
+        )
+
+
+def check_simulated(data: Any) -> None:
+    """Refuse what a federation of several parties cannot know: settings that draw for all clients at one place.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, plain in {"feature_shift": None, "local_work": 1.0, "pooled": False}.items():
+        if getattr(data, name) != plain:
+            raise ValueError(
+                f"data.{name} belongs to simulations, and this federation's clients have data and time of their own, "
+                f"got {getattr(data, name)}; leave it out"
+            )
+    if not data.num_clients:
+        raise ValueError("data.num_clients must be a number where each client has its own data, got None; set it")
 
 
 def check_fitted(module: Any) -> None:

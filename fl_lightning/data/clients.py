@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.reduction import reduced
-from fl_lightning.data.splits import Array, Split
+from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
-from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
+from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
 ClassCounts = dict[int, dict[int, int]]
@@ -86,10 +86,11 @@ class Cohorts:
             return scheduled(self.schedule, round_idx)
         if self.share == 1:
             return list(range(self.num_clients))
+        if self.draws_each:  # who takes part is hidden
+            drawn = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients) < self.share
+            clients: list[int] = np.flatnonzero(drawn).tolist()
+            return clients
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        if self.draws_each:
-            drawn: list[int] = np.flatnonzero(generator.random(self.num_clients) < self.share).tolist()
-            return drawn
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
 
 
@@ -151,6 +152,9 @@ class FederatedData(Protocol):
     """The part of the data module that a client's view reads."""
 
     num_clients: int
+    num_owners: int
+    feature_shift: Any
+    works_partly: bool
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
@@ -163,6 +167,12 @@ class FederatedData(Protocol):
     @property
     def num_classes(self) -> int | None:
         """C, or None where the samples have no classes."""
+
+    def work_of(self, client_id: int, round_idx: int) -> float:
+        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
+
+    def shift_of(self, client_id: int) -> Transform | None:
+        """Tell how a client sees its samples, None: as they are."""
 
     def split(self, name: str) -> Split:
         """Get the samples of a split."""
@@ -192,7 +202,13 @@ class ClientView:
     ) -> None:
         self.client_id, self.round_idx = client_id, round_idx
         self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
-        self._data, self._train, self._indices = data, train, dict(indices)
+        self._data, self._given, self._indices = data, train, dict(indices)
+        self._shift = None if data.feature_shift is None else data.shift_of(client_id)
+        self._train = train if self._shift is None else train.through(self._shift)
+
+    @property
+    def local_work(self) -> float:
+        return self._data.work_of(self.client_id, self.round_idx) if self._data.works_partly else 1.0
 
     @property
     def label_counts(self) -> Tensor:
@@ -222,7 +238,7 @@ class ClientView:
 
     def all(self, split: str = "train") -> Batch:
         indices = self._look_up(split)
-        return next(iter(self._data.split(split).batches([indices], None)))
+        return next(iter(self.source(split).batches([indices], None)))
 
     def labels(self, split: str = "train") -> Tensor:
         labels = self.source(split).labels
@@ -256,7 +272,10 @@ class ClientView:
 
     def source(self, split: str) -> Split:
         """Get the split whose samples are indexed."""
-        return self._train if split == "train" else self._data.split(split)
+        if split == "train":
+            return self._train
+        source = self._data.split(split)
+        return source if self._shift is None or split != "test" else source.through(self._shift)
 
     def order(self, split: str, epoch: int | None, shuffle: bool | None = None) -> tuple[Tensor, Tensor | None]:
         """Order the client's samples for an epoch, and give their positions within the client's split.
@@ -286,13 +305,13 @@ class ClientView:
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
         indices = {**self._indices, split: held[positions]}
-        return ClientView(self._data, self._train, indices, self.client_id, self.round_idx)
+        return ClientView(self._data, self._given, indices, self.client_id, self.round_idx)
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._data.noise_seed, purpose, self.round_idx, self.client_id)
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return keyed_noise(self._data.noise_seed, purpose, self.round_idx, self.client_id)
 
 
 class ClientSamples:

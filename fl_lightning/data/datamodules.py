@@ -47,7 +47,14 @@ class DataModuleSource(Source):
 
     def load(self) -> tuple[Split, Split | None]:
         module = self.datamodule
-        module.setup("fit")
+        try:
+            module.setup("fit")
+        except Exception as error:
+            error.add_note(
+                f"The federation calls {type(module).__name__}.setup('fit'); one that can be set up only "
+                f"once is given by its datasets: FederatedDataModule.from_datasets (docs/recipes/datamodules.md)"
+            )
+            raise
         validating = self._loaders("val_dataloader")
         train, self.loader_spec = self._train()
         loaders = {validation_name(i): loader for i, loader in enumerate(validating)}
@@ -172,7 +179,8 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
     if loader.batch_size is None:
         raise ValueError(
             "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
-            "draw their own batches: give it batch_size"
+            "draw their own batches: give it batch_size, or its dataset to FederatedDataModule.from_datasets "
+            "(docs/recipes/datamodules.md)"
         )
     if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         raise ValueError(

@@ -233,14 +233,17 @@ def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: M
         settings: given so far.
 
     Raises:
-        ValueError: together with streams or a `partition`.
+        ValueError: together with streams or a `partition`, or of another length than the samples.
     """
     if isinstance(source.train, Mapping):
         raise ValueError("from_datasets takes by= or a stream for each client, got both; leave by= out")
     if settings.get("partition") is not None:
         raise ValueError("from_datasets takes by= or partition=, got both; by= gives each user a client")
+    split = DatasetSplit(source.train, source.loader_spec, source.columns)
+    if not isinstance(by, str) and len(by) != len(split):
+        raise ValueError(f"by= needs one value for each training sample, got {len(by)} for {len(split)} samples")
     partition = ColumnPartition(by if isinstance(by, str) else "by")
-    users = np.unique(DatasetSplit(source.train, source.loader_spec, source.columns).column(partition.column))
+    users = np.unique(split.column(partition.column))
     return {"num_clients": len(users), **settings, "partition": partition}
 
 

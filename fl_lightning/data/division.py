@@ -26,7 +26,7 @@ class Division:
 
     def __init__(self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, seed: int) -> None:
         self._splits, self._data = splits, data
-        self.partition, self.num_clients, self.seed = partition, data.num_clients, seed
+        self.partition, self.seed = partition, seed
         self._left: Array | None = None
         """The clients' training samples, where these are not all."""
 
@@ -45,12 +45,21 @@ class Division:
         self._left = held.pop("clients", None)
         return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
 
+    def count_owners(self) -> int:
+        """Count the owners of the training samples that are left."""
+        return self.partition.count_owners(self._train())
+
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
-        left, size = self._left, len(self._splits["train"] if self._left is None else self._left)
+        samples = self._train()
+        dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+        return ClientIndices(dealt, samples.size, self._left)
+
+    def _train(self) -> PartitionInput:
+        """Describe the training samples that are left."""
+        size = len(self._splits["train"] if self._left is None else self._left)
         unread = self.partition.column is None and not self.partition.needs_labels
-        samples = PartitionInput(size) if unread else self._input("train", left)
-        return ClientIndices(self.partition(samples, self.num_clients, keyed_numpy(self.seed, "partition")), size, left)
+        return PartitionInput(size) if unread else self._input("train", self._left)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition, where there are test samples.
@@ -60,7 +69,7 @@ class Division:
             size: samples of a client's test set; None: as the partition says.
         """
         if "test" not in self._splits:
-            return [torch.arange(0)] * self.num_clients
+            return [torch.arange(0)] * self._data.num_owners
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.images import Augmentation, ImageSource, Normalization, error_line
-from fl_lightning.data.sources import labelled_split
+from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
+from fl_lightning.data.limiting import stratified
 from fl_lightning.data.splits import Split
-from fl_lightning.data.transforms import Normalize
 from fl_lightning.utils.settings import as_list, check_count
 
 Listed = Sequence[tuple[str, int]]
@@ -27,27 +26,30 @@ RESIZE = "set image_size, to which all are resized"
 class _FolderSource(ImageSource):
     """RGB images that are read from a file each."""
 
-    mean = std = (0.5, 0.5, 0.5)
-    """Until the images are read."""
     remedy: ClassVar[str]
     """For an image of another size."""
 
-    def __init__(self, root: str, augmentation: Augmentation, normalize: Normalization) -> None:
-        super().__init__(root, augmentation, normalize)
-        self._measures = normalize == "standard"
+    def __init__(
+        self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
+    ) -> None:
+        super().__init__(root, augmentation, normalize, limit)
         self.folder = Path(root).expanduser()
 
     def _read(self, train: Listed, test: Listed | None, image_size: int | None = None) -> tuple[Split, Split | None]:
-        """Read the images of both splits, and measure the training images' mean and deviation where they are asked."""
+        """Read the images of both splits."""
+        train, test = self._chosen(train), test and self._chosen(test)
         listed = [*train, *(test or [])]
         x = read_images([path for path, _ in listed], image_size, self.remedy)
         y, n = torch.tensor([label for _, label in listed]), len(train)
-        if self._measures:
-            self.normalize = Normalize(*measure(x[:n]))
-        training = labelled_split(x[:n], y[:n], self.num_classes, self.training_transform())
-        if test is None:
-            return training, None
-        return training, labelled_split(x[n:], y[n:], self.num_classes, self.normalize, "test")
+        training, testing = self.splits(Images(x[:n], y[:n]), None if test is None else Images(x[n:], y[n:]))
+        return training, testing
+
+    def _chosen(self, listed: Listed) -> Listed:
+        """Leave at most `limit` files of a split, so that no others are read."""
+        if self.limit is None:
+            return listed
+        labels = np.array([label for _, label in listed])
+        return [listed[i] for i in stratified(labels, len(listed), self.limit)]
 
 
 class ImageFolder(_FolderSource):
@@ -63,6 +65,7 @@ class ImageFolder(_FolderSource):
         image_size: height and width to which all images are resized (stretched, bilinear); None: all have one size.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     remedy = RESIZE
@@ -77,8 +80,9 @@ class ImageFolder(_FolderSource):
         image_size: int | None = None,
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
+        limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize)
+        super().__init__(root, augmentation, normalize, limit)
         check_count(1, image_size=image_size)
         self.train_folders, self.test_folder, self.image_size = as_list(train_folders), test_folder, image_size
         if not self.train_folders:
@@ -131,14 +135,19 @@ class TinyImageNet(_FolderSource):
         root: folder that holds `tiny-imagenet-200/`, unpacked from tiny-imagenet-200.zip.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     remedy = AGAIN
 
     def __init__(
-        self, root: str = "data", augmentation: Augmentation = "none", normalize: Normalization = "standard"
+        self,
+        root: str = "data",
+        augmentation: Augmentation = "none",
+        normalize: Normalization = "standard",
+        limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize)
+        super().__init__(root, augmentation, normalize, limit)
         self.folder /= "tiny-imagenet-200"
 
     def load(self) -> tuple[Split, Split | None]:
@@ -237,16 +246,3 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
 
 def _pixels(size: tuple[int, int]) -> str:
     return f"{size[1]}×{size[0]}"
-
-
-def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the mean and standard deviation of x / 255 in each channel of uint8 images (n, C, H, W).
-
-    >>> measure(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
-    ((0.5,), (0.5,))
-    """
-    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
-    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
-    mean = shares @ values
-    std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())

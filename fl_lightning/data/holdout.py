@@ -129,7 +129,7 @@ def load_extra(sources: Mapping[str, Source], train: Split) -> dict[str, Split]:
     Raises:
         ValueError: samples of another shape.
     """
-    splits = {name: source.load()[0] for name, source in sources.items()}
+    splits = {name: source.read()[0] for name, source in sources.items()}
     for name, split in splits.items():
         if (shape := split.input_shape) != train.input_shape:
             raise ValueError(

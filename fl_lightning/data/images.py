@@ -1,9 +1,13 @@
 """The base of the sources of images: their augmentation and normalisation."""
 
-from typing import ClassVar, Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
-from fl_lightning.data.sources import Source
-from fl_lightning.data.splits import Transform
+import torch
+from torch import Tensor
+
+from fl_lightning.data.sources import Source, labelled_split
+from fl_lightning.data.splits import Array, TensorSplit, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
 from fl_lightning.utils.settings import check_choice
 
@@ -20,6 +24,20 @@ Augmentation = Literal[
 Normalization = Literal["standard", "half"] | list[list[float]]
 
 
+class Images(NamedTuple):
+    """The images of a split.
+
+    Args:
+        x: (n, C, H, W) uint8.
+        y: classes, (n,).
+        columns: further values (n,) by name; or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    columns: Mapping[str, Array] | None = None
+
+
 class ImageSource(Source):
     """A source of uint8 images in memory, augmented and normalised a batch at a time.
 
@@ -27,15 +45,43 @@ class ImageSource(Source):
         root: folder that holds the files, as the subclass says.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    """Of the data set; None: measured when the images are read."""
 
-    def __init__(self, root: str, augmentation: Augmentation, normalize: Normalization) -> None:
+    channels: int = 3
+
+    def __init__(
+        self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
+    ) -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
-        self.root, self.augmentation = root, augmentation
-        self.normalize = normalization(normalize, self.mean, self.std)
+        self.root, self.augmentation, self.limit = root, augmentation, limit
+        self._measures = normalize == "standard" and self.mean is None
+        unknown = (0.5,) * self.channels
+        self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
+
+    def splits(self, train: Images, *others: Images | None) -> list[Any]:
+        """Make the splits of images, the training split first, None where there are none.
+
+        Args:
+            train: augmented in training.
+            others: test and validation images.
+        """
+        if self._measures:
+            self.normalize = Normalize(*measure(train.x))
+        names = ("train", "test", "val")
+        return [
+            images and self._labelled(images, self.normalize if i else self.training_transform(), names[i])
+            for i, images in enumerate((train, *others))
+        ]
+
+    def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
+        split = labelled_split(images.x, images.y, self.num_classes, transform, name)
+        split.columns = dict(images.columns or {})
+        return split
 
     def training_transform(self) -> Transform:
         """Make the transform of the training images, `normalize` with the augmentation around it."""
@@ -80,3 +126,16 @@ def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[floa
 def error_line(error: Exception) -> str:
     """Put what an exception says in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure the mean and standard deviation of x / 255 in each channel of uint8 images (n, C, H, W).
+
+    >>> measure(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
+    ((0.5,), (0.5,))
+    """
+    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
+    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ values
+    std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())

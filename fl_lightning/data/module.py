@@ -1,6 +1,5 @@
 """The federation's data: one source, divided among clients."""
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -11,41 +10,36 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from fl_lightning.data.availability import cohorts
-from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given
+from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given, check_pooled, partition_of
 from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
+from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
+from fl_lightning.data.local_work import PooledCohorts
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
-from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.participation import Participation
+from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import Source, Splits
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.settings import agreed, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
-SIMULATED = (
-    "simulated: whoever has the seeds of the configuration can redraw cohorts and noise, and take the noise away again "
-    "(data.secret_seed=true keeps them)"
-)
-SECRET = (
-    "cohorts and noise are keyed by a secret seed that only the checkpoints hold: without one the run cannot be "
-    "repeated bit for bit, and whoever has one can take the noise away again"
-)
 
-
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(Participation):
     """A source of samples divided among `num_clients` clients.
 
     Args:
         source: of the samples: one of `fl_lightning.data`, or a user's LightningDataModule.
-        num_clients: N.
+        num_clients: N; None: as many clients as the samples have owners, with `by`.
         partition: divides the training samples among the clients; None: IID.
+        by: column of the samples that names their owners, in place of a partition: samples of one owner stay together,
+            and owners are dealt to the clients in turn.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
             max(1, floor(participation · N)) clients.
         batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
@@ -79,6 +73,11 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
+        local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn
+            anew for every client and round; batches are rounded up.
+        pooled: whether one client has the samples of all, and makes as many steps as there are in the share of the
+            samples that the round's cohort would have had: training at one place, beside which a federation is shown.
+        feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
 
     Raises:
         ValueError: naming the argument, its range and the value.
@@ -91,7 +90,7 @@ class FederatedDataModule(LightningDataModule):
     def __init__(
         self,
         source: Source | LightningDataModule | DataModule,
-        num_clients: int = 10,
+        num_clients: int | None = 10,
         partition: Partition | None = None,
         participation: float = 1.0,
         batch_size: int | Literal["full"] | None = None,
@@ -113,34 +112,32 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: int | None = None,
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
+        by: str | None = None,
+        feature_shift: FeatureShift | None = None,
+        local_work: float | list[float] = 1.0,
+        pooled: bool = False,
     ) -> None:
-        super().__init__()
-        self.source = as_source(source)
+        read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
+        draws = participation, schedule, seed if sampling_seed is None else sampling_seed, sampling
+        super().__init__(num_clients, *draws, availability, over_selection, secret_seed, local_work, pooled)
+        self.source, self.seed = read, seed
+        self.partition, self.by = partition_of(partition, by, num_clients is None), by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_count(0, shared_per_class=shared_per_class)
-        self.partition = partition or IIDPartition()
-        self.num_clients, self.seed = num_clients, seed
-        sampling_seed = seed if sampling_seed is None else sampling_seed
-        of = (num_clients, participation, schedule, sampling_seed, sampling)
-        self.cohort, self.sampling = cohorts(availability, over_selection, *of), sampling
-        self.secret_seed, self.secret = secret_seed, ""
-        """`secret` is the secret seed in hexadecimal digits, empty without one."""
-        if secret_seed:
-            self.take_secret(secrets.token_hex(16))
-        self.availability, self.over_selection = availability, over_selection
-        self.cohort_size, self.schedule = self.cohort.size, schedule
         self._batch_size, self._shuffle = batch_size, shuffle
         self.extra_splits = as_sources(extra_splits)
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
         self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
         self.client_test_size, self._eval_batch_size = client_test_size, eval_batch_size
+        self.feature_shift = feature_shift
         self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
-        self.batch_seed, self.drop_last = 0, False
+        self.drop_last = False
         self._splits = Splits()
         self._clients: dict[str, Sequence[Tensor]] = {}
+        self._held_out = False
         self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
 
     @classmethod
@@ -213,6 +210,10 @@ class FederatedDataModule(LightningDataModule):
         if not self._splits:
             self._splits = self._load()
             self._division = Division(self._splits, self, self.partition, self.seed)
+            check_pooled(self, self._splits["train"])
+            if not self.num_clients:
+                self._hold_out()  # an owner may have no samples left
+                self.set_clients(self._division.count_owners())
         if stage in ("fit", None):
             self.client_samples()
 
@@ -220,7 +221,7 @@ class FederatedDataModule(LightningDataModule):
         """Load all sources: the splits by name, before anything is taken from the training samples."""
         source = self.source
         source.attach(self.trainer)
-        train, test = source.load()
+        train, test = source.read()
         now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
         test = source.tested(counted=True) if test is None and now else test
         if source.validation is not None and self.holdout_sizes["val"]:
@@ -263,25 +264,6 @@ class FederatedDataModule(LightningDataModule):
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
-
-    def key_batches(self, seed: int) -> None:
-        """Key batch order, augmentation and the clients' other draws by the run's seed."""
-        self.batch_seed = seed
-
-    def take_secret(self, secret: str) -> None:
-        """Key cohorts and noise by this secret seed, in hexadecimal digits."""
-        self.secret = secret
-        self.cohort.rekey(int(secret, 16))
-
-    @property
-    def seed_notice(self) -> str:
-        """Tell who could redraw cohorts and noise."""
-        return SECRET if self.secret else SIMULATED
-
-    @property
-    def noise_seed(self) -> int:
-        """Seed of the noise of differential privacy: the secret one where there is one, else the run's."""
-        return int(self.secret, 16) if self.secret else self.batch_seed
 
     def teardown(self, stage: str) -> None:
         self.source.teardown(stage)
@@ -329,7 +311,7 @@ class FederatedDataModule(LightningDataModule):
         if split in SERVER_ONLY:
             raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
-            if split == "test":
+            if split == "test" and not (self.pooled and "test" in self._splits):
                 self._clients[split] = self._division.deal_test(self.client_samples().dealt, self.client_test_size)
             else:
                 self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
@@ -344,9 +326,17 @@ class FederatedDataModule(LightningDataModule):
             elif isinstance(train, SplitElsewhere):
                 self._samples = ClientsElsewhere(train, self)
             else:
-                self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
-                self._samples = ClientSamples(train, self._division.deal_train(), self, self.seed)
+                self._hold_out()
+                dealt = self._division.deal_train()
+                dealt = self.cohort.pool(dealt) if isinstance(self.cohort, PooledCohorts) else dealt
+                self._samples = ClientSamples(train, dealt, self, self.seed)
         return self._samples
+
+    def _hold_out(self) -> None:
+        """Take the server's samples, and those that everyone has, out of the training samples (idempotent)."""
+        if not self._held_out:
+            self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
+            self._held_out = True
 
     @cached_property
     def label_counts(self) -> Tensor:
@@ -375,6 +365,11 @@ class FederatedDataModule(LightningDataModule):
     def views(self) -> Callable[[int, int], ClientView]:
         """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
         return self.client_samples().view
+
+    def shift_of(self, client_id: int) -> Transform | None:
+        """Draw how a client sees its samples, None: as they are."""
+        shift = self.feature_shift
+        return None if shift is None else shift.of(client_id, self.num_clients, self.seed)
 
     def size(self, client_id: int) -> int:
         """Count the training samples of a client, for a stream those of its longest pass."""

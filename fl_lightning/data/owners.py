@@ -16,7 +16,7 @@ from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
-from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip, Scale
+from fl_lightning.data.transforms import AsLong, Compose, CropFlip, Cutout, Normalize, ResizedCropFlip, Scale
 from fl_lightning.types import Batch
 from fl_lightning.utils.files import write_atomically, write_file
 from fl_lightning.utils.settings import check_count
@@ -25,7 +25,7 @@ SAMPLES, TARGETS, META = "x.npy", "y.npy", "meta.json"
 """Files of a set of samples."""
 
 KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Scale, Normalize, CropFlip, ResizedCropFlip, Cutout, AutoAugment)
+    kind.__name__: kind for kind in (Scale, AsLong, Normalize, CropFlip, ResizedCropFlip, Cutout, AutoAugment)
 }
 """Transforms that a folder may name."""
 

@@ -72,9 +72,16 @@ class Partition(ABC):
     needs_labels: ClassVar[bool] = True
     """False where samples are dealt without labels, which are then not read."""
 
+    counts_owners: ClassVar[bool] = False
+    """True where the samples tell how many clients there are, by `count_owners`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        """Count the clients that the samples belong to, where `counts_owners`."""
+        raise NotImplementedError
 
     @abstractmethod
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
@@ -143,7 +150,22 @@ class IIDPartition(Partition):
         return cut(order, equal_sizes(samples.size, num_clients))
 
 
-class DirichletPartition(Partition):
+class DirichletSkew(Partition):
+    """Base of partitions whose shares are drawn from a Dirichlet distribution over the clients.
+
+    Args:
+        alpha: concentration > 0.
+        min_samples: least number of samples of a client; 0 allows empty clients.
+    """
+
+    @checks_arguments
+    def __init__(self, alpha: float, min_samples: int = 10) -> None:
+        check_alpha(alpha)
+        check_count(0, "0 allows empty clients", min_samples=min_samples)
+        self.alpha, self.min_samples = alpha, min_samples
+
+
+class DirichletPartition(DirichletSkew):
     """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
 
     Draws the proportions of all classes until every client gets `min_samples`, at most `partitioning.MAX_DRAWS`
@@ -162,12 +184,6 @@ class DirichletPartition(Partition):
     >>> bool((np.sort(np.concatenate(parts)) == np.arange(500)).all()), min(map(len, parts)) >= 10
     (True, True)
     """
-
-    @checks_arguments
-    def __init__(self, alpha: float, min_samples: int = 10) -> None:
-        check_alpha(alpha)
-        check_count(0, "0 allows empty clients", min_samples=min_samples)
-        self.alpha, self.min_samples = alpha, min_samples
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         total, min_samples = samples.size, self.min_samples
@@ -341,9 +357,14 @@ class ColumnPartition(Partition):
         column: an attribute of the dataset with one value per sample, or a key of its items.
     """
 
+    counts_owners = True
+
     @checks_arguments
     def __init__(self, column: str) -> None:
         self.column: str = column
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        return len(np.unique(self._labels(samples)))
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels = self._labels(samples)
@@ -377,7 +398,7 @@ class FixedPartition(Partition):
         indices: for each client the indices of its samples, each from 0 to n-1.
     """
 
-    needs_labels = False
+    needs_labels, counts_owners = False, True
 
     @checks_arguments
     def __init__(self, indices: list[list[int]]) -> None:
@@ -389,6 +410,9 @@ class FixedPartition(Partition):
                     f"{array.dtype} for client {client_id}"
                 )
         self.indices = [array.astype(np.int64) for array in arrays]
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        return len(self.indices)
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if len(self.indices) != num_clients:

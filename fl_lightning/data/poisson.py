@@ -35,6 +35,35 @@ class PoissonSamples:
         size = self.local.size(split)
         return max(1, round(1 / self.rate)) if split == "train" and size else size
 
+    def all(self, split: str = "train") -> Batch:
+        """Get all samples of another split.
+
+        Raises:
+            ValueError: of the training samples.
+        """
+        if split == "train":
+            raise undeclared("samples")
+        return self.local.all(split)
+
+    def labels(self, split: str = "train") -> Tensor:
+        """Get the labels of another split.
+
+        Raises:
+            ValueError: of the training samples.
+        """
+        if split == "train":
+            raise undeclared("labels")
+        return self.local.labels(split)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Refuse the numbers of samples by class.
+
+        Raises:
+            ValueError: always.
+        """
+        raise undeclared("label counts")
+
     def samples_per_batch(self, split: str, given: Any = None) -> int:
         """Take each of these as a batch of its own."""
         return 1 if split == "train" else self.local.samples_per_batch(split, given)
@@ -59,16 +88,30 @@ class PoissonSamples:
     def batches(
         self, split: str = "train", epoch: int | None = None, batch_size: int | None = None, **settings: Any
     ) -> Iterator[Batch]:
-        """Yield the batches of a training epoch, empty ones too, and those of another split as they are."""
-        if split != "train" or epoch is None:
+        """Yield the batches of a training epoch, empty ones too, and those of another split as they are.
+
+        Raises:
+            ValueError: a pass over the training samples besides an epoch's.
+        """
+        if split != "train":
             yield from self.local.batches(split, epoch, batch_size, **settings)
             return
+        if epoch is None:
+            raise undeclared("batches")
         number, steps, n = self._epochs, self.size(), self.local.size()
         self._epochs += 1
         draws = self.local.noise_generator(f"dp_sgd/batches/{self.exchange}/{number}")
         for index in range(steps):
-            drawn = torch.nonzero(torch.rand(n, generator=draws, dtype=torch.float64) < self.rate).flatten()
+            drawn = torch.from_numpy(draws.random(n) < self.rate).nonzero().flatten()
             taken = drawn if len(drawn) else torch.zeros(1, dtype=torch.int64)
             some = self.local.restricted("train", taken)
             (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
             yield batch if len(drawn) else apply_to_collection(batch, Tensor, lambda t: t[:0])
+
+
+def undeclared(what: str) -> ValueError:
+    """Make the error for what a client reads of its training samples outside training steps."""
+    return ValueError(
+        f"dp_sgd hides samples in the gradients of training steps, and this client also reads {what} of its data, "
+        f"which shows in what it sends; take another method, such as FedAvg, FedProx or FedNTD"
+    )

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from fl_lightning.data.limiting import limited
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
-from fl_lightning.utils.settings import check_above, check_below, check_kind, check_whole, described
+from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
 
 
@@ -36,6 +38,9 @@ class Source(ABC):
 
     loader_spec = LoaderSpec()
     """The settings of its own loader, known after `load`; the defaults where it has none."""
+
+    limit: int | None = None
+    """Most samples of the training and of the test split that are read, drawn by class; None: all."""
 
     validates: bool = False
     """True where `load` will find validation samples."""
@@ -71,6 +76,12 @@ class Source(ABC):
     @abstractmethod
     def load(self) -> tuple[Split, Split | None]:
         """Load the training and the test split."""
+
+    def read(self) -> tuple[Split, Split | None]:
+        """Load the training and the test split, each with at most `limit` samples."""
+        check_count(1, "leave it out for all samples", limit=self.limit)
+        train, test = self.load()
+        return limited(train, self.limit), None if test is None else limited(test, self.limit)
 
 
 class Splits(dict[str, Split]):
@@ -132,9 +143,15 @@ class Digits(Source):
     """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1], without a download.
 
     The first 1,437 in file order are the training split, the last 360 the test split.
+
+    Args:
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     num_classes = 10
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
 
     def load(self) -> tuple[Split, Split]:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import
@@ -202,20 +219,21 @@ class PooledSource(Source):
         source: with samples in memory, such as `MNIST`.
         test_share: share of all samples in the new test split, in (0, 1).
         seed: of the draw, which is the same in runs with other seeds.
+        limit: most samples of each new split, drawn by class; None: all.
     """
 
-    def __init__(self, source: Source, test_share: float = 0.25, seed: int = 0) -> None:
+    def __init__(self, source: Source, test_share: float = 0.25, seed: int = 0, limit: int | None = None) -> None:
         check_kind(Source, "a source of fl_lightning.data", "give such as MNIST()", source=source)
         check_above(0, test_share=test_share)
         check_below(1, test_share=test_share)
         check_whole(seed=seed)
-        self.source, self.test_share, self.seed = source, test_share, seed
+        self.source, self.test_share, self.seed, self.limit = source, test_share, seed, limit
 
     def prepare(self) -> None:
         self.source.prepare()
 
     def load(self) -> tuple[Split, Split]:
-        train, test = self.source.load()
+        train, test = self.source.read()
         if not (isinstance(train, TensorSplit) and isinstance(test, TensorSplit)):
             raise TypeError(
                 f"PooledSource needs a training and a test split in memory, which {type(self.source).__name__} does "
@@ -226,5 +244,7 @@ class PooledSource(Source):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed))
         new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
         labelled = train.labels is not None
-        training = TensorSplit(x[new_train], y[new_train], train.transform, labelled)
-        return training, TensorSplit(x[new_test], y[new_test], test.transform, labelled)
+        both = [name for name in train.columns if name in test.columns]
+        columns = {name: np.concatenate([train.columns[name], test.columns[name]]) for name in both}
+        training = TensorSplit(x, y, train.transform, labelled, columns).subset(new_train)
+        return training, TensorSplit(x, y, test.transform, labelled, columns).subset(new_test)

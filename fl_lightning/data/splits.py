@@ -1,7 +1,9 @@
 """Splits: samples, and the batches made of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +61,17 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> "Split":
         """Make a split of its own of the samples at `indices` (k,) int64."""
 
+    def through(self, seen: Transform) -> "Split":
+        """Make a split of the same samples that `seen` changes last.
+
+        Raises:
+            ValueError: the samples are not in memory.
+        """
+        raise ValueError(
+            f"data.feature_shift changes samples in memory, and those of a {type(self).__name__} are read by code of "
+            f"their own; shift them there, or give tensors"
+        )
+
     def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
 
@@ -115,14 +128,23 @@ class TensorSplit(Split):
         y: targets.
         transform: of the samples of a batch; or None.
         labelled: whether whole numbers in y are classes.
+        columns: further values (n,) by name, to divide the samples by.
 
     Raises:
         ValueError: not as many targets as samples.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None, labelled: bool = True) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        transform: Transform | None = None,
+        labelled: bool = True,
+        columns: Mapping[str, Array] | None = None,
+    ) -> None:
         if len(x) != len(y):
             raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
+        self.columns = dict(columns or {})
         self.x, self.y, self.transform = x, y, transform
         self.augments = getattr(transform, "augments", transform is not None)
         self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
@@ -140,8 +162,20 @@ class TensorSplit(Split):
         return self.x.numel() * self.x.element_size()
 
     def subset(self, indices: Tensor) -> "TensorSplit":
+        columns = {name: values[indices.cpu().numpy()] for name, values in self.columns.items()}
         indices = indices.to(self.x.device)
-        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None)
+        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
+
+    def column(self, name: str) -> Array:
+        if self.columns and name not in self.columns:
+            raise ValueError(f"the samples have no column {name!r}; there are {', '.join(self.columns)}")
+        return self.columns[name] if self.columns else super().column(name)
+
+    def through(self, seen: Transform) -> "TensorSplit":
+        """Make a split of the same samples, without a copy, that `seen` changes last."""
+        split, first = copy(self), self.transform
+        split.transform, split.augments = (seen if first is None else partial(after, first, seen)), True
+        return split
 
     def to(self, device: torch.device) -> None:
         if self._staging is not None and self._staging.device == device:
@@ -175,3 +209,8 @@ class TensorSplit(Split):
         if self.transform is not None:
             x = torch.stack([self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)])
         return x, y
+
+
+def after(first: Transform, then: Transform, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Transform x by two transforms, one after the other, on the same generator."""
+    return then(first(x, generator), generator)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,16 @@ class Scale:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return (x if x.is_floating_point() else x.to(torch.float32)) / self.divisor
+
+
+@dataclass(frozen=True)
+class AsLong:
+    """Stored numbers of characters or words as the int64 that an embedding looks up."""
+
+    augments: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return x.long()
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, read by torchvision, kept in memory as uint8."""
+"""Data sets that torchvision reads (MNIST and its kin, CIFAR, SVHN), kept in memory as uint8."""
 
 import hashlib
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fl_lightning.data.images import Augmentation, ImageSource, Normalization, error_line
-from fl_lightning.data.sources import labelled_split
-from fl_lightning.data.splits import Split, Transform
+from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
+from fl_lightning.data.splits import Split
+from fl_lightning.utils.settings import check_choice
+
+EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 
 class _VisionSource(ImageSource):
@@ -28,8 +30,9 @@ class _VisionSource(ImageSource):
         download: bool = False,
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
+        limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize)
+        super().__init__(root, augmentation, normalize, limit)
         self.download = download
 
     def prepare(self) -> None:
@@ -38,8 +41,13 @@ class _VisionSource(ImageSource):
 
     def load(self) -> tuple[Split, Split]:
         train, test = self._open(train=True), self._open(train=False)
-        self.class_names = tuple(train.classes) if self.named else None
-        return self._split(train, self.training_transform(), "train"), self._split(test, self.normalize, "test")
+        self.class_names = self._names(train) if self.named else None
+        training, testing = self.splits(self._checked(train, "train"), self._checked(test, "test"))
+        return training, testing
+
+    def _names(self, opened: Any) -> tuple[str, ...]:
+        """Get the names of the classes."""
+        return tuple(opened.classes)
 
     @abstractmethod
     def _files(self, dataset: Any) -> dict[Path, str | None]:
@@ -49,21 +57,30 @@ class _VisionSource(ImageSource):
     def _images(self, opened: Any) -> Tensor:
         """Get the images that torchvision holds, (n, C, H, W) uint8, without a copy."""
 
-    def _split(self, opened: Any, transform: Transform, name: str) -> Split:
-        x, y = self._images(opened), torch.as_tensor(opened.targets)
+    def _targets(self, opened: Any) -> Tensor:
+        """Get the classes, (n,)."""
+        return torch.as_tensor(opened.targets)
+
+    def _make(self, dataset: Any, train: bool, download: bool) -> Any:
+        """Let torchvision read a split."""
+        return dataset(self.root, train=train, download=download)
+
+    def _checked(self, opened: Any, name: str) -> Images:
+        """Get the images and classes of a split, as many of both."""
+        x, y = self._images(opened), self._targets(opened)
         if len(x) != len(y):
             raise ValueError(
                 f"the {name} split of {self.dataset} in {self.root} holds {len(x)} images and "
                 f"{len(y)} labels: delete its files and fetch them again"
             )
-        return labelled_split(x, y, self.num_classes, transform, name)
+        return Images(x, y)
 
     def _open(self, train: bool, download: bool = False) -> Any:
         from torchvision import datasets  # noqa: PLC0415 - slow to import
 
         dataset = getattr(datasets, self.dataset)
         try:
-            return dataset(self.root, train=train, download=download)
+            return self._make(dataset, train, download)
         except Exception as error:  # torchvision raises all kinds, with sentences that name no file
             raise self._explained(error, dataset, download) from error
 
@@ -103,12 +120,15 @@ class MNIST(_VisionSource):
             `crop_flip`, as in FedED's code for Tiny-ImageNet.
         normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
             by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     num_classes = 10
+    channels = 1
     dataset = "MNIST"
     named = False  # "7 - seven" says no more than the number
-    mean, std = (0.1307,), (0.3081,)
+    mean: tuple[float, ...] | None = (0.1307,)
+    std: tuple[float, ...] | None = (0.3081,)
 
     def _files(self, dataset: Any) -> dict[Path, str | None]:
         folder = Path(self.root).expanduser() / dataset.__name__ / "raw"
@@ -130,6 +150,62 @@ class FashionMNIST(MNIST):
     mean, std = (0.2860,), (0.3530,)
 
 
+class KMNIST(MNIST):
+    """Cursive Japanese letters, 60,000 / 10,000 images of 1×28×28.
+
+    Arguments as of `MNIST`, but that `standard` measures the training images; the folder is `KMNIST/raw`.
+    """
+
+    dataset = "KMNIST"
+    named = True
+    mean = std = None
+
+
+class EMNIST(MNIST):
+    """Handwritten letters and digits, upright images of 1×28×28.
+
+    Training and test images and classes: `byclass` 697,932 / 116,323 of 62, `bymerge` the same of 47, `balanced`
+    112,800 / 18,800 of 47, `letters` 124,800 / 20,800 of 26, `digits` 240,000 / 40,000 of 10, `mnist` 60,000 / 10,000
+    of 10.
+
+    Args:
+        split: one of these.
+        base: arguments of `MNIST`; `standard` measures the mean and deviation of the training images. `root` holds, or
+            will hold, `EMNIST/raw/emnist-*-ubyte`; `download` fetches all splits, 536 MB.
+
+    Source:
+        Cohen et al. 2017, arXiv:1702.05373.
+    """
+
+    dataset = "EMNIST"
+    named = True
+    mean = std = None
+
+    def __init__(self, split: EMNISTSplit = "balanced", **base: Any) -> None:
+        check_choice(get_args(EMNISTSplit), split=split)
+        super().__init__(**base)
+        self.split = split
+
+    def _make(self, dataset: Any, train: bool, download: bool) -> Any:
+        opened = dataset(self.root, self.split, train=train, download=download)
+        self.num_classes = len(self._names(opened))
+        return opened
+
+    def _files(self, dataset: Any) -> dict[Path, str | None]:
+        folder = Path(self.root).expanduser() / "EMNIST" / "raw"
+        kinds = (f"{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1"))
+        return {folder / f"emnist-{self.split}-{kind}-ubyte": None for kind in kinds}
+
+    def _names(self, opened: Any) -> tuple[str, ...]:
+        return tuple(name for name in opened.classes if name != "N/A")
+
+    def _images(self, opened: Any) -> Tensor:
+        return super()._images(opened).transpose(2, 3)  # the files hold them lying
+
+    def _targets(self, opened: Any) -> Tensor:
+        return super()._targets(opened) - int(self.split == "letters")  # which the files number from 1
+
+
 class CIFAR10(_VisionSource):
     """Tiny photographs, 50,000 / 10,000 images of 3×32×32.
 
@@ -138,6 +214,7 @@ class CIFAR10(_VisionSource):
         download: fetch what is missing into `root`.
         augmentation: of training batches, as for `MNIST`.
         normalize: of all images, as for `MNIST`.
+        limit: most samples of each split, drawn by class; None: all.
     """
 
     num_classes = 10
@@ -159,6 +236,40 @@ class CIFAR100(CIFAR10):
     num_classes = 100
     dataset = "CIFAR100"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+
+class SVHN(_VisionSource):
+    """House numbers, 73,257 / 26,032 images of 3×32×32, ten digits.
+
+    Args:
+        root: folder that holds, or will hold, `train_32x32.mat` and `test_32x32.mat`.
+        download: fetch what is missing into `root`.
+        augmentation: of training batches, as for `MNIST`.
+        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
+        limit: most samples of each split, drawn by class; None: all.
+
+    Source:
+        Netzer et al. 2011, Reading Digits in Natural Images.
+    """
+
+    num_classes = 10
+    dataset = "SVHN"
+    named = False
+
+    def _make(self, dataset: Any, train: bool, download: bool) -> Any:
+        if download:
+            dataset(self.root, split="train", download=True)  # each split is a file of its own
+        return dataset(self.root, split="train" if train else "test", download=download)
+
+    def _files(self, dataset: Any) -> dict[Path, str | None]:
+        folder = Path(self.root).expanduser()
+        return {folder / name: md5 for _, name, md5 in (dataset.split_list[part] for part in ("train", "test"))}
+
+    def _images(self, opened: Any) -> Tensor:
+        return torch.from_numpy(opened.data)
+
+    def _targets(self, opened: Any) -> Tensor:
+        return torch.from_numpy(opened.labels)
 
 
 def _fault(path: Path, md5: str | None) -> str | None:

@@ -44,6 +44,8 @@ class StackBatches:
         self._draws: Sequence[torch.Generator | None] = ()
         plain = [view for view in views if isinstance(view, ClientView)]
         source = plain[0].source(split) if len(plain) == len(views) else None
+        if any(view.source(split) is not source for view in plain):  # each sees its samples in its own way
+            source = None
         if isinstance(source, TensorSplit) and not transfer.hooked:
             self._source = source
             self._order(source, plain, split, epochs)

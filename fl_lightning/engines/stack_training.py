@@ -151,7 +151,9 @@ class StackTrainer:
             StackingError: if the client's optimizers do not step a stack.
         """
         taken = [cut if cut.steps else None for cut in passes]
-        steps = [stacked.context.progress.num_steps if phase.counts else 0 for stacked in rows]
+        steps = [
+            (stacked.context.progress.num_steps if phase.counts else 0, stacked.job.data.local_work) for stacked in rows
+        ]
         blocks: list[Block] = []
         for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
             shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
@@ -197,8 +199,11 @@ class StackTrainer:
 
     def _epochs(self, segment: "_Segment") -> None:
         """Train all epochs of a phase."""
-        rows, passes, phase, limit = segment.rows, segment.passes, segment.phase, self.local.step_limit(segment.phase)
-        left = [None if limit is None else limit - stacked.context.progress.num_steps for stacked in rows]
+        rows, passes, phase = segment.rows, segment.passes, segment.phase
+        left = [
+            self.local.batch_limit(stacked.job.data, phase, cut, stacked.context.progress.num_steps)
+            for stacked, cut in zip(rows, passes, strict=True)
+        ]
         before = [stacked.passed[phase.split] if phase.counts else 0 for stacked in rows]
         logits = self._cache(segment)
         for epoch in range(max((block.passes.epochs for block in segment.blocks), default=0)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from math import inf
+from math import ceil, inf
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -117,6 +117,23 @@ class LocalTrainer:
         """
         return self.settings.max_local_steps if phase.counts else None
 
+    def batch_limit(self, data: ClientData, phase: Phase, passes: Passes, num_steps: int) -> int | None:
+        """Give the most batches of a phase, which a straggler has fewer of.
+
+        None: as many as there are.
+
+        Args:
+            data: of the client, which tells the share of its work that it makes.
+            phase: that begins.
+            passes: of the phase.
+            num_steps: of the exchange so far.
+        """
+        most, whole = self.settings.max_batches if phase.counts else None, passes.epochs * passes.steps
+        left = None if most is None else most - num_steps * self.settings.accumulate_grad_batches
+        if data.local_work == 1:
+            return left
+        return ceil(data.local_work * (whole if left is None else min(whole, left)) - 1e-9)
+
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
         """Return True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
         changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
@@ -174,12 +191,14 @@ class LocalTrainer:
         repeats = passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes)
         if repeats or client.context.logit_cache is not None:  # of the phase before
             client.context.keep_logits(LogitCache(size) if repeats else None)
+        works = None if data.local_work == 1 else self.batch_limit(data, phase, passes, progress.num_steps)
         for epoch in range(passes.epochs):
-            if progress.num_steps >= (self.step_limit(phase) or inf):
+            now = passes if works is None else passes.of_epoch(epoch, works)
+            if progress.num_steps >= (self.step_limit(phase) or inf) or not (now.steps or works is None):
                 break
             self.services.begin_epoch(optimizers, size)
             self._call("on_train_epoch_start")
-            self._epoch(phase, data, passes, passed[phase.split] + epoch, optimizers)
+            self._epoch(phase, data, now, passed[phase.split] + epoch, optimizers)
             self.services.begin_samples(size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from math import ceil
 from pathlib import Path
 from pkgutil import resolve_name
@@ -44,8 +45,11 @@ LONGEST_STEM = 80
 """Bytes of a name that a reader knows a cell by."""
 
 ROUNDS = "trainer.max_epochs"
-LATER = {"data.sampling": "uniform", "data.secret_seed": False}
-"""Settings that came later, with the values that stand for runs without them, which keep their names."""
+LATER = {"data.sampling": "uniform", "data.secret_seed": False, "data.by": None, "data.*source.limit": None}
+LATER |= {"data.extra_splits.*.limit": None, "data.feature_shift": None, "data.local_work": 1.0, "data.pooled": False}
+LATER |= {"model.codec": None}
+"""Settings that came later, as `fnmatch` patterns, with the values that stand for runs without them, which keep their
+names."""
 
 PLACES = ("trainer.default_root_dir", "trainer.logger", "trainer.fast_dev_run", "trainer.barebones")
 """Settings that decide where and whether a run leaves its folder."""
@@ -100,6 +104,15 @@ def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
 
 
+def came_later(name: str, value: Any) -> bool:
+    """Tell whether a setting has the value of runs from before there was such a setting.
+
+    >>> came_later("data.source.limit", None), came_later("data.source.limit", 100), came_later("data.seed", None)
+    (True, False, False)
+    """
+    return any(fnmatchcase(name, pattern) and value == stands for pattern, stands in LATER.items())
+
+
 def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
     """Name a cell by its identity: by what its values depend on, so that more rounds continue it.
 
@@ -110,7 +123,7 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
         start: identity and limits of the cell whose weights it begins with.
     """
     known = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
-    settings = {name: value for name, value in known.items() if name not in LATER or value != LATER[name]}
+    settings = {name: value for name, value in known.items() if not came_later(name, value)}
     recorded = [config[part].get(name) for part, name in RECORDED] + [config.get("best")]
     source = config["data"]["source"]
     if getattr(resolve_name(source["class_path"]), "named_by_root", False):

@@ -9,15 +9,14 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 
-from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import ClientParallelStrategy
-from fl_lightning.members.faults import FaultPolicy
-from fl_lightning.types import CONDITIONS, Sent
+from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.settings import as_list
 
 REFUSED = {
@@ -55,9 +54,6 @@ CALLBACKS = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
 
 FAR = 0.1
 """Share of the way to the aggregate below which a server's step is told of."""
-
-RELEASED: frozenset[Sent] = frozenset({"weights", "personal means"})
-"""Contents that a client may send under a private rule: it adds noise to weights, and takes no personal means."""
 
 Needs = list[tuple[str, frozenset[str]]]
 """Needs of client, server module and rule, with their names."""
@@ -248,8 +244,10 @@ def tell_epochs(local_epochs: int | list[int]) -> None:
         )
 
 
-def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer: object, trainable: Sized) -> None:
-    """Refuse a rule other than the mean, and a server optimizer, where the clients share no trainable entries.
+def check_shared(
+    client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, trainable: Sized
+) -> None:
+    """Refuse a rule other than the mean, a server optimizer and a codec where clients share no trainable entries.
 
     Raises:
         ValueError: naming the setting.
@@ -262,11 +260,12 @@ def check_shared(client: ClientModule, aggregator: Aggregator, server_optimizer:
             f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
             f"fewer entries personal"
         )
-    if server_optimizer is not None:
-        raise ValueError(
-            "a server_optimizer needs trainable entries that the clients share, got none; leave it unset, or "
-            "make fewer entries personal"
-        )
+    for name, part in (("server_optimizer", server_optimizer), ("codec", codec)):
+        if part is not None:
+            raise ValueError(
+                f"a {name} needs trainable entries that the clients share, got none; leave it unset, or make fewer "
+                f"entries personal"
+            )
 
 
 def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:
@@ -309,6 +308,11 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
     names = [name for name, needs in needs_by_name if "accumulated_lr" in needs]
     if not names:
         return
+    if not client.sends_counts:
+        raise ValueError(
+            f"{names[0]} needs to know the steps of each client, which {type(client).__name__} does not send, since "
+            f"they tell how many samples it has; take another rule, or leave model.aggregator unset"
+        )
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not AccumulatedLR(optimizers, None).defined:
@@ -352,59 +356,3 @@ def check_carried(
 
 
 # --- privacy
-
-
-def check_private_rule(
-    client: ClientModule,
-    rule: Aggregator,
-    server_module: ServerModule,
-    transforms: Sequence[UpdateTransform],
-    data: FederatedDataModule,
-) -> None:
-    """Refuse what the guarantee of a private rule does not cover: other ways from a client to the server.
-
-    Raises:
-        ValueError: naming the rule, what does not go with it, and why.
-    """
-    name, kind = type(rule).__name__, type(client).__name__
-    if data.cohort.sampling_rate is None:
-        how = "are those of data.schedule" if data.schedule is not None else "have a fixed size"
-        raise ValueError(
-            f"the guarantee of {name} counts on clients that are drawn each by itself, and the cohorts here {how}; "
-            f"set data.sampling to poisson, or data.participation to 1 for all clients in every round"
-        )
-    if others := sorted(client.sends - RELEASED):
-        raise ValueError(
-            f"{name} adds noise to what the weights of a client moved, and {kind} also sends {' and '.join(others)}, "
-            f"which would reach the server as they are; take another method, such as FedAvg, FedProx or FedNTD, or "
-            f"leave model.aggregator unset"
-        )
-    if overridden(server_module, "add", ServerModule):
-        raise ValueError(
-            f"{name} adds noise to the sum of all clients, and {type(server_module).__name__} takes in each client's "
-            f"update before it; take a method whose server only averages, or leave model.aggregator unset"
-        )
-    for transform in transforms:
-        if overridden(transform, "state_dict", UpdateTransform):
-            raise ValueError(
-                f"{name} bounds what one client can change, and {type(transform).__name__} keeps something of each "
-                f"for the others to come; leave it out of model.transforms"
-            )
-
-
-def check_private_faults(faults: FaultPolicy, rule: str) -> None:
-    """Refuse settings of faults that tell of clients under a private rule.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if faults.min_clients > 1:
-        raise ValueError(
-            f"{rule} hides how many clients took part, which model.faults.min_clients={faults.min_clients} would show; "
-            f"leave it unset"
-        )
-    if faults.max_update_norm is not None:
-        raise ValueError(
-            f"{rule} clips every update, and model.faults.max_update_norm={faults.max_update_norm} would tell whose "
-            f"was long; leave it unset"
-        )

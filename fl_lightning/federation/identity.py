@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.checks import check_simulated
 from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.types import TrainableModule
@@ -298,7 +299,11 @@ def shared_settings(parts: Any, data: FederatedDataModule, precision: str, max_e
         data: of one party.
         precision: of the Trainer.
         max_epochs: rounds of the run; None or -1: not limited.
+
+    Raises:
+        ValueError: a setting that only a simulation can have.
     """
+    check_simulated(data)
     settings = {name: value for name, value in parts.described(precision, max_epochs).items() if not is_free(name)}
     config = parts.identity.config
     settings |= {f"config.{name}": value for name, value in config.items() if name.startswith("model.")}

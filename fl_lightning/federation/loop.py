@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
@@ -60,6 +60,7 @@ class FederatedLoop(Forwarding):
             set back to their start for every client.
         faults: what happens on faults; `error` or `skip`: on values that are not finite and on errors of clients alike.
         transforms: of the updates between client and sum, in order, after the check for NaN and inf.
+        codec: of what clients send, and with its `down` of what they are sent; None: entries travel as they are.
         metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
             model (`global/NAME`), and with `evaluate_clients_every` on each client's (`local/NAME`, the clients' mean).
         evaluate_clients_every: every so many rounds evaluate what each of the N clients would deploy on its own test
@@ -107,6 +108,7 @@ class FederatedLoop(Forwarding):
         keep: str | list[str] | None = None,
         faults: FaultPolicy | Literal["error", "skip"] = "error",
         transforms: list[UpdateTransform] | UpdateTransform | None = None,
+        codec: Codec | None = None,
         metrics: Metrics | None = None,
         evaluate_clients_every: int | None = None,
         initial_weights: str | Path | None = None,
@@ -131,6 +133,7 @@ class FederatedLoop(Forwarding):
             settings=local,
             faults=FaultPolicy.of(faults),
             transforms=as_list(transforms),
+            codec=codec,
             execution=Execution(threads, chunk),
             store=store or ClientStore(),
             personal=tuple(as_list(personal)),

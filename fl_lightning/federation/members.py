@@ -27,6 +27,7 @@ from fl_lightning.engines.cohort import need_module
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
 from fl_lightning.functional.state import StateSum, choose
+from fl_lightning.members.codec import CodedBroadcast, Coding, Decoder, DownCoding, Encoder
 from fl_lightning.members.faults import (
     check_measured,
     check_num_samples,
@@ -451,15 +452,16 @@ def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Me
         weights: in the client's module.
     """
     client, transforms = parts.client, parts.transforms
-    codec = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
+    two_sided = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
     # somebody's own code that runs while a client is trained may change its modules
     foreign = runs_foreign_code(client) or need_module(chain(*parts.hooks.values(), *parts.batch_hooks.values()))
     return [
         *([Structure(client, weights)] if foreign else []),
         *weights.features,
-        ClientTransforms(transforms[:codec]),
+        ClientTransforms(transforms[:two_sided]),
         *([Transmitted(client)] if overridden(client, "transmitted", ClientModule) else []),
-        ClientTransforms(transforms[codec:]),
+        ClientTransforms(transforms[two_sided:]),
+        *([Encoder(Coding(parts.codec, weights), weights, client.changes)] if parts.codec else []),
     ]
 
 
@@ -475,13 +477,16 @@ def members_of(
         records: of the round's clients.
         entries: of the user's modules in a checkpoint.
     """
-    weights, transforms, guard = server.global_weights, parts.transforms, parts.guard
+    weights, transforms, guard, codec = server.global_weights, parts.transforms, parts.guard, parts.codec
+    coded_down = [CodedBroadcast(DownCoding(codec, weights), server, server.send)] if codec and codec.down else []
     return Members(
         [
             *([Traces(parts.client)] if parts.faults.on_error == "skip" else []),
             *members_at_client(parts, weights),
+            *coded_down,
             parts.recorder.traffic,
             parts.skipped,
+            *([Decoder(Coding(codec, weights))] if codec else []),
             # what the server takes in
             Arrivals(server, transforms),
             guard,

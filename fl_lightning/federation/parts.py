@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MetricCollection
 
-from fl_lightning.aggregation import Aggregator, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.hooks import refuse_unforwarded
@@ -28,10 +28,12 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
+from fl_lightning.members import private
+from fl_lightning.members.codec import check_codec
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.metrics.history import PROMISED, UNPROTECTED
+from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
@@ -59,6 +61,7 @@ class FederationParts:
         settings: of local training.
         faults: what happens on faults.
         transforms: of updates, in order.
+        codec: of what clients send; or None.
         execution: how a process computes.
         store: of the clients' memory and personal entries.
         personal: patterns of entries that are never transmitted.
@@ -93,6 +96,7 @@ class FederationParts:
     settings: LocalSettings
     faults: FaultPolicy
     transforms: Sequence[UpdateTransform]
+    codec: Codec | None
     execution: Execution
     store: ClientStore
     personal: tuple[str, ...]
@@ -133,6 +137,9 @@ class FederationParts:
         for transform in self.transforms:
             remedy = "give [NormClip(max_norm=10)]"
             check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
+        check_kind(Codec, "an instance of a subclass of Codec", "give such as QSGD(bits=4)", codec=self.codec)
+        if self.codec is not None:
+            check_codec(self.codec, self.aggregator, self.transforms)
         if self.server_lr_scheduler is not None and self.server_optimizer is None:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
         if any(map(encodes, self.transforms)):
@@ -158,7 +165,7 @@ class FederationParts:
         """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""
         if not self.is_private:
             return dict(values)
-        return {k if k.startswith(PROMISED) else f"{UNPROTECTED}{k}": value for k, value in values.items()}
+        return {k if k in GUARANTEES else f"{UNPROTECTED}{k}": value for k, value in values.items()}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -222,9 +229,13 @@ class FederationParts:
             data.take_secret(current_communicator().gather(data.secret)[0])
         if fits:
             checks.tell_epochs(self.settings.local_epochs)
+            if self.is_private and trainer.ckpt_path is None:
+                private.check_first_fit(self.recorder.history)
+            if self.client.is_private:
+                private.check_private_client(self.client, self.faults)
             if self.aggregator.is_private:
-                checks.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
-                checks.check_private_faults(self.faults, type(self.aggregator).__name__)
+                private.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
+                private.check_private_faults(self.faults, type(self.aggregator).__name__)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
@@ -252,7 +263,7 @@ class FederationParts:
             max_epochs: rounds of the run; None or -1: not limited.
         """
         parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
-        settings = {name: getattr(self, name) for name in (*parts, "transforms", "personal", "keep")}
+        settings = {name: getattr(self, name) for name in (*parts, "transforms", "codec", "personal", "keep")}
         faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
         settings |= asdict(self.settings) | faults | {"seed": self.seed}
         del settings["client_timeout"]
@@ -296,7 +307,7 @@ class FederationParts:
         self.build_net(data)
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
         weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
-        checks.check_shared(client, self.aggregator, self.server_optimizer, weights.trainable)
+        checks.check_shared(client, self.aggregator, self.server_optimizer, self.codec, weights.trainable)
         checks.check_accumulated_lr(client, self.needs_by_name())
         start(weights)
         first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
@@ -333,5 +344,7 @@ class FederationParts:
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:
     """Check the module that every client trains, and put one that is no ClientModule into one."""
     module = uncompiled(module)
+    if isinstance(inner := getattr(module, "client", None), ClientModule):
+        raise TypeError(f"a client must not be a federation, got {type(module).__name__}; give its {described(inner)}")
     check_module(module)
     return module if isinstance(module, ClientModule) else ClientModule(module=module)

@@ -70,7 +70,8 @@ class Round:
                     outcome, shared = self._repeat(outcome, undo)
             except StopIteration as stop:  # Lightning would take it for the end of the epoch
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
-            stepped = self._server_step.step(self.server.global_weights.start, outcome.weights, step, scaler)
+            new = self.server.refined(outcome.weights)
+            stepped = self._server_step.step(self.server.global_weights.start, new, step, scaler)
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
             outcome.take_entries(outcome.before | (stepped or {}))

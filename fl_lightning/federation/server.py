@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -11,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
-from fl_lightning.utils.keyed import keyed_generator
+from fl_lightning.utils.keyed import keyed_generator, keyed_noise
 
 
 class Server:
@@ -28,6 +29,7 @@ class Server:
         self.round_idx = 0
         self.global_weights, self.store, self._data = global_weights, store, data
         self._snapshot: State | None = None
+        self._coarser: State | None = None
 
     def attach(self, data: FederatedDataModule) -> None:
         """Take the data of another fit."""
@@ -35,7 +37,19 @@ class Server:
 
     def begin_round(self, round_idx: int) -> None:
         """Begin a round from a snapshot of the shared entries."""
-        self.round_idx, self._snapshot = round_idx, self.global_weights.start
+        self.round_idx, self._snapshot, self._coarser = round_idx, self.global_weights.start, None
+
+    def send(self, coarser: State) -> None:
+        """Begin the round from coarser shared entries than the global ones, which everybody measures from."""
+        self._snapshot = self._coarser = coarser
+
+    def refined(self, new: State | None) -> State | None:
+        """Add what the global entries were besides the coarser ones, if such were sent."""
+        coarser, whole = self._coarser, self.global_weights.start
+        if new is None or coarser is None:
+            return new
+        moved = {n: v.double() - coarser[n].double() for n, v in new.items() if coarser[n] is not whole[n]}
+        return {**new, **{n: (whole[n].double() + change).to(new[n].dtype) for n, change in moved.items()}}
 
     def advance(self, new: State) -> State:
         """Make the weights of an exchange the global ones.
@@ -48,7 +62,7 @@ class Server:
 
     def end_round(self) -> None:
         """End the round: the global weights are those in the module again."""
-        self._snapshot = None
+        self._snapshot = self._coarser = None
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -91,8 +105,8 @@ class Server:
     def generator(self, purpose: str) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx)
 
-    def noise_generator(self, purpose: str) -> torch.Generator:
-        return keyed_generator(self._data.noise_seed, purpose, self.round_idx)
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return keyed_noise(self._data.noise_seed, purpose, self.round_idx)
 
 
 class ServerOptimizer:

@@ -15,6 +15,8 @@ from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
+from fl_lightning.functional.state import StateLike
+from fl_lightning.functional.traffic import message_of
 from fl_lightning.members.faults import ClientError
 from fl_lightning.members.layouts import Answer, Layouts, layout_of
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
@@ -146,7 +148,7 @@ class RemoteEngine:
         sent, start, frozen = broadcast.weights or {}, job.start or {}, weights.frozen.already_sent
         if start and (sent or frozen):
             start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
-        states = {"weights": broadcast.weights, "start": start, "personal": job.personal if file is None else None}
+        states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}
         parts = {name: self._part(state) for name, state in states.items()}
         parts["frozen"] = self._frozen_part(job.client_id, {} if frozen.keys() <= sent.keys() else frozen)
         return {"head": part_of(head | more), "extras": part_of(dict(broadcast.extras)), **parts}
@@ -161,7 +163,7 @@ class RemoteEngine:
         (_, digest), whole = self._parts[id(frozen)]
         return part_of({"digest": digest, "entries": None}) if self._has.get(client_id) == digest else whole
 
-    def _part(self, state: State | None) -> Array:
+    def _part(self, state: StateLike | None) -> Array:
         """Encode a state, once for all clients that are sent the same object."""
         if id(state) not in self._parts:
             self._parts[id(state)] = state, part_of(state and dict(state))

@@ -6,7 +6,7 @@ is undone or a run that is continued goes back to the file of that time. Files t
 
 from collections.abc import Iterable
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -21,11 +21,13 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
+from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
 from fl_lightning.members.layouts import layout_of
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
 from fl_lightning.types import Broadcast, ClientJob, Member, State
+from fl_lightning.utils.keyed import keyed_generator
 
 
 class Node:
@@ -126,12 +128,13 @@ class Node:
         head, engine = content["head"], self.engine
         for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
             demand(head[name] == here, f"{name} of a message must be {here}, as this node has it, got {{}}", head[name])
-        weights = content["weights"]
+        shared, weights, codec = engine.weights.live(engine.weights.shared), content["weights"], self.loop.parts.codec
+        if codec and weights:
+            draws = partial(keyed_generator, self.data.batch_seed, DownCoding.PURPOSE, head["round_idx"])
+            weights = DownCoding(codec, engine.weights).decode(weights, shared, draws)
         files = self._files_of(head["run"])
         start = {**files.shared(**content["frozen"]), **content["start"], **(weights or {})}
-        alike = layout_of(start, {}, exact=True) == layout_of(
-            engine.weights.live(engine.weights.shared), {}, exact=True
-        )
+        alike = layout_of(start, {}, exact=True) == layout_of(shared, {}, exact=True)
         demand(alike, "the model's shared entries at the server must be those of this node; give both one YAML")
         finite = all(bool(value.isfinite().all()) for value in start.values())
         demand(finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")

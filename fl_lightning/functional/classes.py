@@ -113,6 +113,37 @@ def out_local(counts: Tensor) -> Tensor:
     return complement(in_local(counts))
 
 
+def effective_classes(counts: Tensor) -> Tensor:
+    """Count the classes of each client as equally frequent ones: exp of the entropy of p, in [1, C].
+
+    Args:
+        counts: n_c, (..., C), integers ≥ 0.
+
+    Returns:
+        (...) float64; NaN for a client without samples.
+
+    >>> effective_classes(torch.tensor([[5, 5, 0], [9, 0, 0]]))
+    tensor([2., 1.], dtype=torch.float64)
+    """
+    entropy: Tensor = torch.special.entr(in_local(counts)).sum(-1)
+    return entropy.exp()
+
+
+def distance_from_uniform(counts: Tensor) -> Tensor:
+    """Compute the total variation distance ½ Σ |p_c − 1/C| of each client, in [0, 1 − 1/C].
+
+    Args:
+        counts: n_c, (..., C), integers ≥ 0.
+
+    Returns:
+        (...) float64; NaN for a client without samples.
+
+    >>> distance_from_uniform(torch.tensor([[5, 5], [9, 0]]))
+    tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+    return (in_local(counts) - 1 / counts.shape[-1]).abs().sum(-1) / 2
+
+
 def complement(distribution: Tensor) -> Tensor:
     """Turn an in-local distribution into the out-local one, (1 − p_c) / (C − 1): (..., C) -> (..., C).
 

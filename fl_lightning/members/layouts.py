@@ -14,7 +14,7 @@ Layout = Mapping[str, str]
 
 
 class Answer(NamedTuple):
-    """What came back for a job: a value and the layout of its parts, or what is wrong with it."""
+    """Answer to a job: a value and the layout of its parts, or what is wrong with it."""
 
     job: ClientJob
     value: Any = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.aggregation import PrivateAggregator
-from fl_lightning.functional.privacy import SLACK, Accountant, shared_noise
+from fl_lightning.functional.privacy import SLACK, Accountant, gaussian_noise, kept_positive, shared_noise
 from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_inside
 
@@ -23,9 +23,6 @@ COUNT_SHARE = 1 / 20
 
 GRID_BITS = 36
 """Bits of a clipped entry below the clip: sums of up to 2^16 clients are exact, whoever adds them in which order."""
-
-VARIANCE = "running_var"
-"""End of the names of BatchNorm's variances, which stay as they are where noise would make them negative."""
 
 
 def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
@@ -139,12 +136,11 @@ class DPFedAvg(PrivateAggregator):
         total, short, new = self.summed("moved"), self.summed("short"), State()
         z, count_noise = self.noises()
         for name, value in self._moving().items():
-            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
-            new[name] = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
-            if name.endswith(VARIANCE):
-                new[name] = torch.where(new[name] > 0, new[name], value.double())
+            noise = gaussian_noise(value.shape, draws, value.device)
+            moved = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
+            new[name] = kept_positive(name, moved, value.double())
         if self.quantile is not None:
-            noise = count_noise * torch.randn((), generator=draws, dtype=torch.float64).to(self.bound.device)
+            noise = count_noise * gaussian_noise((), draws, self.bound.device)
             share = 0.5 + (short.get("count", 0.0) + noise) / self.expected
             self.bound.copy_(self.bound * torch.exp(-CLIP_RATE * (share - self.quantile)))
         return self.moved(self.server.weights, new)

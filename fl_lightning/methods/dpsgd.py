@@ -13,16 +13,16 @@ from torch.func import grad, vmap
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
-from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.services import attach_services, batch_length
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
-from fl_lightning.functional.privacy import clipped_sum, epsilon
+from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise
 from fl_lightning.functional.state import State, to_float32
+from fl_lightning.members import private
 from fl_lightning.metrics.history import EPSILON_SAMPLES
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.settings import check_above, check_inside, check_numbers
+from fl_lightning.utils.settings import check_above, check_numbers
 
 
 class DPSGD(ClientModule):
@@ -44,24 +44,11 @@ class DPSGD(ClientModule):
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         super().build(num_classes, input_shape)
-        self._check_norms()
+        private.check_samples_apart(self)
 
     def configure_model(self) -> None:
         super().configure_model()
-        self._check_norms()
-
-    def _check_norms(self) -> None:
-        """Refuse nets in which a sample's gradient depends on others.
-
-        Raises:
-            ValueError: naming the layer.
-        """
-        for name, part in self.named_modules():
-            if isinstance(part, BATCH_NORMS):
-                raise ValueError(
-                    f"dp_sgd bounds the gradient of each sample, which {type(part).__name__} {name!r} makes of the "
-                    f"whole batch; take GroupNorm or LayerNorm"
-                )
+        private.check_samples_apart(self)
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()
@@ -74,8 +61,9 @@ class DPSGD(ClientModule):
         return configured
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        self.round.update(steps=0, samples=PoissonSamples(local, self.sample_rate, broadcast.exchange))
-        super().receive(broadcast, local)
+        samples = PoissonSamples(local, self.sample_rate, broadcast.exchange)
+        self.round.update(steps=0, samples=samples)
+        super().receive(broadcast, cast(ClientData, samples))
 
     def training_data(self, local: ClientData) -> ClientData:
         return cast(ClientData, self.round["samples"])
@@ -92,7 +80,7 @@ class DPSGD(ClientModule):
         draws = samples.noise_generator(f"dp_sgd/noise/{samples.exchange}/{step}")
         total, terms = self._sum(params, batch, batch_idx), []
         for name, value in params.items():
-            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
+            noise = gaussian_noise(value.shape, draws, value.device)
             noisy = total.get(name, 0.0) + self.noise_multiplier * self.max_grad_norm * noise
             terms.append(((noisy / (self.sample_rate * samples.local.size())).to(value.dtype) * value).sum())
         loss = torch.stack(terms).sum()
@@ -113,7 +101,7 @@ class DPSGD(ClientModule):
         constants = {name: value.detach() for name, value in params.items()}
         at_once = max(1, GRADIENT_FLOATS // sum(value.numel() for value in params.values()))
         silent = {"log": ignored, "log_dict": ignored}  # a logged value would be a sample's
-        with attach_services(self.lightning_modules(), silent):
+        with attach_services(self.lightning_modules(), silent), self.in_full_precision():
             for first in range(0, batch_length(batch), at_once):
                 part = apply_to_collection(batch, Tensor, lambda t, i=first: t[i : i + at_once])
                 try:
@@ -129,8 +117,9 @@ class DPSGD(ClientModule):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         """Count the steps in the client's memory, and log what they cost."""
-        extras = super().reply(exchange, local)
-        steps = self.memory["private_steps"] = self.memory.get("private_steps", 0) + self.round["steps"]
+        extras = super().reply(exchange, cast(ClientData, self.round["samples"]))
+        terms = {"noise_multiplier": self.noise_multiplier, "sample_rate": self.sample_rate}
+        steps = counted(self.memory, terms, self.round["steps"])
         spent = epsilon(self.sample_rate, self.noise_multiplier, steps, self.delta)
         self.log(EPSILON_SAMPLES, spent, reduce_fx="max", batch_size=1)
         return extras
@@ -160,7 +149,7 @@ def dp_sgd(
         ValueError: a setting out of its range, or a client that reads its data otherwise or steps by itself.
     """
     check_above(0, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
-    check_inside(0, 1, delta=delta)
+    check_delta(delta)
     check_numbers(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}; 1 takes all samples in every step")
@@ -170,6 +159,7 @@ def dp_sgd(
             f"{' and '.join(reads)} of its data, which shows in what it sends; take another method, such as FedAvg, "
             f"FedProx or FedNTD"
         )
+    private.check_hooks_apart(client)
     settings = {"delta": delta, "noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
     whole = with_part(client, DPSGD, sample_rate=sample_rate, **settings)
     if not whole.automatic_optimization:

@@ -5,16 +5,20 @@ Gaussian mechanism).
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
-from fl_lightning.functional.privacy import clipped_sum, epsilon
+from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise, kept_positive
 from fl_lightning.metrics.history import EPSILON_LOCAL
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate
-from fl_lightning.utils.settings import check_above, check_inside
+from fl_lightning.utils.settings import check_above
+
+NOTHING: dict[str, Any] = {"num_steps": 0, "accumulated_lr": 0.0, "lr": 0.0, "idle_steps": 0, "uncounted_steps": 0}
+"""What an update says of a client's steps, which would tell how many samples it has."""
 
 
 class LocalDP(ClientModule):
@@ -28,6 +32,7 @@ class LocalDP(ClientModule):
 
     stackable = False  # each client draws its own noise
     is_private = True
+    sends_counts = False
     noise_multiplier: float
     max_norm: float
     delta: float
@@ -57,14 +62,14 @@ class LocalDP(ClientModule):
         short = clipped_sum(rows, self.max_norm)
         draws = local.noise_generator(f"local_dp/{broadcast.exchange}")
         for name, value in short.items():
-            noise = torch.randn(value.shape, generator=draws, dtype=torch.float64).to(value.device)
+            noise = gaussian_noise(value.shape, draws, value.device)
             moved = before[name] + value + self.noise_multiplier * self.max_norm * noise
-            start[name] = moved.to(start[name].dtype)
-        releases = self.memory["releases"] = self.memory.get("releases", 0) + 1
+            start[name] = kept_positive(name, moved, before[name]).to(start[name].dtype)
+        releases = counted(self.memory, {"noise_multiplier": self.noise_multiplier}, 1)
         # another client's data in place of this one's may move it by 2 C
         spent = epsilon(1.0, self.noise_multiplier / 2, releases, self.delta)
         self.log(EPSILON_LOCAL, spent, reduce_fx="max", batch_size=1)
-        return replace(update, weights=start)
+        return replace(update, weights=start, num_samples=min(1, update.num_samples), **NOTHING)
 
 
 def local_dp(
@@ -73,7 +78,8 @@ def local_dp(
     """Make clients send their weights under noise of their own, so that the server need not be trusted.
 
     The guarantee is of local privacy: it compares a client's data with any other data in their place (replace one), so
-    that noise of the same size costs more than at the server, where a client is added or removed.
+    that noise of the same size costs more than at the server, where a client is added or removed. How many samples and
+    steps it has is not sent, only whether it has samples: all clients weigh the same.
 
     Args:
         client: of a method that sends weights only; or a LightningModule.
@@ -85,7 +91,7 @@ def local_dp(
         ValueError: a setting out of its range, or a client that sends more than weights.
     """
     check_above(0, noise_multiplier=noise_multiplier, max_norm=max_norm)
-    check_inside(0, 1, delta=delta)
+    check_delta(delta)
     if others := sorted({*getattr(client, "sends", ())} - {"weights", "personal means"}):
         raise ValueError(
             f"local_dp adds noise to weights, and {type(client).__name__} also sends {' and '.join(others)}; take "

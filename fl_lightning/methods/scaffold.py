@@ -91,6 +91,7 @@ class SCAFFOLD(ClientModule):
     needs = frozenset({"accumulated_lr"})
     stackable = True
     sends = frozenset({"weights", "control"})
+    changes = frozenset({"control_change"})
 
     def __init__(
         self, option: Literal["I", "II"] = "II", where: Literal["grad", "param"] = "grad", **base: Any

@@ -17,6 +17,9 @@ its samples, and of all it has against the server."""
 PROMISED, UNPROTECTED = "privacy/", "unprotected/"
 """Beginnings of log keys: of what a guarantee is told by, and of values that it does not cover."""
 
+GUARANTEES = (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL, "privacy/clip")
+"""Log keys of what a guarantee is told by, which tell nothing else of the clients."""
+
 ROWS_AT_ONCE = 256
 """Largest number of rows that wait to be laid out."""
 
@@ -81,8 +84,10 @@ class History:
         self._table = self._table[: len(self._rounds)]
 
     def curve(self, name: str) -> dict[int, float]:
-        """Look up a value by round, where it is known."""
+        """Look up a value by round, where it is known: of a private run, what stands there as unprotected, too."""
         if name not in self.names:
+            name = f"{UNPROTECTED}{name}"
+        if name not in self._names:
             return {}
         column = self.table[:, self._names[name]].tolist()
         return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}

@@ -51,7 +51,7 @@ class EstimatedDistribution(ClassMetric):
 
 
 class CommunicationCost(FederatedMetric):
-    """Bytes that went down to clients and up from them: 4 for every float, 0 for integers.
+    """Bytes that went down to clients and up from them, of values as their types have them (`functional.traffic`).
 
     `update` takes what one message carries, `down` or `up` or both: tensors, numbers, and nested dicts or
     lists of them by name; `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.
@@ -63,7 +63,7 @@ class CommunicationCost(FederatedMetric):
     >>> metric.update(down={"weight": torch.zeros(10), "num_batches_tracked": torch.tensor(3)})
     >>> metric.update(up={"weight": torch.zeros(10), "norm": 0.5})
     >>> {name: value.item() for name, value in metric.compute().items()}
-    {'bytes_down': 40.0, 'bytes_up': 44.0}
+    {'bytes_down': 48.0, 'bytes_up': 48.0}
     """
 
     higher_is_better = False

@@ -22,25 +22,35 @@ class CostMonitor(Monitor):
 
     `cost/steps`: optimizer steps of all clients of the cohort, over all exchanges and phases, those included that count
     in no method's K. `cost/seconds`: by the clock, evaluation included. `cost/memory`: bytes at most so far, of the
-    GPU's tensors, else of the process, added up over the processes.
+    GPU's tensors, else of the process, added up over the processes. Of a module without a federation the same is
+    measured by epoch, with the steps and memory of the root process.
 
     Args:
         every: measure every so many rounds.
     """
 
+    measures_any_fit = True
+
     def __init__(self, every: int = 1) -> None:
         super().__init__(every)
-        self._began = 0.0
+        self._began, self._first_step = 0.0, 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        self._began = monotonic()
+        self._began, self._first_step = monotonic(), trainer.global_step
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         measured["steps"] = measured.get("steps", 0) + update.num_steps + update.uncounted_steps
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         log_defined(loop, {"cost/steps": float(sum(values["steps"] for values in measured.values()))})
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        if not isinstance(pl_module, FederatedLoop) and self.measures(trainer):
+            steps, memory = float(trainer.global_step - self._first_step), peak_memory(pl_module.device)
+            values = {"steps": steps, "seconds": monotonic() - self._began, "memory": memory}
+            pl_module.log_dict({f"cost/{name}": value for name, value in values.items()}, rank_zero_only=True)
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         memory = sum(current_communicator(loop.device).gather(peak_memory(loop.device)))

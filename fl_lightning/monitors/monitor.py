@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.runs.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.files import write_file
@@ -35,8 +36,12 @@ class Monitor(Callback):
         clients: measure these only; None: the whole cohort.
         dirpath: folder of the monitor's files; None: that of the Trainer's first logger (no logger: none).
 
-    `folder` is None on a process that writes no files.
+    Attributes:
+        folder: None on a process that writes no files.
+        measures_any_fit: whether it measures the fit of a module without a federation, too.
     """
+
+    measures_any_fit: ClassVar[bool] = False
 
     def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
         check_at_least(1, every=every)
@@ -79,6 +84,8 @@ class Monitor(Callback):
         self.folder, self._table = folder if trainer.is_global_zero else None, None
         if isinstance(pl_module, FederatedLoop):
             self.begin(trainer, pl_module)
+        elif not self.measures_any_fit:
+            warn_of_plain_fit(self, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.exchange, self.under_way, self.ended, self.measured = 0, {}, {}, {}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.utils.settings import check_above, check_at_least
 
 
@@ -62,6 +63,8 @@ class SampleReduction(Callback):
         """Refuse a client or class that does not exist, and begin from all samples."""
         if isinstance(pl_module, FederatedLoop):
             pl_module.data.set_class_count(self.client, self.class_idx, None)
+        else:
+            warn_of_plain_fit(self, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, FederatedLoop):

@@ -1,5 +1,6 @@
 """The report of one run or several: what it says and shows, from what their folders hold."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -14,13 +15,17 @@ from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Cell, Table
-from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of
+from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of, statistics_of
 from fl_lightning.reports.saved import CLASSIFICATION, Counts, Group, data_differences, differing, read_columns
 from fl_lightning.reports.terminal import AVERAGES
+from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
 """Values over the rounds that are drawn, one figure each."""
+
+MOST_GROUPS = 24
+"""Groups that figures show: more can be told apart neither by their colours nor in a legend."""
 
 MOST_PARTITIONS = 6
 LONGEST_STEM = 100
@@ -68,13 +73,15 @@ def write_report(
     Returns:
         The path of the page.
     """
+    chosen = best_of(groups)
+    left_out = f"Figures show the {len(chosen)} of {len(groups)} groups that are best at the end; tables have all."
     sections = [
         Section("Results", results_of(groups, tables, notes)),
         Section("Privacy", privacy_of(groups)),
-        Section("Over the rounds", curves_of(groups)),
-        Section("Classes", [*scores_of(groups), *classes_of(groups)]),
-        Section("Before and after local training", before_after_of(groups)),
-        Section("Communication", communication_of(groups)),
+        Section("Over the rounds", [*[left_out] * (len(chosen) < len(groups)), *curves_of(chosen)]),
+        Section("Classes", [*scores_of(groups), *classes_of(chosen)]),
+        Section("Before and after local training", before_after_of(chosen)),
+        Section("Communication", communication_of(groups, chosen)),
         Section("Partition", partitions_of(groups)),
         Section("Settings", settings_of(groups)),
     ]
@@ -86,6 +93,19 @@ def write_report(
     title = ("; " if any("," in label for label in labels) else ", ").join(labels)
     write_page(folder / "report.html", title, [section for section in sections if section.parts])
     return folder / "report.html"
+
+
+def best_of(groups: Sequence[Group]) -> Sequence[Group]:
+    """Choose the groups that figures show: all, or of many the best by the first known metric, in their order."""
+    key = next(iter(known_metrics(groups)), "")
+    sign = 1 if is_lower_better(key) else -1
+
+    def rank(group: Group) -> float:
+        values = [sign * statistics_of(run, key).get("final", math.nan) for run in group.runs]
+        return math.inf if math.isnan(mean := sum(values) / len(values)) else mean
+
+    best = sorted(groups, key=rank)[:MOST_GROUPS]
+    return [group for group in groups if group in best]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -262,10 +282,10 @@ def last(group: Group, name: str) -> Numbers:
     return np.array(values)
 
 
-def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
-    """Draw the accuracy over the bytes that were moved, and list what a round moves."""
+def communication_of(groups: Sequence[Group], chosen: Sequence[Group]) -> list[Picture | Table]:
+    """List what a round moves, and draw the accuracy of the chosen groups over the bytes that were moved."""
     rows, key = [], next(iter(known_metrics(groups)), "")
-    bands = {group.label: Band([], np.zeros((0, 0))) for group in groups}
+    bands = {group.label: Band([], np.zeros((0, 0))) for group in chosen}
     for group in groups:
         rounds, down = group.curves("comm/bytes_down")
         up_rounds, up = group.curves("comm/bytes_up")
@@ -274,14 +294,16 @@ def communication_of(groups: Sequence[Group]) -> list[Picture | Table]:
         values = [down.mean(), up.mean(), (down + up).sum(1).mean()]
         rows.append([Cell(group.label), *(Cell(f"{value / MEGABYTE:.4g}") for value in values)])
         evaluated, scores = group.curves(key)
-        if evaluated and len(scores) == len(down) and set(evaluated) <= set(rounds):
+        if group in chosen and evaluated and len(scores) == len(down) and set(evaluated) <= set(rounds):
             places = [rounds.index(r) for r in evaluated]
             moved = (down + up).cumsum(1).mean(0)[places] / MEGABYTE
             bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * scores)
     if not rows:
         return []
     header = ["method", "to clients, a round", "to the server, a round", "in all"]
-    note = "Float entries of the messages, 4 bytes each; mean over the rounds and seeds."
+    note = "Values of the messages as they are sent; mean over the rounds and seeds."
+    if any(f"{UNPROTECTED}comm/bytes_down" in run.history.names for group in groups for run in group.runs):
+        note += " Of private runs they are unprotected: they tell how many clients took part."
     parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
     if any(band.x for band in bands.values()):
         caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."

@@ -20,6 +20,10 @@ MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
 
 
+WIDEST = 10_000
+"""Characters that a table may have before it is measured against the terminal."""
+
+
 def print_classes(
     title: str,
     names: Sequence[str],
@@ -89,17 +93,37 @@ def print_rounds(history: History, best: str, max_rows: int) -> None:
 def print_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
 ) -> None:
-    """Print a table whose first column holds names and the others numbers, and whose row `bold` stands out."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(printable(name), justify="right" if i else "left")
-    for i, row in enumerate(rows):
-        table.add_row(*map(printable, row), style="bold" if i == bold else None)
+    """Print a table whose first column holds names and the others numbers, and whose row `bold` stands out.
+
+    On a terminal that is too narrow for it the table is several, each with the names.
+    """
+    lines = [list(map(printable, line)) for line in (header, *rows)]
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"\n{title}", style="bold")
-    console.print(table)
+    names, *others = zip(*lines, strict=True)
+    anything = console.options.update(max_width=WIDEST)
+    while others:
+        count = 1
+        while (
+            count < len(others)
+            and console.measure(columns_table(names, others[: count + 1]), options=anything).maximum <= console.width
+        ):
+            count += 1
+        console.print(columns_table(names, others[:count], bold))
+        del others[:count]
     if below:
         console.print(printable(below, keep="\n"))
+
+
+def columns_table(names: Sequence[str], others: Iterable[Sequence[str]], bold: int | None = None) -> Table:
+    """Make a table of columns, each with its heading first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = [names, *others]
+    for i, (heading, *_) in enumerate(columns):
+        table.add_column(heading, justify="right" if i else "left")
+    for i, row in enumerate(zip(*(column[1:] for column in columns), strict=True)):
+        table.add_row(*row, style="bold" if i == bold else None)
+    return table
 
 
 def percent(value: Tensor) -> str:

@@ -59,7 +59,8 @@ class BestCheckpoint(ModelCheckpoint):
         if not isinstance(pl_module, FederatedLoop):
             return
         logged = trainer.callback_metrics
-        key = "local/alma" if pl_module.weights.own_models else pl_module.final_key
+        (alma,) = pl_module.parts.marked({"local/alma": 0.0})
+        key = alma if pl_module.weights.own_models else pl_module.final_key
         if self.monitor is None and key in logged:
             self._watch(key)
             if pl_module.client.module is not None:

@@ -1,6 +1,7 @@
 """Checks of signatures: unknown arguments of a constructor, and hooks that the package could not call."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
@@ -144,3 +145,17 @@ def check_call(name: str, target: object, arguments: Iterable[str] | None, of_ob
             f"{name} is called with ({', '.join(given)}), but takes ({', '.join(takes)}); define "
             f"{method}({', '.join(['self', *given])})"
         ) from None
+
+
+def document_arguments_of(kind: type, base: type) -> None:
+    """Add a base's arguments to a docstring that has a line `base: …` for them, for `help` has the own only.
+
+    Args:
+        kind: the class whose docstring it is.
+        base: the class whose arguments `**base` takes.
+    """
+    docstring, inherited = (inspect.cleandoc(vars(each).get("__doc__") or "") for each in (kind, base))
+    line = re.search(r"^    base: .*(?:\n {8}.*)*", docstring, re.MULTILINE)
+    arguments = re.search(r"^Args:((?:\n {4}.*)+)", inherited, re.MULTILINE)
+    if line and arguments:
+        kind.__doc__ = docstring[: line.end()] + arguments[1] + docstring[line.end() :]

@@ -17,7 +17,7 @@ from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.types import Broadcast, ClientUpdate
 from tests.commands import TINY, say
-from tests.hooks.toy import FLOATS, Median, Updates
+from tests.hooks.toy import BYTES, Median, Updates
 from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 
@@ -58,7 +58,7 @@ def test_the_guard_comes_first_then_the_transforms_in_their_order():
     assert [call[3:] for call in calls if call[1] == "server"] == [(True, 7)] * 2 + [(True, 0)] * 2
     assert watch.rounds[0][0].extras == {"a": 0.0, "b": 1.0}
     assert loop.round_metrics["train/skipped"] == 1
-    assert loop.round_metrics["comm/bytes_up"] == 4 * 2 * (FLOATS + 2)  # what `on_client` added is sent
+    assert loop.round_metrics["comm/bytes_up"] == 2 * (BYTES + 2 * 8)  # what `on_client` added is sent
 
 
 class Bits(UpdateTransform):
@@ -77,8 +77,9 @@ class Bits(UpdateTransform):
 
 def test_compression_is_counted_as_it_is_sent_and_undone_before_the_rule():
     loop = fit(client(), 1, transforms=[Bits()])
-    assert loop.round_metrics["comm/bytes_down"] == 4 * 5 * FLOATS
-    assert loop.round_metrics["comm/bytes_up"] == 4 * 5 * 6  # six lengths; the signs are whole numbers
+    assert loop.round_metrics["comm/bytes_down"] == 5 * BYTES
+    signs = sum(value.numel() for value in loop.client.parameters())
+    assert loop.round_metrics["comm/bytes_up"] == 5 * (4 * 6 + signs)  # six lengths, and int8
     start = fit(client(), 0).client.state_dict()
     for name, value in loop.client.state_dict().items():
         same = torch.equal(value, start[name])
@@ -205,7 +206,7 @@ def test_the_statistics_of_a_rule_are_of_what_is_added():
     assert len(rule.told) == len(SIZES)
     for told, added in rule.told:
         assert told == pytest.approx(added, rel=1e-12)
-    assert loop.round_metrics["comm/bytes_up"] == 4 * len(SIZES) * FLOATS
+    assert loop.round_metrics["comm/bytes_up"] == len(SIZES) * BYTES
 
 
 def test_a_clipped_attack_does_not_grow_by_fedexps_step():

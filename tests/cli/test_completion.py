@@ -9,12 +9,15 @@ from fl_lightning.cli.configs import names
 from tests.commands import refusal, say
 
 pytest.importorskip("shtab")
-COMPLETE = """
+COMPLETE = r"""
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=()
-_shtab_fl_lightning
-printf '%s\\n' "${COMPREPLY[@]}"
+$(complete -p fl-lightning | sed 's/.*-F \([^ ]*\).*/\1/')
+printf '%s\n' "${COMPREPLY[@]}"
 """
+
+
+PROXY = ["--data.proxy_overlap", "--data.proxy_size"]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,12 @@ def script(tmp_path_factory):
             "fit --model.client.optimizer.mom",
             ["--model.client.optimizer.momentum", "--model.client.optimizer.momentum_decay"],
         ),
+        ("fit --m", ["--model."]),
+        ("fit --data.p", ["--data.participation", "--data.partition", "--data.partition.", *PROXY]),
+        ("fit --model.client.net", ["--model.client.net", "--model.client.net."]),
+        ("compare --methods FedA", ["FedAdagrad", "FedAdam", "FedALA", "FedAlign", "FedAvg", "FedAvgM"]),
+        ("compare --methods FedAvg LG", ["LG-FedAvg"]),
+        ("compare --baseline SCAF", ["SCAFFOLD"]),
         ("test --ckpt", ["--ckpt_path"]),
         ("fit -c experiment/digits_fedn", ["experiment/digits_fednova", "experiment/digits_fedntd"]),
         ("configs data/", [name for name in names() if name.startswith("data/")]),
@@ -52,7 +61,7 @@ def script(tmp_path_factory):
 def test_bash_completes(script, typed, completed):
     words = ["fl-lightning", *typed.split(" ")]
     done = subprocess.run(["bash", "-c", COMPLETE, "bash", script, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == completed, done.stderr
+    assert sorted(done.stdout.split()) == sorted(completed), done.stderr
 
 
 @pytest.mark.parametrize(("shell", "command"), [("zsh", "#compdef fl-lightning"), ("tcsh", "complete fl-lightning")])

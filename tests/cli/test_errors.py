@@ -71,7 +71,7 @@ def here(tmp_path, monkeypatch, without_pictures):
 OPTIONS = [
     ("--model.local_epoch 3", "unknown option 'model.local_epoch'; the nearest is 'model.local_epochs'"),
     ("--trainer.maxepochs 3", "unknown option 'trainer.maxepochs'; the nearest is 'trainer.max_epochs'"),
-    ("--nosuch", "unknown option 'nosuch'; fl-lightning fit --help lists all"),
+    ("--nosuch", "unknown option 'nosuch'; fl-lightning fit --help all lists them"),
     ("stray", "unexpected argument 'stray'; options begin with --"),
     ("--model.client.betta 3", "model.client: unknown option 'betta'; the nearest is 'beta'"),
     ("--model.client FedProx --model.client.beta 3", "model.client: unknown option 'beta'; there are mu, "),

@@ -1,4 +1,4 @@
-"""`fl-lightning methods`: the table that ships is measured, complete, and the README's."""
+"""`fl-lightning methods`: the table that ships is measured, complete, and that of the page on methods."""
 
 import csv
 import doctest
@@ -19,27 +19,31 @@ from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
 
 ROOT = CONFIGS.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/methods/index.md").read_text(encoding="utf-8")
 NET = ToyNet(CLASSES, (64,))
 W = sum(value.numel() for value in NET.state_dict().values() if value.is_floating_point())
 THETA = sum(value.numel() for value in NET.parameters()) / W
 HEAD, NORM = sum(value.numel() for value in NET.head.parameters()) / W, 4 * 8 / W
-PREDICTIONS = CLIENTS * PER_CLIENT * CLASSES / W
+BYTES = sum(value.nbytes for value in NET.state_dict().values())
+FLOAT = 4 * W / BYTES
+"""What a message of all floats is of one of all entries: BatchNorm's counter is an integer."""
+NORMS = NORM * FLOAT + 8 / BYTES
+PREDICTIONS = CLIENTS * PER_CLIENT * CLASSES * 4 / BYTES
 CONTRACT = {  # down, up, client state, server state; a model is 1
     "FedAvg": (1, 1, 0, 0),
     "FedProx": (1, 1, 0, 0),
-    "FedCL": (1 + THETA, 1, 0, 0),
+    "FedCL": (1 + THETA * FLOAT, 1, 0, 0),
     "MOON": (1, 1, 1, 0),
     "FedDyn": (1, 1, THETA, THETA),
-    "SCAFFOLD": (1 + THETA, 1 + THETA, THETA, THETA),
-    "FedCurv": (1 + 2 * THETA, 1 + 2 * THETA, 2 * THETA, 2 * THETA),
+    "SCAFFOLD": (1 + THETA * FLOAT, 1 + THETA * FLOAT, THETA, THETA),
+    "FedCurv": (1 + 2 * THETA * FLOAT, 1 + 2 * THETA * FLOAT, 2 * THETA, 2 * THETA),
     "Ditto": (1, 1, 1, 0),
     "FedALA": (1, 1, 1 + HEAD, 0),
     "FedRoD": (1, 1, HEAD, 0),
-    "FedRep": (1 - HEAD, 1 - HEAD, HEAD, 0),
-    "FedPer": (1 - HEAD, 1 - HEAD, HEAD, 0),
-    "LG-FedAvg": (HEAD, HEAD, 1 - HEAD, 0),
-    "FedBN": (1 - NORM, 1 - NORM, NORM, 0),
+    "FedRep": (1 - HEAD * FLOAT, 1 - HEAD * FLOAT, HEAD, 0),
+    "FedPer": (1 - HEAD * FLOAT, 1 - HEAD * FLOAT, HEAD, 0),
+    "LG-FedAvg": (HEAD * FLOAT, HEAD * FLOAT, 1 - HEAD, 0),
+    "FedBN": (1 - NORMS, 1 - NORMS, NORM, 0),
     "FedMD": (PREDICTIONS, PREDICTIONS, 1, 0),
     "KnFu": (PREDICTIONS, PREDICTIONS, 1, 0),
     "Local": (0, 0, 1, 0),
@@ -77,13 +81,15 @@ def test_the_examples_of_the_script_hold():
     assert doctest.testmod(measured) == (0, 3)
 
 
-def test_the_readme_has_the_table(records):
-    assert table.as_markdown(records) in README, "put the output of `fl-lightning methods` into the README"
-    assert f"a net of {W}\nfloats" in README
+def test_the_page_has_the_table(records):
+    assert table.as_markdown(records) in PAGE, "put the output of `fl-lightning methods` into docs/methods/index.md"
+    assert f"a net of {W}\nfloats" in PAGE
 
 
-def test_the_readme_sorts_every_method_by_its_purpose(by_name):
-    listed = README.split("### Which method?\n")[1].split("### ")[0]
+@pytest.mark.parametrize("text", [PAGE, (ROOT / "README.md").read_text(encoding="utf-8")], ids=["page", "readme"])
+def test_every_method_is_sorted_by_its_purpose(by_name, text):
+    listed = text.split("- To compare with: ")[1].split("\n\n")[0]
+    listed = f"- To compare with: {listed}"
     named = [name for line in listed.splitlines() if line.startswith("- ") for name in line.split(": ")[1].split(", ")]
     assert sorted(named) == sorted(by_name)
 

@@ -9,7 +9,8 @@ from torchvision import datasets
 from torchvision.transforms.functional import pil_to_tensor
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.data.folders import ImageFolder, TinyImageNet, measure
+from fl_lightning.data.folders import ImageFolder, TinyImageNet
+from fl_lightning.data.images import measure
 
 RNG = np.random.default_rng(0)
 

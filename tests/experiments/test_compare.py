@@ -21,7 +21,7 @@ from fl_lightning.experiments.composing import Composer, option_names, seeded
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.run import Rounds
 from fl_lightning.papers.stored import RUN
-from fl_lightning.reports.saved import find_runs, grouped, read_run
+from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
 from tests.commands import cell_files, refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -587,6 +587,18 @@ def test_the_data_are_the_base_s_and_a_set_that_is_missing_is_named(base, here, 
     assert say(f"{grid} given{few}").code == 0
     run = cell_files("given", here[-1]).run
     assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"][setting[5:]] == 30
+
+
+def test_centralized_and_local_stand_beside_a_federation(base, here):
+    """Samples at one place are no other data; the steps are those of the cohort's share of the samples."""
+    more = "--seeds 0 --columns steps --data.batch_size 1 --model.max_local_steps null --trainer.max_epochs 1"
+    said = say(f"compare -c base.yaml --methods FedAvg Centralized Local {more} --output out")
+    assert said.code == 0, said
+    runs = {name: read_run(cell_files("out", name).run) for name in here}
+    steps = {name: run.history.curve("cost/steps") for name, run in runs.items()}
+    assert steps["Centralized-seed0"] == steps["FedAvg-seed0"]
+    assert runs["Centralized-seed0"].partition.table.sum() == runs["FedAvg-seed0"].partition.table.sum()
+    assert not data_differences(grouped(runs.values()))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Fits on a stand-in for a GPU: torch's `meta` device, whose tensors have no values. No operation mixes two devices."""
 
+import os
 from contextlib import nullcontext
 from functools import partial
 
@@ -14,6 +15,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import KrumAggregator, NormClip
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedED, FedKA, FedNovaAggregator, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
+from tests.callbacks.toy import data, loop, trainer
 from tests.federation.test_host_syncs import tensors_in
 from tests.toys import folded, sgd, toy_data
 
@@ -97,3 +99,12 @@ def test_a_mixture_is_seen():
             return super().training_step(batch, batch_idx) + first.sum()
 
     assert set(operations(Mixes)) == {"index_select"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_no_step_asks_the_driver_for_devices(tmp_path, monkeypatch):
+    """Adam asks for an accelerator in every step: Lightning's way, through the driver's library, took a tenth of it."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    trainer([], tmp_path, rounds=1).fit(loop(), datamodule=data())
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0"
+    assert not torch.cuda.is_available()

@@ -14,14 +14,14 @@ from tests.toys import SIZES, BatchNormNet, fit, toy_data
     ("extras", "size"),
     [
         ({}, 0),
-        ({"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.bfloat16)}, 20),
-        ({"counts": torch.zeros(5, dtype=torch.int64), "mask": torch.ones(4, dtype=torch.bool), "n": 7, "x": None}, 0),
-        ({"norm": 0.5, "nest": [{"c": torch.zeros(2, 2)}, (1.0, 2)]}, 4 + 16 + 4),
+        ({"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.bfloat16)}, 28),
+        ({"counts": torch.zeros(5, dtype=torch.int64), "mask": torch.ones(4, dtype=torch.bool), "x": None}, 44),
+        ({"norm": 0.5, "nest": [{"c": torch.zeros(2, 2)}, (1.0, 2)], "is_short": True, "word": "né"}, 24 + 16 + 1 + 3),
     ],
 )
-def test_four_bytes_for_every_float_and_nothing_for_the_rest(extras, size):
+def test_values_count_as_their_types_have_them(extras, size):
     assert traffic(None, extras) == size
-    assert traffic({"w": torch.zeros(10), "steps": torch.tensor(3)}, extras) == 40 + size
+    assert traffic({"w": torch.zeros(10), "steps": torch.tensor(3)}, extras) == 48 + size
 
 
 class TwoExchanges(FedAvg):
@@ -33,8 +33,7 @@ class TwoExchanges(FedAvg):
 
 def test_several_exchanges_are_counted_each_and_together():
     row = fit(TwoExchanges(net=BatchNormNet), 1).round_metrics
-    floats = sum(v.numel() for v in BatchNormNet(3, (4,)).state_dict().values() if v.is_floating_point())
-    once = 4 * len(SIZES) * floats
+    once = len(SIZES) * sum(value.nbytes for value in BatchNormNet(3, (4,)).state_dict().values())
     assert row["comm/bytes_down/first"] == row["comm/bytes_down/second"] == row["comm/bytes_up/first"] == once
     assert row["comm/bytes_up/second"] == once + 4 * len(SIZES) * 3
     for way in ("comm/bytes_down", "comm/bytes_up"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -128,6 +129,14 @@ def source_of(samples: dict[str, np.ndarray]) -> TensorSource:
 # --- running
 
 
+def paper_traffic(*contents: Any) -> int:
+    """Bytes as the papers count them: 4 for every float, whatever the precision, and none for whole numbers."""
+    counts: list[int] = []
+    apply_to_collection(contents, Tensor, lambda t: counts.append(t.numel() if t.is_floating_point() else 0))
+    apply_to_collection(contents, float, lambda _: counts.append(1))
+    return 4 * sum(counts)
+
+
 @dataclass(eq=False)
 class Recorder(pl.Callback):
     """What happened in each round: the clients' first updates, their lr, bytes per client, the server's weights."""
@@ -136,8 +145,8 @@ class Recorder(pl.Callback):
     lrs: list[set[float]] = field(default_factory=list)
     down: list[Counter[int]] = field(default_factory=list)
     up: list[Counter[int]] = field(default_factory=list)
-    at_server: list[int] = field(default_factory=list)
-    """Bytes of the statistics of a rule, which are taken at the server: no traffic here, but in the papers."""
+    moved: list[Counter[str]] = field(default_factory=list)
+    """Bytes by way as the run counts them: the statistics of a rule are taken at the server, and are no traffic."""
     servers: list[State] = field(default_factory=list)
     evaluated: list[State] = field(default_factory=list)
     client_states: list[dict[int, dict[str, Any]]] = field(default_factory=list)
@@ -159,7 +168,7 @@ class Recorder(pl.Callback):
         self.lrs.append(set())
         self.down.append(Counter())
         self.up.append(Counter())
-        self.at_server.append(0)
+        self.moved.append(Counter())
         self.passes.append({})
         self.notes.append({})
 
@@ -172,7 +181,8 @@ class Recorder(pl.Callback):
 
         def broadcast(exchange: str, client_id: int) -> Broadcast:
             sent = inner(exchange, client_id)
-            self.down[-1][client_id] += traffic(sent.weights, sent.extras)
+            self.down[-1][client_id] += paper_traffic(sent.weights, dict(sent.extras))
+            self.moved[-1]["down"] += traffic(sent.weights, sent.extras)
             return sent
 
         server_module.broadcast = broadcast
@@ -185,16 +195,17 @@ class Recorder(pl.Callback):
             "num_samples": update.num_samples,
         }
         self.updates[-1].setdefault(update.client_id, ClientUpdate(update.client_id, weights=weights, **kept))
-        self.up[-1][update.client_id] += traffic(update.weights, update.extras)  # as the paper's client sends them
-        self.at_server[-1] += traffic(None, dict(loop.aggregator.client_statistics(update)))
+        self.up[-1][update.client_id] += paper_traffic(update.weights, dict(update.extras))
+        taken = traffic(None, dict(loop.aggregator.client_statistics(update)))
+        self.moved[-1]["up"] += traffic(update.weights, update.extras) - taken
         self.client_states[-1][update.client_id] = {**loop.client.round, **loop.client.memory}
         self.notes[-1].setdefault(update.client_id, {}).update(self.note(loop.client, update))
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 
     def on_train_batch_end(self, trainer: pl.Trainer, loop: FederatedLoop, *_: Any) -> None:
-        assert trainer.callback_metrics["comm/bytes_down"] == self.down[-1].total()
-        assert trainer.callback_metrics["comm/bytes_up"] == self.up[-1].total() - self.at_server[-1]
+        for way in ("down", "up"):
+            assert trainer.callback_metrics[f"comm/bytes_{way}"] == self.moved[-1][way]
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
         self.evaluated.append(loop.parts.evaluated_weights(self.servers[-1]))
         self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})

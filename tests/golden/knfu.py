@@ -20,7 +20,7 @@ from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import ClientUpdate
 
 from .adapters_fn import Inputs, float64
-from .end_to_end import GoldenNet, Recorder, flat, local_lrs, run
+from .end_to_end import GoldenNet, Recorder, flat, local_lrs, paper_traffic, run
 
 
 def fuse(inputs: Inputs) -> dict[str, Any]:
@@ -85,7 +85,8 @@ class OwnModels(Recorder):
         assert update.weights is None
         self.models[-1][-1][update.client_id] = self.model(loop)
         self.replies[-1][-1][update.client_id] = update
-        self.up[-1][update.client_id] += traffic(None, update.extras)
+        self.up[-1][update.client_id] += paper_traffic(dict(update.extras))
+        self.moved[-1]["up"] += traffic(None, update.extras)
         if update.num_steps:
             self.lrs[-1] |= local_lrs(loop)
 

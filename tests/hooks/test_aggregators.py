@@ -60,7 +60,7 @@ def test_scaffold_bytes_and_the_first_control_variate_is_the_gradient():
     F.cross_entropy(start(data.split("train").x), data.split("train").y).backward()
     for name, parameter in start.named_parameters():
         torch.testing.assert_close(loop.store.memory(0)["control"][f"net.{name}"], parameter.grad)
-    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 4 * 2 * 15
+    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 8 * 2 * 15
 
 
 def test_a_rule_that_gathers_has_every_row_and_buffers_take_the_mean():

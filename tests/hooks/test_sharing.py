@@ -11,7 +11,7 @@ from fl_lightning.functional import state as S
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.types import Broadcast
-from tests.hooks.toy import FLOATS, Updates
+from tests.hooks.toy import BYTES, FLOATS, Updates
 from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data
 
 # --- personal entries
@@ -108,9 +108,9 @@ def test_every_client_may_be_sent_other_weights(body_only):
         for name, value in start.items():
             sent = value.is_floating_point() and not (body_only and name.startswith("head."))
             assert torch.equal(value, first[f"net.{name}"] + client_id if sent else first[f"net.{name}"])
-    down = FLOATS - (8 * 3 + 3 if body_only else 0) + 1
-    assert loop.round_metrics["comm/bytes_down"] == 4 * len(SIZES) * down
-    assert loop.round_metrics["comm/bytes_up"] == 4 * len(SIZES) * FLOATS
+    down = BYTES - 4 * (8 * 3 + 3 if body_only else 0) + 8
+    assert loop.round_metrics["comm/bytes_down"] == len(SIZES) * down
+    assert loop.round_metrics["comm/bytes_up"] == len(SIZES) * BYTES
 
 
 class ScoresOnly(ServerModule):
@@ -149,16 +149,20 @@ def test_broadcasts_without_weights_leave_the_global_ones():
     assert equal(loop.client.net.state_dict(), client.seen[0][0])
     total = 4 * 1 + 0 * 2 + 6 * 3
     assert [received[0].item() for _, received in client.seen] == [0, 0, 0, total, total, total]
-    assert (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]) == (4 * 3 * 3, 4 * 3 * 3)
+    assert (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"]) == (3 * 3 * 8, 3 * (3 * 4 + 8))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_bytes_of_fedavg(precision):
-    """G11: 4 bytes for every float entry, buffers included, a client without data included; counters are free."""
+    """Every entry as its type has it, buffers and counters included, for a client without data, too."""
     loop = fit(
         FedAvg(net=BatchNormNet),
         1,
         toy_data((4, 0, 6), dtype=torch.float64 if "64" in precision else torch.float32),
         precision=precision,
     )
-    assert loop.round_metrics["comm/bytes_down"] == loop.round_metrics["comm/bytes_up"] == 4 * 3 * FLOATS
+    assert (
+        loop.round_metrics["comm/bytes_down"]
+        == loop.round_metrics["comm/bytes_up"]
+        == 3 * (BYTES + (4 * FLOATS if "64" in precision else 0))
+    )

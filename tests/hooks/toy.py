@@ -16,6 +16,8 @@ from fl_lightning.nets import Perceptron
 Linear = partial(Perceptron, hidden=())
 FLOATS = 4 * 8 + 8 + 4 * 8 + 8 * 3 + 3
 """Float entries of BatchNormNet: two linear layers, BatchNorm's weight, bias and two running statistics."""
+BYTES = 4 * FLOATS + 8
+"""Of all its entries: float32, and an int64 that counts batches."""
 
 
 class Updates(pl.Callback):

@@ -79,11 +79,10 @@ def by_hand(module, rounds=3):
     return server.state_dict()
 
 
-def floats(module, *, trained_only):
-    state = module.state_dict(keep_vars=True)
-    counted = [v for v in state.values() if v.is_floating_point()]
-    frozen = [v for v in counted if isinstance(v, nn.Parameter) and not v.requires_grad]
-    return 4 * (sum(v.numel() for v in counted) - trained_only * sum(v.numel() for v in frozen))
+def size_of(module, *, trained_only):
+    values = module.state_dict(keep_vars=True).values()
+    frozen = [v for v in values if isinstance(v, nn.Parameter) and not v.requires_grad]
+    return sum(v.nbytes for v in values) - trained_only * sum(v.nbytes for v in frozen)
 
 
 @pytest.mark.parametrize("module", [Adapted, Averaged])
@@ -94,7 +93,7 @@ def test_is_the_loop_by_hand_bit_for_bit(module):
 def test_frozen_parameters_travel_in_the_first_round_only():
     counts = Bytes()
     run(Adapted, callbacks=[counts])
-    whole, part = floats(Adapted(), trained_only=False), floats(Adapted(), trained_only=True)
+    whole, part = size_of(Adapted(), trained_only=False), size_of(Adapted(), trained_only=True)
     assert counts.down == counts.up == [3 * whole, 3 * part, 3 * part]
     assert [any("base" in name for name in names) for names in counts.names] == [True] * 3 + [False] * 6
     assert all("module.norm.running_mean" in names for names in counts.names)
@@ -103,7 +102,7 @@ def test_frozen_parameters_travel_in_the_first_round_only():
 def test_a_client_that_comes_later_is_sent_what_it_lacks():
     counts = Bytes()
     run(Adapted, 4, [counts], data(schedule=[[0, 1], [0], [2], [2]]))
-    whole, part = floats(Adapted(), trained_only=False), floats(Adapted(), trained_only=True)
+    whole, part = size_of(Adapted(), trained_only=False), size_of(Adapted(), trained_only=True)
     assert counts.down == [2 * whole, part, whole, part]
     assert counts.up == [2 * whole, part, part, part]
 
@@ -113,8 +112,8 @@ def test_what_clients_move_themselves_goes_on_travelling():
     run(Averaged, callbacks=[counts])
     teacher = 4 * sum(p.numel() for p in Averaged().teacher.parameters())
     base = 4 * sum(p.numel() for p in Averaged().teacher.base.parameters())  # never moved: its own base is the same
-    part = floats(Averaged(), trained_only=True)
-    assert counts.up == [3 * floats(Averaged(), trained_only=False)] + [3 * (part + teacher - base)] * 2
+    part = size_of(Averaged(), trained_only=True)
+    assert counts.up == [3 * size_of(Averaged(), trained_only=False)] + [3 * (part + teacher - base)] * 2
 
 
 class Switch(pl.Callback):
@@ -143,7 +142,7 @@ def test_a_part_frozen_or_unfrozen_later_is_noticed():
         return Prox(module=module, mu=0.1)
 
     loop = run(Adapted, 6, [counts, Switch("norm", freeze=[2], unfreeze=[5])], wrap=wrap)
-    part, norm = floats(Adapted(), trained_only=True), 4 * 2 * 64
+    part, norm = size_of(Adapted(), trained_only=True), 4 * 2 * 64
     assert counts.up[1:] == [3 * part, 3 * part, 3 * (part - norm), 3 * (part - norm), 3 * part]
     assert counts.down == counts.up
     steps = len(seen) // 6
@@ -161,7 +160,7 @@ def test_a_state_of_the_trained_entries_bears_freezing_but_not_unfreezing(settin
 
     counts = Bytes()
     run(Adapted, 4, [counts, Switch("norm", freeze=[1])], **made())
-    assert counts.up[1:] == [3 * floats(Adapted(), trained_only=True)] * 3  # it goes on travelling
+    assert counts.up[1:] == [3 * size_of(Adapted(), trained_only=True)] * 3  # it goes on travelling
     said = f"{name}.* keeps a state of the entries that are trained.*'module.body.base.bias' was"
     with pytest.raises(ValueError, match=said):
         run(Adapted, 3, [Switch("body", unfreeze=[1])], **made())
@@ -226,7 +225,7 @@ def test_resume_is_exact(tmp_path):
     assert (rest.down, rest.up) == (whole.down[2:], whole.up[2:])
     whole.down.clear()
     trainer(4, callbacks=[whole]).fit(loop, datamodule=data(schedule=schedule))  # a federation of its own
-    assert whole.down[0] == 2 * floats(Adapted(), trained_only=False)
+    assert whole.down[0] == 2 * size_of(Adapted(), trained_only=False)
 
 
 def test_nothing_is_kept_where_everything_is_trained():
@@ -258,5 +257,5 @@ def test_a_submodule_under_two_names_is_sent_once():
     counts = Bytes()
     loop = run(Twice, callbacks=[counts])
     assert equal(dict(loop.client.module.state_dict()), by_hand(Twice))
-    own = [*Twice().parameters(), *(b for b in Twice().buffers() if b.is_floating_point())]
-    assert counts.up == [3 * 4 * sum(value.numel() for value in own)] * 3
+    own = [*Twice().parameters(), *Twice().buffers()]
+    assert counts.up == [3 * sum(value.nbytes for value in own)] * 3

@@ -14,7 +14,7 @@ from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.callbacks import RunPlots
 from fl_lightning.callbacks.bar import headline
-from fl_lightning.functional.privacy import epsilon
+from fl_lightning.functional.privacy import epsilon, gaussian_noise
 from fl_lightning.functional.state import StateSum
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedBN, FedDyn, FedNTD, KnFu
 from fl_lightning.methods.dpfedavg import clipped
@@ -22,13 +22,13 @@ from fl_lightning.nets import Backbone
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.saved import Group, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.utils.keyed import keyed_generator
+from fl_lightning.utils.keyed import keyed_noise
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 pytest.importorskip("dp_accounting")
 
 SIZES = (7, 12, 5, 9, 16, 8, 3, 11)
-EMPTY = 37  # seed of the cohorts at a rate of .2: the third of them is empty
+EMPTY = 4  # seed of the cohorts at a rate of .2: the second of them is empty, and the fourth
 
 
 class Linear(Backbone):
@@ -497,12 +497,40 @@ def test_who_has_the_seed_can_take_the_noise_away_and_who_has_not_cannot():
     for secret in (False, True):
         loop, data = FederatedLoop(client(Still, Wide), aggregator=rule(), seed=3), poisson(secret_seed=secret)
         trainer(1).fit(loop, datamodule=data)
-        noise = keyed_generator(3, "noise/0", 0)
+        noise = keyed_noise(3, "noise/0", 0)
         guess = {}
         for name in loop.aggregator._moving():
-            guess[name] = torch.randn(loop.server.weights[name].shape, generator=noise, dtype=torch.float64)
+            guess[name] = gaussian_noise(loop.server.weights[name].shape, noise, torch.device("cpu"))
         scale = 0.5 / (0.5 * len(SIZES))
         clean = loop.server.weights["net.wide"].double() - scale * guess["net.wide"]
         recovered.append(float(clean.abs().max()))
     assert recovered[0] < 1e-7
     assert recovered[1] > 0.1
+
+
+def test_noise_is_keyed_by_all_bits_of_the_seed():
+    """torch's own generator reads 32 of them, which can be tried one after the other."""
+    keys = [keyed_noise(7 + (high << 32), "noise/0", 0) for high in range(3)]
+    drawn = [gaussian_noise((4,), key, torch.device("cpu")) for key in keys]
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_second_fit_would_draw_the_same_noise_for_other_weights(private):
+    loop = FederatedLoop(client(), aggregator=rule() if private else None, seed=3)
+    trainer(1).fit(loop, datamodule=poisson())
+    if private:
+        with pytest.raises(ValueError, match="has run 1 rounds cannot begin at round 0 again"):
+            trainer(1).fit(loop, datamodule=poisson())
+    else:
+        trainer(1).fit(loop, datamodule=poisson())
+
+
+def test_what_a_client_calls_private_is_not_thereby_covered():
+    class Boasts(FedAvg):
+        def training_step(self, batch, batch_idx):
+            self.log("privacy/x", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    assert "unprotected/privacy/x" in fit(client(Boasts), 1, poisson(), aggregator=rule()).round_metrics

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning import FaultPolicy, FederatedLoop
+from fl_lightning.data import IIDPartition
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.privacy import clipped_sum, epsilon
 from fl_lightning.methods import (
@@ -18,11 +20,13 @@ from fl_lightning.methods import (
     FedAvg,
     FedCurv,
     FedLC,
+    FedMD,
     FedNTD,
     FedProx,
     dp_sgd,
 )
 from fl_lightning.nets import Backbone
+from fl_lightning.runs.best import BestCheckpoint
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer, weights_of
 
 pytest.importorskip("dp_accounting")
@@ -143,7 +147,7 @@ def test_empty_batches_are_steps_with_noise_only_and_the_number_of_steps_tells_n
 def test_epsilon_is_each_clients_own_by_the_steps_it_has_taken():
     data = toy_data(schedule=[[0, 1], [0], [2, 0]])
     loop = fit(private(), 3, data, local_epochs=2)
-    steps = {client_id: loop.store.record(client_id)[0]["private_steps"] for client_id in loop.store.clients}
+    steps = {client_id: loop.store.record(client_id)[0]["private"]["count"] for client_id in loop.store.clients}
     assert steps == {0: 24, 1: 8, 2: 8}
     curve = loop.recorder.history.curve("privacy/epsilon_samples")
     spent = [epsilon(0.25, 1.0, count, 1e-3) for count in (8, 16, 24)]
@@ -236,3 +240,85 @@ class Branches(FedAvg):
 def test_a_step_that_has_no_gradient_of_single_samples_is_named():
     with pytest.raises(RuntimeError, match="whose rules the step of DPSGDBranches must keep"):
         fit(private(Branches), 1)
+
+
+# --- what shows besides the gradients
+
+
+def test_gradients_of_samples_are_of_full_precision():
+    rough, full = (fit(private(z=1e-9), 1, precision=kind) for kind in ("bf16-mixed", "32-true"))
+    for name, value in weights_of(full).items():
+        torch.testing.assert_close(weights_of(rough)[name], value)
+
+
+class Centred(pl.LightningModule):
+    """Takes the mean of the batch from each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] - batch[0].mean(0), batch[1]
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_hooks_that_mix_samples_are_refused():
+    with pytest.raises(ValueError, match=r"Centred\.on_after_batch_transfer may make a sample of several"):
+        dp_sgd(Centred(), 1.0)
+
+
+READS = {
+    "label counts": lambda local: local.label_counts,
+    "labels": lambda local: local.labels(),
+    "samples": lambda local: local.all(),
+    "batches": lambda local: list(local.batches()),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+@pytest.mark.parametrize("hook", ["receive", "reply"])
+def test_what_a_client_reads_without_saying_so_is_refused_when_it_reads(what, hook):
+    def read(self, first, local):
+        READS[what](local)
+        return getattr(FedAvg, hook)(self, first, local)
+
+    sly = type("Sly", (FedAvg,), {hook: read})
+    with pytest.raises(ValueError, match=f"this client also reads {what} of its data"):
+        fit(private(sly), 1)
+
+
+@pytest.mark.parametrize("policy", [{"min_clients": 2}, {"max_update_norm": 1.0}, {"nonfinite": "skip"}])
+def test_messages_that_have_arrived_are_counted(policy):
+    (name,) = policy
+    with pytest.raises(ValueError, match=f"model.faults.{name}=.* drops messages that have arrived"):
+        fit(private(), 1, faults=FaultPolicy(**policy))
+    fit(private(), 1, faults=FaultPolicy(on_error="skip"))
+
+
+def test_other_terms_are_not_accounted_as_if_they_had_always_held(tmp_path):
+    class Saves(pl.Callback):
+        def on_train_end(self, trainer, loop):
+            trainer.save_checkpoint(tmp_path / "1.ckpt")
+
+    fit(private(), 1, callbacks=[Saves()])
+    loop = FederatedLoop(private(z=5.0), seed=3)
+    loop.identity.allow(["model.client"])
+    with pytest.raises(ValueError, match="noise_multiplier was 1 in the 4 so far and is 5"):
+        fit(None, 2, None, tmp_path / "1.ckpt", loop=loop)
+
+
+def test_the_best_round_and_the_report_know_values_that_are_not_covered(tmp_path):
+    data = toy_data(transfer_size=4, partition=IIDPartition())
+    best = BestCheckpoint(tmp_path, "best")
+    made = dp_sgd(client(FedMD), 1.0, delta=1e-3, sample_rate=0.5)
+    loop = FederatedLoop(made, seed=3, evaluate_clients_every=1)
+    trainer(2, callbacks=[best], enable_checkpointing=True).fit(loop, datamodule=data)
+    assert best.monitor == "unprotected/local/alma"
+    assert (tmp_path / "best.ckpt").is_file()
+    assert loop.recorder.history.curve("comm/bytes_up")

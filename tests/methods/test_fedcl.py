@@ -176,11 +176,11 @@ def test_with_ones_it_is_fedprox_with_twice_the_strength():
 
 
 def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
-    floats = 4 * 83  # of parameters; BatchNorm's two buffers of 8 travel with the weights
+    floats = 4 * 83  # of parameters; BatchNorm's two buffers of 8 and a counter travel with the weights
     for kind, extra in (("abs", floats), ("tensor", 4 * 6), ("mas", floats), ("si", floats)):
         watch = Watch()
         fit(fedcl(interval=2, importance=kind), 3, data(), callbacks=[watch])
-        weights = 5 * (floats + 4 * 16)
+        weights = 5 * (floats + 4 * 16 + 8)
         assert watch.bytes == [(weights + 5 * extra, weights), (weights, weights), (weights + 5 * extra, weights)]
 
 

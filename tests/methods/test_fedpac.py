@@ -146,8 +146,8 @@ def test_one_client_by_hand():
 
 def test_bytes():
     loop = fit(fedpac(), 2, toy_data(SIZES))
-    assert loop.round_metrics["comm/bytes_down"] == 5 * (W + 4 * 3 * 6)
-    assert loop.round_metrics["comm/bytes_up"] == 5 * (W + 2 * 4 * 3 * 6 + 4)
+    assert loop.round_metrics["comm/bytes_down"] == 5 * (W + 8 * 3 * 6 + 3)  # prototypes in float64, and their flags
+    assert loop.round_metrics["comm/bytes_up"] == 5 * (W + 2 * 4 * 3 * 6 + 4 + 3 * 8)
     assert loop.recorder.history.curve("comm/bytes_down")[0] == 5 * W  # no prototypes yet
 
 

@@ -8,9 +8,9 @@ import torch
 
 from fl_lightning import FederatedLoop
 from fl_lightning.functional.privacy import epsilon
-from fl_lightning.methods import SCAFFOLD, FedAvg, local_dp
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedNovaAggregator, local_dp
 from tests.methods.test_dpsgd import Wide, client
-from tests.toys import BatchNormNet, fit, toy_data, trainer
+from tests.toys import BatchNormNet, equal, fit, toy_data, trainer, weights_of
 
 pytest.importorskip("dp_accounting")
 
@@ -55,3 +55,36 @@ def test_what_would_reach_the_server_as_it_is_is_refused():
 
     with pytest.raises(ValueError, match="local_dp adds noise to weights, and an update also has 'mean'"):
         fit(local_dp(client(Talks), 1.0, delta=1e-3), 1)
+
+
+def test_a_client_sends_no_numbers_of_its_samples_and_steps():
+    class Sent(pl.Callback):
+        def __init__(self):
+            self.said = set()
+
+        def on_client_end(self, trainer, loop, update):
+            numbers = update.num_samples, update.num_steps, update.accumulated_lr, update.lr
+            self.said.add(tuple(map(float, numbers)))
+
+    watch = Sent()
+    fit(local_dp(client(), 1.0, delta=1e-3), 1, toy_data((40, 4, 7)), callbacks=[watch])
+    assert watch.said == {(1.0, 0.0, 0.0, 0.0)}
+    with pytest.raises(ValueError, match="FedNovaAggregator needs to know the steps of each client"):
+        fit(local_dp(client(), 1.0, delta=1e-3), 1, aggregator=FedNovaAggregator())
+
+
+def test_variances_stay_positive():
+    loop = fit(local_dp(client(net=BatchNormNet), 5.0, delta=1e-3), 3)
+    assert (loop.client.state_dict()["net.body.1.running_var"] > 0).all()
+    assert math.isfinite(loop.round_metrics["global/loss"])
+
+
+def test_a_run_that_is_continued_ends_like_the_whole_one(tmp_path):
+    class Saves(pl.Callback):
+        def on_train_epoch_end(self, trainer, loop):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    whole = fit(local_dp(client(), 1.0, delta=1e-3), 3, callbacks=[Saves()])
+    rest = fit(local_dp(client(), 1.0, delta=1e-3), 3, None, tmp_path / "0.ckpt")
+    assert equal(weights_of(whole), weights_of(rest))
+    assert whole.round_metrics == rest.round_metrics

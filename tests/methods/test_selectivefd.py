@@ -58,8 +58,8 @@ def test_a_client_answers_for_the_same_samples_in_every_round():
         assert 0 < len(chosen) <= TRANSFER
     assert len(twice.store.memory(2)["selected"]) == 0  # without data it answers for nothing
     answers = sum(len(twice.store.memory(c)["selected"]) for c in (0, 3))
-    assert twice.round_metrics["comm/bytes_up"] == 4 * 3 * answers
-    assert twice.round_metrics["comm/bytes_down"] == 3 * 4 * 3 * len(twice.server_module.ensemble.rows)
+    assert twice.round_metrics["comm/bytes_up"] == (4 * 3 + 8) * answers  # and which they are
+    assert twice.round_metrics["comm/bytes_down"] == 3 * (8 * 3 + 8) * len(twice.server_module.ensemble.rows)
 
 
 def test_a_higher_quantile_answers_less():

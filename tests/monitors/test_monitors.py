@@ -174,13 +174,13 @@ def test_the_table_of_clients(tmp_path):
     loop = run(callbacks=[copies, ClientTable(dirpath=tmp_path)])
     table = rows_of(tmp_path / "clients.csv")
     assert [(int(r["round"]), int(r["client"])) for r in table] == [(t, i) for t in range(3) for i in range(5)]
-    floats = sum(v.numel() for v in BatchNormNet(3, (4,)).state_dict().values() if v.is_floating_point())
+    size = sum(value.nbytes for value in BatchNormNet(3, (4,)).state_dict().values())
     for r in table:
         t, i = int(r["round"]), int(r["client"])
         x, y = loop.data.view(i, t).all()
         assert int(r["samples"]) == SIZES[i] == len(y)
         assert int(r["steps"]) == 2 * (-(-SIZES[i] // 5) - (SIZES[i] % 5 == 1))
-        assert int(r["bytes_down"]) == int(r["bytes_up"]) == 4 * floats
+        assert int(r["bytes_down"]) == int(r["bytes_up"]) == size
         with torch.no_grad():
             before, after = (F.cross_entropy(net[t, i](x), y) for net in (copies.received, copies.trained))
         assert float(r["loss_before"]) == pytest.approx(float(before), rel=1e-5)
@@ -303,7 +303,9 @@ def test_the_document_names_every_metric_and_monitor():
 
     text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
     kinds = [
-        kind for kind in vars(C).values() if isinstance(kind, type) and issubclass(kind, (Monitor, SampleReduction))
+        kind
+        for kind in (getattr(C, name) for name in C.__all__)
+        if isinstance(kind, type) and issubclass(kind, (Monitor, SampleReduction))
     ]
     names = {kind.__name__ for kind in kinds} | {name for name in M.__all__ if name != "FederatedMetric"}
     assert not {name for name in names if f"`{name}`" not in text}

@@ -20,7 +20,7 @@ import torch
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
-from fl_lightning.aggregation import GatheringAggregator, NormClip, UpdateTransform
+from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
 from fl_lightning.functional import state as S
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
 from fl_lightning.monitors import (
@@ -259,6 +259,20 @@ def private_stacked():
     return loop, toy_data((10,) * 8)
 
 
+def coded():
+    """Both ways, with what is lost in the memory of clients of whom one is skipped."""
+    client = Exploding(net=BatchNormNet, optimizer=sgd())
+    codec = QSGD(2, feedback=True, down=True)
+    loop = FederatedLoop(client, codec=codec, faults=FaultPolicy(nonfinite="skip"), seed=5, threads=1)
+    return loop, toy_data(SIZES, participation=0.6)
+
+
+def coded_stacked():
+    """Clients in pairs that keep back what they do not send."""
+    client = FedAvg(net=partial(BatchNormNet, dropout=0.0), optimizer=sgd())
+    return FederatedLoop(client, codec=TopK(0.1), seed=5, threads=1, chunk=2), toy_data((10,) * 8)
+
+
 def hidden_samples():
     """Batches, noise and accounts of each client's own."""
     client = dp_sgd(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), 1.0, delta=0.01, sample_rate=0.3)
@@ -284,6 +298,8 @@ LIST = (
     streams,
     private,
     private_stacked,
+    coded,
+    coded_stacked,
     hidden_samples,
     preprocessed,
     restless,

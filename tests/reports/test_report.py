@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from fl_lightning.reports.report import write_report
+from fl_lightning.reports import report as module
+from fl_lightning.reports.report import best_of, write_report
 from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
 from tests.reports.saved_runs import settings, write_run, write_table
@@ -120,3 +121,16 @@ def test_the_command_says_where_the_page_is(tmp_path):
 def test_wrong_options_are_one_sentence(tmp_path):
     assert "none in" in refusal(f"report {tmp_path}", 1)
     assert "html" in refusal(f"report {tmp_path} --format gif", 2)
+
+
+def test_figures_of_many_groups_show_the_best_at_the_end(tmp_path, monkeypatch):
+    """In their own order; tables have all of them, and a sentence says so."""
+    monkeypatch.setattr(module, "MOST_GROUPS", 2)
+    for name, last in {"a": 0.3, "b": 0.2, "c": float("nan"), "d": 0.9}.items():
+        write_run(tmp_path / name, [0.1, last], settings("FedAvg", 0, mu=name))
+    groups = grouped(map(read_run, find_runs([tmp_path])))
+    assert [group.runs[0].folder.name for group in best_of(groups)] == ["a", "d"]
+    text = report(tmp_path)
+    assert "Figures show the 2 of 4 groups that are best at the end; tables have all." in text
+    assert len(re.findall("accuracy by class|on each class after each round", text)) == 2 * 2  # alt text and caption
+    assert len(re.findall("<th scope='row'>mu=[abcd]</th>", text)) >= 4

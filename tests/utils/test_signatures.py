@@ -1,5 +1,6 @@
 """A hook that cannot be called is refused when its class is made, with the right arguments; every other one passes."""
 
+import pydoc
 from abc import abstractmethod
 from functools import partialmethod, wraps
 from importlib import import_module
@@ -191,3 +192,28 @@ def test_lightnings_flexible_hooks_pass():
     module = Mine()
     module.on_train_epoch_start = lambda: None
     FederatedLoop(module)
+
+
+def test_help_of_a_method_shows_its_arguments_and_methods_before_those_of_lightning():
+    shown = pydoc.plain(pydoc.render_doc(FedNTD))
+    arguments, methods = shown.split("Methods defined here", 1)
+    assert arguments.count("\n") < 50
+    assert all(f"{name}:" in arguments for name in ("beta", "net", "optimizer", "module"))
+    homes = ["receive(self", "inherited from fl_lightning.client", "inherited from pytorch_lightning", "from torch.nn"]
+    assert sorted(homes, key=methods.index) == homes
+
+    class Mine(ClientModule):
+        """A client.
+
+        Args:
+            base: of `ClientModule`,
+                on two lines.
+
+        Note:
+            The end.
+        """
+
+    assert Mine.__doc__.startswith(
+        "A client.\n\nArgs:\n    base: of `ClientModule`,\n        on two lines.\n    net: factory"
+    )
+    assert Mine.__doc__.endswith("None: taken from the data.\n\nNote:\n    The end.")

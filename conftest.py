@@ -1,0 +1,11 @@
+"""Modules that need an extra are not collected where it is absent; any other import error is a failure."""
+
+from importlib.util import find_spec
+
+NEEDS = {
+    "flwr": ["fl_lightning/flower/*.py", "tests/flower/grid.py"],
+    "dp_accounting": ["fl_lightning/functional/privacy.py"],
+}
+"""Modules with doctests, or without tests of their own, by the package that they need."""
+
+collect_ignore_glob = [path for package, paths in NEEDS.items() if find_spec(package) is None for path in paths]

@@ -1,0 +1,82 @@
+"""`fl-lightning partition`: draw and describe how a run would divide its samples, without training."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.cli.console import quiet_lightning
+from fl_lightning.cli.parser_only import parts_of
+from fl_lightning.cli.split import taken
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.functional.classes import distance_from_uniform, effective_classes
+from fl_lightning.reports.figures import plot_bubbles, plot_sizes, save
+from fl_lightning.runs.partition import PARTITION, write_partition
+
+MOST = 20
+"""Clients that have a line each."""
+
+
+def run(argv: list[str]) -> None:
+    """Print a description of the split, and draw it where a folder is given.
+
+    Args:
+        argv: the command line of a fit, and `--output DIR` for `partition.png` and `partition.csv`.
+    """
+    arguments, folder = taken(argv)
+    with quiet_lightning():
+        data: FederatedDataModule = parts_of(["fit", *arguments]).datamodule
+        data.prepare_data()
+        data.setup("fit")
+        sizes = torch.tensor([data.size(client_id) for client_id in range(data.num_clients)])
+        counts = None if data.split("train").labels is None or data.num_classes is None else data.label_counts
+    print("\n".join(describe(sizes, counts, data)))
+    if folder is None:
+        print("--output DIR draws it")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(data.source.class_names or map(str, range(data.num_classes or 0)))
+    save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
+    if counts is not None:
+        write_partition(folder / PARTITION, counts.tolist(), names)
+    print(f"{folder}: {', '.join(path.name for path in sorted(Path(folder).glob('partition.*')))}")
+
+
+def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) -> list[str]:
+    """Describe a split in lines.
+
+    Args:
+        sizes: training samples of each client, (N,).
+        counts: of each client and class, (N, C); None: the samples have no classes.
+        data: that divided them.
+    """
+    kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
+    lines = [
+        f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort_size} in a round, {kind}",
+        f"samples of a client: {spread(sizes, 0)}",
+    ]
+    if counts is None:
+        return lines
+    effective, distance = effective_classes(counts), distance_from_uniform(counts)
+    classes = (counts > 0).sum(1)
+    lines += [
+        f"classes of a client: {spread(classes, 0)} of {counts.shape[1]}",
+        f"effective classes: {spread(effective, 1)} (exp of the entropy)",
+        f"distance from uniform: {spread(distance, 2)} (total variation, at most {1 - 1 / counts.shape[1]:.2f})",
+    ]
+    if len(sizes) <= MOST:
+        rows = zip(sizes.tolist(), classes.tolist(), effective.tolist(), distance.tolist(), strict=True)
+        lines += ["", "client  samples  classes  effective  distance"]
+        lines += [f"{i:>6}  {n:>7,}  {c:>7}  {e:>9.1f}  {d:>8.2f}" for i, (n, c, e, d) in enumerate(rows)]
+    return lines
+
+
+def spread(values: Tensor, digits: int) -> str:
+    """Write the least, median and greatest of values (N,), without those of clients that have no samples.
+
+    >>> spread(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1)
+    '1.0 to 9.0, median 3.0'
+    """
+    least, median, most = np.nanquantile(values.double().numpy(), [0, 0.5, 1])
+    return f"{least:,.{digits}f} to {most:,.{digits}f}, median {median:,.{digits}f}"

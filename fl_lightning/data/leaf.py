@@ -1,0 +1,161 @@
+"""Data sets of LEAF with natural owners, read from the json files that its scripts write.
+
+A file is an object with `users`, a list of names, and `user_data`, which has `{"x": [...], "y": [...]}` of each.
+Source: Caldas et al. 2018, arXiv:1812.01097.
+"""
+
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization
+from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Array, Split, TensorSplit
+from fl_lightning.data.transforms import AsLong
+
+LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
+"""LEAF's 80 characters of Shakespeare, numbered in this order."""
+
+
+class LeafSplit(NamedTuple):
+    """The samples of a split.
+
+    Args:
+        x: inputs, as `convert` made them.
+        y: targets as they stand in the files.
+        owners: name of each sample's owner, (n,).
+    """
+
+    x: Array
+    y: list[Any]
+    owners: Array
+
+
+def read_leaf(root: str, split: str, dataset: str, convert: Callable[[list[Any]], Array]) -> LeafSplit:
+    """Read all files of a split, owner by owner in the order of their names.
+
+    Args:
+        root: folder that holds `train/*.json` and `test/*.json`.
+        split: train or test.
+        dataset: name of LEAF's folder, for the error.
+        convert: makes an array (n, ...) of one owner's inputs.
+
+    Raises:
+        FileNotFoundError: there are no such files.
+        ValueError: a file that is not LEAF's.
+    """
+    folder = Path(root).expanduser() / split
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(
+            f"LEAF's {dataset} was not found in root {root}, which should hold {folder}/*.json: let preprocess.sh of "
+            f"https://github.com/TalwalkarLab/leaf (data/{dataset}, -t sample) write it, and name its data folder"
+        )
+    owners: dict[str, tuple[Array, list[Any]]] = {}
+    for path in files:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))["user_data"]
+            owners |= {user: (convert(held["x"]), list(held["y"])) for user, held in content.items() if held["y"]}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{path} must be a file of LEAF's, with user_data of x and y ({type(error).__name__}: {error}): write "
+                f"it again"
+            ) from error
+    names = sorted(owners)
+    if not names or any(len(x) != len(y) for x, y in owners.values()):
+        raise ValueError(f"each owner in {folder} must have as many x as y, and at least one of them: write it again")
+    x = np.concatenate([owners[name][0] for name in names])
+    y = [target for name in names for target in owners[name][1]]
+    return LeafSplit(x, y, np.repeat(names, [len(owners[name][1]) for name in names]))
+
+
+class FEMNIST(ImageSource):
+    """Handwritten digits and letters by writer, 62 classes, 805,263 images of 1×28×28 of 3,550 writers in all.
+
+    `data.by: writer` with `data.num_clients: null` makes each writer a client.
+
+    Args:
+        root: folder that holds LEAF's `train/*.json` and `test/*.json`.
+        augmentation: of training batches, as for `MNIST`.
+        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
+        limit: most samples of each split, drawn by class; None: all.
+    """
+
+    num_classes = 62
+    channels = 1
+    class_names = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+
+    def __init__(
+        self,
+        root: str = "data/femnist",
+        augmentation: Augmentation = "none",
+        normalize: Normalization = "standard",
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(root, augmentation, normalize, limit)
+
+    def load(self) -> tuple[Split, Split]:
+        train, test = self.splits(self._images("train"), self._images("test"))
+        return train, test
+
+    def _images(self, split: str) -> Images:
+        """Read the images of a split, which the files hold as grey values in [0, 1]."""
+        read = read_leaf(self.root, split, "femnist", as_bytes)
+        return Images(torch.from_numpy(read.x), torch.tensor(read.y), {"writer": read.owners})
+
+
+def as_bytes(images: list[Any]) -> Array:
+    """Convert flat images of grey values in [0, 1], n of 784, to (n, 1, 28, 28) uint8.
+
+    >>> as_bytes([[1.0] * 784]).max(), as_bytes([[0.5] * 784]).shape
+    (255, (1, 1, 28, 28))
+    """
+    return np.rint(np.asarray(images, np.float32).reshape(-1, 1, 28, 28) * 255).astype(np.uint8)
+
+
+class Shakespeare(Source):
+    """The next character in Shakespeare's plays, by speaking role: 80 characters before it, of 80 kinds.
+
+    `data.by: role` with `data.num_clients: null` makes each role a client. All have 4,226,158 samples of 1,129 roles.
+    Characters that LEAF does not number count as spaces.
+
+    Args:
+        root: folder that holds LEAF's `train/*.json` and `test/*.json`.
+        limit: most samples of each split, drawn by class; None: all.
+    """
+
+    num_classes = len(LETTERS)
+    class_names = tuple("\\n" if letter == "\n" else letter for letter in LETTERS)
+
+    def __init__(self, root: str = "data/shakespeare", limit: int | None = None) -> None:
+        self.root, self.limit = root, limit
+
+    def load(self) -> tuple[Split, Split]:
+        train, test = (self._split(name) for name in ("train", "test"))
+        return train, test
+
+    def _split(self, name: str) -> TensorSplit:
+        read = read_leaf(self.root, name, "shakespeare", as_numbers)
+        y = torch.from_numpy(as_numbers(read.y)[:, 0]).long()
+        return TensorSplit(torch.from_numpy(read.x), y, AsLong(), columns={"role": read.owners})
+
+
+NUMBERS = np.full(256, LETTERS.index(" "), np.uint8)
+NUMBERS[np.frombuffer(LETTERS.encode("latin-1"), np.uint8)] = np.arange(len(LETTERS))
+"""Number of each character by its code."""
+
+
+def as_numbers(texts: list[str]) -> Array:
+    """Number the characters of texts of one length T: n of them -> (n, T) uint8.
+
+    >>> as_numbers(["ab", "b~"]).tolist()  # a tilde is none of them
+    [[53, 54], [54, 1]]
+    """
+    codes = np.stack([np.frombuffer(text.encode("utf-32-le"), "<u4") for text in texts])
+    numbers: Array = NUMBERS[np.minimum(codes, len(NUMBERS) - 1)]
+    return numbers

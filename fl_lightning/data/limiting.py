@@ -1,0 +1,43 @@
+"""Fewer samples of a split, drawn by class."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.partitioning import by_class, cut, largest_remainder
+from fl_lightning.data.splits import Array, Split
+from fl_lightning.utils.keyed import keyed_numpy
+
+
+def stratified(labels: Array | None, size: int, limit: int) -> Array:
+    """Draw at most `limit` of `size` samples with the class proportions of all, the same ones in every run.
+
+    Args:
+        labels: (size,) integers ≥ 0; None: the samples have no classes, and all are as likely.
+        size: number of samples.
+        limit: most samples that are left.
+
+    Returns:
+        Ascending int64 indices, (min(size, limit),).
+
+    >>> labels = np.repeat([0, 1], [80, 20])
+    >>> np.bincount(labels[stratified(labels, 100, limit=10)]).tolist()
+    [8, 2]
+    """
+    generator = keyed_numpy(0, "limit")
+    if size <= limit:
+        return np.arange(size)
+    if labels is None:
+        return np.sort(generator.permutation(size)[:limit])
+    pools = by_class(labels, int(labels.max()) + 1)
+    counts = largest_remainder([len(pool) for pool in pools], limit)
+    drawn = [cut(generator.permutation(pool), [count])[0] for pool, count in zip(pools, counts, strict=True)]
+    return np.sort(np.concatenate(drawn))
+
+
+def limited(split: Split, limit: int | None) -> Split:
+    """Leave at most `limit` samples of a split, all with None."""
+    if limit is None or len(split) <= limit:
+        return split
+    labels: Tensor | None = split.labels
+    return split.subset(torch.from_numpy(stratified(None if labels is None else labels.numpy(), len(split), limit)))

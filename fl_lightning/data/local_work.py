@@ -1,0 +1,76 @@
+"""Local work: stragglers, which make a part of it, and one client in place of a cohort."""
+
+from collections.abc import Sequence
+
+from fl_lightning.data.clients import ClientIndices, Cohorts
+from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_numbers
+
+
+class LocalWork:
+    """Tells the share of its local steps that a client makes, depending on seed, round and client only.
+
+    Args:
+        given: a share in (0, 1] for all clients and rounds; or [low, high]: uniform in it, drawn anew for every client
+            and round.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a share outside (0, 1], or no range.
+    """
+
+    def __init__(self, given: float | Sequence[float], seed: int) -> None:
+        bounds = [given, given] if isinstance(given, int | float) else list(given)
+        for bound in bounds:
+            check_numbers("it is a share of a client's local steps", local_work=bound)
+        if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= 1:
+            raise ValueError(
+                f"local_work must be a share in (0, 1], or two of them [low, high], got {given}; 1.0 lets every client "
+                f"make all of its steps"
+            )
+        self._low, self._high = bounds
+        self.seed = seed
+
+    def __call__(self, client_id: int, round_idx: int) -> float:
+        """Draw the share of a client in a round, in (0, 1]."""
+        if self._low == self._high:
+            return self._low
+        return float(keyed_numpy(self.seed, "local_work", round_idx, client_id).uniform(self._low, self._high))
+
+
+class PooledCohorts(Cohorts):
+    """The rounds of one client that has the samples of all: it takes part where anybody would.
+
+    Args:
+        cohorts: of the clients whose samples it has.
+
+    Attributes:
+        sizes: their numbers of samples, known once these are dealt.
+    """
+
+    def __init__(self, cohorts: Cohorts) -> None:
+        super().__init__(1, 1.0, None, cohorts.seed)
+        self._cohorts = cohorts
+        self.sizes: list[int] = []
+
+    @property
+    def sampling_rate(self) -> float | None:
+        """Give none: nobody can be left out."""
+        return None
+
+    def rekey(self, seed: int) -> None:
+        super().rekey(seed)
+        self._cohorts.rekey(seed)
+
+    def __call__(self, round_idx: int) -> list[int]:
+        return [0] if self._cohorts(round_idx) else []
+
+    def pool(self, dealt: ClientIndices) -> ClientIndices:
+        """Give the one client the samples of all."""
+        self.sizes = [len(part) for part in dealt]
+        return ClientIndices([dealt.indices.numpy()])
+
+    def work(self, work: LocalWork, round_idx: int) -> float:
+        """Compute the share of all samples that the round's cohort would have trained on, each as much as it works."""
+        done = sum(self.sizes[client_id] * work(client_id, round_idx) for client_id in self._cohorts(round_idx))
+        return done / max(1, sum(self.sizes))

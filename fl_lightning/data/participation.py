@@ -1,0 +1,120 @@
+"""The part of the data module that says who takes part in every round, and by which seeds that is drawn."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+from pytorch_lightning import LightningDataModule
+
+from fl_lightning.data.availability import cohorts
+from fl_lightning.data.clients import Cohorts
+from fl_lightning.data.local_work import LocalWork, PooledCohorts
+from fl_lightning.utils.settings import check_count
+
+SIMULATED = (
+    "simulated: whoever has the seeds of the configuration can redraw cohorts and noise, and take the noise away again "
+    "(data.secret_seed=true keeps them)"
+)
+SECRET = (
+    "cohorts and noise are keyed by a secret seed that only the checkpoints hold: without one the run cannot be "
+    "repeated bit for bit, and whoever has one can take the noise away again"
+)
+
+
+class Participation(LightningDataModule):
+    """Base of the data module: its clients and the cohorts of all rounds.
+
+    Args:
+        num_clients: N; None: as many as the samples have owners, known after `set_clients`.
+        participation: as `Cohorts` takes it, with the next three.
+        schedule: the cohorts of all rounds.
+        sampling_seed: of the draws.
+        sampling: uniform or poisson.
+        availability: as `AvailableCohorts` takes it, with the next one.
+        over_selection: share of further clients.
+        secret_seed: whether the draws are keyed by a seed of the operating system.
+        local_work: as `LocalWork` takes it.
+        pooled: whether one client has the samples of all.
+
+    Attributes:
+        num_clients: N, 0 as long as it is not known, 1 where samples are pooled.
+        num_owners: clients that samples are dealt to, before they are pooled.
+        cohort: lists the clients of a round, known with N.
+        cohort_size: clients in a drawn cohort, known with N.
+        works_partly: whether clients may make less than all of their local work.
+        secret: the secret seed in hexadecimal digits, empty without one.
+        batch_seed: of batch order, augmentation and the clients' other draws.
+    """
+
+    cohort: Cohorts
+    cohort_size: int
+
+    def __init__(
+        self,
+        num_clients: int | None,
+        participation: float,
+        schedule: Sequence[Sequence[int]] | None,
+        sampling_seed: int,
+        sampling: Literal["uniform", "poisson"],
+        availability: float | Sequence[float] | str | None,
+        over_selection: float,
+        secret_seed: bool,
+        local_work: float | Sequence[float],
+        pooled: bool,
+    ) -> None:
+        super().__init__()
+        self.schedule, self.sampling = None if pooled else schedule, sampling
+        self.local_work, self.pooled = local_work, pooled
+        self._work = LocalWork(local_work, sampling_seed)
+        self.works_partly = pooled or local_work != 1
+        self.availability, self.over_selection = availability, over_selection
+        self.secret_seed, self.secret = secret_seed, secrets.token_hex(16) if secret_seed else ""
+        self.batch_seed, self.num_clients, self.num_owners = 0, 0, 0
+        self._drawn = participation, schedule, sampling_seed, sampling
+        if num_clients is not None:
+            self.set_clients(num_clients)
+
+    def set_clients(self, num_clients: int) -> None:
+        """Take the number of clients, N.
+
+        Raises:
+            ValueError: a setting of the cohorts that is out of its range.
+        """
+        check_count(1, num_clients=num_clients)
+        self.num_owners = num_clients
+        drawn = cohorts(self.availability, self.over_selection, num_clients, *self._drawn)
+        self.cohort = PooledCohorts(drawn) if self.pooled else drawn
+        self.num_clients = self.cohort.num_clients
+        self.cohort_size = self.cohort.size
+        self._key_cohorts()
+
+    def take_secret(self, secret: str) -> None:
+        """Key cohorts and noise by this secret seed, in hexadecimal digits."""
+        self.secret = secret
+        self._key_cohorts()
+
+    def _key_cohorts(self) -> None:
+        """Key cohorts and local work by the secret seed, where there is one."""
+        if self.secret and self.num_clients:
+            self._work.seed = int(self.secret, 16)
+            self.cohort.rekey(self._work.seed)
+
+    def work_of(self, client_id: int, round_idx: int) -> float:
+        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
+        if isinstance(self.cohort, PooledCohorts):
+            return self.cohort.work(self._work, round_idx)
+        return self._work(client_id, round_idx)
+
+    def key_batches(self, seed: int) -> None:
+        """Key batch order, augmentation and the clients' other draws by the run's seed."""
+        self.batch_seed = seed
+
+    @property
+    def seed_notice(self) -> str:
+        """Tell who could redraw cohorts and noise."""
+        return SECRET if self.secret else SIMULATED
+
+    @property
+    def noise_seed(self) -> int:
+        """Seed of the noise of differential privacy: the secret one where there is one, else the run's."""
+        return int(self.secret, 16) if self.secret else self.batch_seed

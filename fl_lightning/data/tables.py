@@ -1,0 +1,156 @@
+"""Tables: CSV files and pandas' DataFrames, a column of which may name the owners of the rows."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.sources import Source
+from fl_lightning.data.splits import Array, Split, TensorSplit
+from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_inside
+
+Table = Mapping[str, Array]
+"""Columns (n,) by name."""
+
+
+class TableSource(Source):
+    """Rows of a table: numbers standardised by the training rows, words one-hot, and a column as target.
+
+    A target of words or whole numbers is a class (words are numbered in sorted order), one with decimals is a number to
+    be regressed, (n, 1). Every column may be named by `data.by`.
+
+    Args:
+        train: a CSV file with a header, or a pandas DataFrame.
+        label: column of the target.
+        test: the same of the test rows; None: a share of `train`.
+        features: columns that the net reads; None: all but the target and the `ignored`.
+        ignored: columns that the net does not read, such as that of the owners.
+        test_share: of the rows that become the test split where there is no `test`, in (0, 1), drawn by a seed of 0.
+        limit: most samples of each split, drawn by class; None: all.
+
+    Raises:
+        FileNotFoundError: without such a file.
+        ValueError: naming the column, its rule and the value.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        label: str,
+        test: Any = None,
+        features: Sequence[str] | None = None,
+        ignored: Sequence[str] = (),
+        test_share: float = 0.2,
+        limit: int | None = None,
+    ) -> None:
+        check_inside(0, 1, test_share=test_share)
+        self.train, self.label, self.test = train, label, test
+        self.features, self.ignored, self.test_share, self.limit = features, tuple(ignored), test_share, limit
+
+    def load(self) -> tuple[Split, Split]:
+        train: Table = read_table(self.train, "train")
+        test: Table
+        if self.test is None:
+            n = len(next(iter(train.values())))
+            order = keyed_numpy(0, "test rows").permutation(n)
+            rows, held = (np.sort(part) for part in np.split(order, [n - round(self.test_share * n)]))
+            test = {name: column[held] for name, column in train.items()}
+            train = {name: column[rows] for name, column in train.items()}
+        else:
+            test = read_table(self.test, "test")
+        names = [name for name in train if name != self.label and name not in self.ignored]
+        names = names if self.features is None else list(self.features)
+        for name in (*names, *self.ignored, self.label):
+            if missing := [which for which, table in (("train", train), ("test", test)) if name not in table]:
+                raise ValueError(f"the {missing[0]} table must have the column {name!r}, it has {', '.join(train)}")
+        y, y_test = self._targets(train[self.label], test[self.label])
+        training, testing = (
+            TensorSplit(torch.from_numpy(x), target, columns=table)
+            for x, target, table in zip(numbers(train, test, names), (y, y_test), (train, test), strict=True)
+        )
+        return training, testing
+
+    def _targets(self, train: Array, test: Array) -> tuple[Tensor, Tensor]:
+        """Number the classes, or keep numbers that are to be regressed."""
+        if train.dtype.kind == "f":
+            y, y_test = (torch.from_numpy(column.astype(np.float32))[:, None] for column in (train, test))
+            return y, y_test
+        values = np.unique(train)
+        if outside := sorted({*test.tolist()} - {*values.tolist()}, key=str):
+            raise ValueError(
+                f"classes in column {self.label!r} must stand in training rows, got {outside[0]!r} in test"
+            )
+        self.num_classes, self.class_names = len(values), tuple(map(str, values))
+        y, y_test = (torch.from_numpy(np.searchsorted(values, column)) for column in (train, test))
+        return y, y_test
+
+
+def read_table(given: Any, which: str) -> Table:
+    """Read a CSV file, or take the columns of a DataFrame.
+
+    Raises:
+        FileNotFoundError: without such a file.
+        ValueError: a table without rows, or a row with another number of values than the header.
+        TypeError: neither of both.
+    """
+    if hasattr(given, "columns") and hasattr(given, "to_numpy"):
+        return {str(name): typed([*given[name]]) for name in given.columns}
+    if not isinstance(given, str | Path):
+        raise TypeError(f"{which} must be a CSV file or a pandas DataFrame, got {type(given).__name__}")
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{which} must be a CSV file, got {given}, which does not exist; mend data.source.{which}"
+        )
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise ValueError(f"row {number} of {path} must have {len(header)} values as the header, got {len(row)}")
+    if not rows:
+        raise ValueError(f"{path} must have a header and rows, got {len(header)} columns and no row")
+    return {name: typed(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+def typed(values: Sequence[Any]) -> Array:
+    """Make a column of whole numbers, else of numbers, else of words.
+
+    >>> typed(["1", "2"]).dtype.kind, typed(["1", "2.5"]).dtype.kind, typed(["1", "x"]).dtype.kind
+    ('i', 'f', 'U')
+    """
+    if all(not isinstance(value, float) for value in values):
+        try:
+            return np.array([int(value) for value in values], np.int64)
+        except ValueError:
+            pass
+    try:
+        return np.array([float(value) for value in values], np.float64)
+    except (ValueError, TypeError):
+        return np.array([str(value) for value in values])
+
+
+def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Array]:
+    """Make the net's inputs, (n, D) float32, of columns of both tables.
+
+    Raises:
+        ValueError: no column, a number that is missing, or a word in a column of numbers.
+    """
+    made: list[tuple[Array, Array]] = []
+    for name in names:
+        column, other = train[name], test[name]
+        if column.dtype.kind == "U":
+            made += [(column == value, other.astype(str) == value) for value in np.unique(column)]
+            continue
+        if other.dtype.kind == "U" or not (np.isfinite(column).all() and np.isfinite(other).all()):
+            raise ValueError(f"column {name!r} must hold a number in every row; fill in what is missing, or ignore it")
+        mean, std = column.mean(), column.std() or 1.0
+        made.append(((column - mean) / std, (other - mean) / std))
+    if not made:
+        raise ValueError("a table must have a column that the net reads; name it in features")
+    train_x, test_x = (np.stack(columns, 1).astype(np.float32) for columns in zip(*made, strict=True))
+    return train_x, test_x

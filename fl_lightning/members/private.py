@@ -1,0 +1,141 @@
+"""Checks of what the guarantees of differential privacy cover."""
+
+from collections.abc import Sequence
+
+from pytorch_lightning import LightningModule
+from torchmetrics import Metric
+
+from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
+from fl_lightning.client import ClientModule
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.modes import BATCH_NORMS
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.members.faults import FaultPolicy
+from fl_lightning.metrics.history import History
+from fl_lightning.types import Sent
+
+RELEASED: frozenset[Sent] = frozenset({"weights", "personal means"})
+"""Contents that a client may send under a private rule: it adds noise to weights, and takes no personal means."""
+
+
+def check_private_rule(
+    client: ClientModule,
+    rule: Aggregator,
+    server_module: ServerModule,
+    transforms: Sequence[UpdateTransform],
+    data: FederatedDataModule,
+) -> None:
+    """Refuse what the guarantee of a private rule does not cover: other ways from a client to the server.
+
+    Raises:
+        ValueError: naming the rule, what does not go with it, and why.
+    """
+    name, kind = type(rule).__name__, type(client).__name__
+    if data.cohort.sampling_rate is None:
+        how = "are those of data.schedule" if data.schedule is not None else "have a fixed size"
+        raise ValueError(
+            f"the guarantee of {name} counts on clients that are drawn each by itself, and the cohorts here {how}; "
+            f"set data.sampling to poisson, or data.participation to 1 for all clients in every round"
+        )
+    if others := sorted(client.sends - RELEASED):
+        raise ValueError(
+            f"{name} adds noise to what the weights of a client moved, and {kind} also sends {' and '.join(others)}, "
+            f"which would reach the server as they are; take another method, such as FedAvg, FedProx or FedNTD, or "
+            f"leave model.aggregator unset"
+        )
+    if overridden(server_module, "add", ServerModule):
+        raise ValueError(
+            f"{name} adds noise to the sum of all clients, and {type(server_module).__name__} takes in each client's "
+            f"update before it; take a method whose server only averages, or leave model.aggregator unset"
+        )
+    for transform in transforms:
+        if overridden(transform, "state_dict", UpdateTransform):
+            raise ValueError(
+                f"{name} bounds what one client can change, and {type(transform).__name__} keeps something of each "
+                f"for the others to come; leave it out of model.transforms"
+            )
+
+
+def check_first_fit(history: History) -> None:
+    """Refuse a further fit of a private federation from round 0.
+
+    Raises:
+        ValueError: it has rounds already, whose noise would be drawn again.
+    """
+    if len(history):
+        raise ValueError(
+            f"a private federation that has run {len(history)} rounds cannot begin at round 0 again: the same noise on "
+            f"other weights would take itself away; make a new FederatedLoop with another seed, or continue by "
+            f"ckpt_path"
+        )
+
+
+def check_private_client(client: ClientModule, faults: FaultPolicy) -> None:
+    """Refuse settings of faults with which messages of private clients arrive that their ε does not count.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    settings = {
+        "min_clients": (faults.min_clients, faults.min_clients > 1),
+        "max_update_norm": (faults.max_update_norm, faults.max_update_norm is not None),
+        "nonfinite": (faults.nonfinite, faults.nonfinite == "skip"),
+    }
+    for name, (value, drops) in settings.items():
+        if drops:
+            raise ValueError(
+                f"{type(client).__name__} counts what it has sent, and model.faults.{name}={value} drops messages that "
+                f"have arrived, and their count with them; leave it unset (model.faults.on_error may be skip)"
+            )
+
+
+def check_private_faults(faults: FaultPolicy, rule: str) -> None:
+    """Refuse settings of faults that tell of clients under a private rule.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if faults.min_clients > 1:
+        raise ValueError(
+            f"{rule} hides how many clients took part, which model.faults.min_clients={faults.min_clients} would show; "
+            f"leave it unset"
+        )
+    if faults.max_update_norm is not None:
+        raise ValueError(
+            f"{rule} clips every update, and model.faults.max_update_norm={faults.max_update_norm} would tell whose "
+            f"was long; leave it unset"
+        )
+
+
+def check_samples_apart(client: ClientModule) -> None:
+    """Refuse parts of a net by which a sample's gradient depends on others, or a sample's values leave the step.
+
+    Raises:
+        ValueError: naming the part.
+    """
+    for name, part in client.named_modules():
+        if isinstance(part, BATCH_NORMS):
+            raise ValueError(
+                f"dp_sgd bounds the gradient of each sample, which {type(part).__name__} {name!r} makes of the "
+                f"whole batch; take GroupNorm or LayerNorm"
+            )
+        if isinstance(part, Metric):
+            raise ValueError(
+                f"dp_sgd lets nothing of single samples out of a step, and {name!r} is a metric object, which counts "
+                f"them; leave it out, or set model.metrics"
+            )
+
+
+def check_hooks_apart(client: LightningModule) -> None:
+    """Refuse hooks that are given whole batches before the gradients of their samples are taken.
+
+    Raises:
+        ValueError: naming the hook.
+    """
+    module = getattr(client, "module", None) or client
+    for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        if overridden(module, name, LightningModule):
+            raise ValueError(
+                f"dp_sgd bounds the gradient of each sample of a batch, and {type(module).__name__}.{name} may make a "
+                f"sample of several before that; transform single samples in the data, and leave the hook out"
+            )

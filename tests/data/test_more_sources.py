@@ -1,0 +1,283 @@
+"""Sources that torchvision, LEAF, MedMNIST, Hugging Face and tables give: tiny files of the same layout on disk."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from torchvision import datasets as torchvision_sets
+
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import (
+    EMNIST,
+    FEMNIST,
+    KMNIST,
+    SVHN,
+    CelebA,
+    HuggingFace,
+    MedMNIST,
+    Shakespeare,
+    TableSource,
+)
+from fl_lightning.data import medmnist as medmnist_module
+from tests.data.test_vision import first_batch, write_idx
+
+RNG = np.random.default_rng(0)
+
+
+def images(*shape):
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+# --- torchvision
+
+
+@pytest.mark.parametrize(("split", "first", "classes"), [("letters", 1, 26), ("balanced", 0, 47)])
+def test_emnist_is_upright_and_counts_its_classes_from_0(tmp_path, split, first, classes):
+    stored = images(6, 28, 28)
+    for part in ("train", "test"):
+        path = tmp_path / "EMNIST" / "raw" / f"emnist-{split}-{part}-images-idx3-ubyte"
+        write_idx(path, stored)
+        write_idx(
+            path.with_name(f"emnist-{split}-{part}-labels-idx1-ubyte"), np.arange(first, first + 6, dtype=np.uint8)
+        )
+    source = EMNIST(split, root=str(tmp_path))
+    train, test = source.read()
+    assert (source.num_classes, len(source.class_names), train.labels.tolist()) == (
+        classes,
+        classes,
+        [0, 1, 2, 3, 4, 5],
+    )
+    assert torch.equal(train.x[:, 0], torch.from_numpy(stored).transpose(1, 2))
+    x, _ = first_batch(test, 6)
+    torch.testing.assert_close(
+        (x.mean(), x.std(correction=0)), (torch.tensor(0.0), torch.tensor(1.0)), atol=1e-5, rtol=0
+    )
+
+
+def test_kmnist(tmp_path):
+    for part, n in (("train", 12), ("t10k", 5)):
+        write_idx(tmp_path / "KMNIST" / "raw" / f"{part}-images-idx3-ubyte", images(n, 28, 28))
+        write_idx(tmp_path / "KMNIST" / "raw" / f"{part}-labels-idx1-ubyte", np.arange(n, dtype=np.uint8) % 10)
+    source = KMNIST(str(tmp_path), limit=4)
+    assert (list(map(len, source.read())), source.class_names[:2]) == ([4, 4], ("o", "ki"))
+
+
+@pytest.fixture
+def svhn(tmp_path, monkeypatch):
+    held = dict(torchvision_sets.SVHN.split_list)
+    for part, n in (("train", 6), ("test", 3)):
+        path = tmp_path / f"{part}_32x32.mat"
+        savemat(path, {"X": images(32, 32, 3, n), "y": np.arange(10, 10 - n, -1)[:, None]})
+        held[part] = [held[part][0], path.name, hashlib.md5(path.read_bytes()).hexdigest()]
+    monkeypatch.setattr(torchvision_sets.SVHN, "split_list", held)
+    return tmp_path
+
+
+def test_svhn(svhn):
+    source = SVHN(str(svhn))
+    train, test = source.read()
+    assert (train.x.shape, test.labels.tolist(), source.num_classes) == ((6, 3, 32, 32), [0, 9, 8], 10)
+    (svhn / "test_32x32.mat").write_bytes(b"0")
+    with pytest.raises(ValueError, match=r"test_32x32.mat is corrupt \(its md5"):
+        source.read()
+
+
+# --- LEAF
+
+
+def leaf(folder, by_split):
+    """Write LEAF's files: two of the training split, one of the test split."""
+    for split, users in by_split.items():
+        (folder / split).mkdir(parents=True)
+        for number, part in enumerate(np.array_split(sorted(users), 2 if split == "train" else 1)):
+            held = {user: users[user] for user in part.tolist()}
+            sizes = [len(of["y"]) for of in held.values()]
+            content = {"users": list(held), "num_samples": sizes, "user_data": held}
+            (folder / split / f"all_data_{number}_{split}_9.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_femnist_by_writer(tmp_path):
+    greys = np.linspace(0, 1, 784).tolist()
+    train = {"f0_2": {"x": [greys, greys], "y": [61, 3]}, "f0_1": {"x": [greys[::-1]], "y": [0]}}
+    root = leaf(tmp_path, {"train": train, "test": {"f0_2": {"x": [greys], "y": [5]}}})
+    source = FEMNIST(str(root))
+    data = FederatedDataModule(source, num_clients=None, by="writer")
+    data.setup()
+    assert [data.client_indices("train", c).tolist() for c in range(data.num_clients)] == [[0], [1, 2]]
+    assert [data.client_indices("test", c).tolist() for c in range(2)] == [[], [0]]
+    split = data.split("train")
+    assert (split.x.shape, split.labels.tolist(), source.class_names[61]) == ((3, 1, 28, 28), [0, 61, 3], "z")
+    assert split.x[1, 0].flatten().tolist() == [round(255 * grey) for grey in greys]
+
+
+def test_shakespeare_by_role(tmp_path):
+    train = {"HAMLET": {"x": ["To be, or", "o be, or "], "y": [" ", "n"]}, "GHOST": {"x": ["List, lis"], "y": ["t"]}}
+    source = Shakespeare(str(leaf(tmp_path, {"train": train, "test": train})))
+    split, _ = source.read()
+    x, y = first_batch(split, 3)
+    assert (x.shape, x.dtype, split.column("role").tolist()) == ((3, 9), torch.int64, ["GHOST", "HAMLET", "HAMLET"])
+    assert "".join(source.class_names[i] for i in x[1]) == "To be, or"
+    assert [source.class_names[i] for i in y] == ["t", " ", "n"]
+    assert not split.augments
+
+
+def test_leafs_files_are_checked(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"LEAF's femnist was not found in root .*preprocess.sh"):
+        FEMNIST(str(tmp_path)).read()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a.json must be a file of LEAF's, with user_data of x and y \(KeyError"):
+        Shakespeare(str(tmp_path)).read()
+
+
+# --- CelebA
+
+
+@pytest.fixture
+def celeba(tmp_path):
+    """Six portraits of three celebrities, without lists."""
+    (tmp_path / "img_align_celeba").mkdir()
+    for i in range(6):
+        Image.fromarray(images(10, 8, 3)).save(tmp_path / "img_align_celeba" / f"00000{i}.jpg")
+    return tmp_path
+
+
+def test_celeba_of_leaf(celeba):
+    leaf(celeba, {part: {"7": {"x": ["000000.jpg", "000003.jpg"], "y": [1, 0]}} for part in ("train", "test")})
+    source = CelebA(str(celeba), image_size=4)
+    train, _ = source.read()
+    assert (train.x.shape, train.labels.tolist(), train.column("celebrity").tolist()) == (
+        (2, 3, 4, 4),
+        [1, 0],
+        ["7"] * 2,
+    )
+    assert (source.validates, source.validation) == (False, None)
+
+
+def test_celeba_of_torchvision(celeba):
+    names = [f"00000{i}.jpg" for i in range(6)]
+    parts, owners = [0, 0, 0, 1, 2, 2], [3, 1, 3, 2, 4, 4]
+    lists = {
+        "list_eval_partition": [f"{name} {part}" for name, part in zip(names, parts, strict=True)],
+        "identity_CelebA": [f"{name} {owner}" for name, owner in zip(names, owners, strict=True)],
+        "list_attr_celeba": [
+            "6",
+            "Bald Smiling ",
+            *(f"{name} -1 {'-1' if i % 2 else ' 1'}" for i, name in enumerate(names)),
+        ],
+    }
+    for stem, lines in lists.items():
+        (celeba / f"{stem}.txt").write_text("\n".join(lines) + "\n")
+    source = CelebA(str(celeba), limit=2)
+    train, test = source.read()
+    assert list(map(len, (train, test, source.validation))) == [2, 2, 1]
+    train, test = CelebA(str(celeba)).read()
+    assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0, 1], [1, 0])
+    assert (train.column("celebrity").tolist(), test.column("celebrity").tolist()) == ([3, 1, 3], [4, 4])
+    with pytest.raises(ValueError, match="attribute must be one of Bald, Smiling, got Hat"):
+        CelebA(str(celeba), attribute="Hat").read()
+
+
+def test_celeba_that_is_absent_is_told_where_it_comes_from(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"img_align_celeba/\*.jpg: unpack img_align_celeba.zip"):
+        CelebA(str(tmp_path)).read()
+    (tmp_path / "img_align_celeba").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"must have .*list_eval_partition.txt: copy it there"):
+        CelebA(str(tmp_path)).read()
+
+
+# --- MedMNIST
+
+
+@pytest.mark.parametrize(("name", "channels"), [("bloodmnist", 3), ("tissuemnist", 1)])
+def test_medmnist_has_its_published_split(tmp_path, monkeypatch, name, channels):
+    with pytest.raises(FileNotFoundError, match=f"should hold .*{name}.npz: put it there"):
+        MedMNIST(name, str(tmp_path)).read()
+    sizes = {"train": 4, "val": 2, "test": 3}
+    shape = (28, 28, 3) if channels == 3 else (28, 28)
+    held = {f"{part}_images": images(n, *shape) for part, n in sizes.items()}
+    held |= {f"{part}_labels": np.arange(n, dtype=np.uint8)[:, None] for part, n in sizes.items()}
+    np.savez(tmp_path / f"{name}.npz", **held)
+    with pytest.raises(ValueError, match=r"images of .×28×28, as published, got 4, 2, 3"):
+        MedMNIST(name, str(tmp_path)).read()
+    monkeypatch.setitem(medmnist_module.PUBLISHED, name, (8, channels, 4, 2, 3))
+    source = MedMNIST(name, str(tmp_path))
+    data = FederatedDataModule(source, num_clients=2)
+    data.setup()
+    assert (data.evaluated, len(data.split("val")), data.num_classes) == ("val", 2, 8)
+    assert data.input_shape == (channels, 28, 28)
+
+
+# --- tables and Hugging Face
+
+TABLE = "age,city,hospital,risk\n50,Bonn,a,low\n60,Köln,b,high\n70,Bonn,b,low\n40,Köln,a,high\n"
+
+
+def test_a_csv_file_by_column(tmp_path):
+    (tmp_path / "train.csv").write_text(TABLE)
+    (tmp_path / "test.csv").write_text("age,city,hospital,risk\n55,Ulm,b,high\n")
+    source = TableSource(tmp_path / "train.csv", "risk", tmp_path / "test.csv", ignored=["hospital"])
+    data = FederatedDataModule(source, num_clients=None, by="hospital")
+    data.setup()
+    assert (data.num_clients, data.num_classes, source.class_names) == (2, 2, ("high", "low"))
+    x, y = first_batch(data.split("train"), 4)
+    assert y.tolist() == [1, 0, 1, 0]
+    torch.testing.assert_close(x[:, 0], torch.tensor([-0.4472, 0.4472, 1.3416, -1.3416]), atol=1e-4, rtol=0)
+    assert x[:, 1:].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1]]
+    assert first_batch(data.split("test"), 1)[0].tolist() == [[0, 0, 0]]  # the mean age, and a city nobody knows
+    assert data.client_indices("test", 1).tolist() == [0]
+
+
+def test_a_table_of_numbers_is_regressed_and_split_by_a_share(tmp_path):
+    (tmp_path / "all.csv").write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(10)))
+    train, test = TableSource(tmp_path / "all.csv", "y", test_share=0.3).read()
+    assert (len(train), len(test), train.y.shape, train.labels) == (7, 3, (7, 1), None)
+    assert sorted([*train.column("x"), *test.column("x")]) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "sentence"),
+    [
+        (TABLE, {"label": "rsk"}, "the train table must have the column 'rsk', it has age, city, hospital, risk"),
+        ("a,b\n1\n", {"label": "b"}, "row 2 of .* must have 2 values as the header, got 1"),
+        ("a,b\n", {"label": "b"}, "must have a header and rows, got 2 columns and no row"),
+        ("a,b\n1.5,0\nnan,1\n0.1,1\n2.5,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
+        (TABLE, {"label": "risk", "features": []}, "must have a column that the net reads"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(tmp_path, text, arguments, sentence):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        TableSource(tmp_path / "t.csv", **arguments).read()
+
+
+def test_a_data_frame_is_a_table():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [1.0, 2.0, 3.0, 4.0], "who": ["a", "b", "a", "b"], "y": [0, 1, 1, 0]})
+    data = FederatedDataModule(TableSource(frame, "y", frame, ignored=["who"]), num_clients=None, by="who")
+    data.setup()
+    assert [data.client_indices("train", c).tolist() for c in range(2)] == [[0, 2], [1, 3]]
+
+
+def test_hugging_face(tmp_path):
+    hub = pytest.importorskip("datasets")
+    kinds = hub.Features(
+        {"image": hub.Image(), "label": hub.ClassLabel(names=["no", "yes"]), "who": hub.Value("string")}
+    )
+    rows = {"image": [Image.fromarray(images(4, 4, 3)) for _ in range(3)], "label": [0, 1, 1], "who": ["b", "a", "b"]}
+    split = hub.Dataset.from_dict(rows, features=kinds)
+    hub.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
+    source = HuggingFace(str(tmp_path / "saved"))
+    data = FederatedDataModule(source, num_clients=None, by="who")
+    data.setup()
+    assert [data.client_indices("test", c).tolist() for c in range(2)] == [[1], [0, 2]]
+    assert (data.num_classes, source.class_names, data.input_shape) == (2, ("no", "yes"), (3, 4, 4))
+    with pytest.raises(FileNotFoundError, match=r"a folder that save_to_disk wrote, got .*/other, which does"):
+        HuggingFace(str(tmp_path / "other")).read()
+    with pytest.raises(ValueError, match="the column 'text', it has"):
+        HuggingFace(str(tmp_path / "saved"), input="text").read()
