@@ -74,6 +74,11 @@ def test_links_of_a_page_lead_to_pages():
     assert site.relinked(code, "docs/recipes/x.md", "recipes/x.md") == code
 
 
+def test_every_document_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} <= listed
+
+
 def test_every_method_has_its_steps_and_its_picture():
     names = {record["method"] for record in site.records()}
     assert set(draw_methods.counted()) == names == set(draw_methods.files()), "python -m docs.draw_methods METHOD"
