@@ -13,7 +13,8 @@ from bench.startup import startup
 from bench.workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ("workload", "variant", "s_per_round", "floor_s_per_round", "ratio", "peak_rss_mb")
+RATIOS = ("ratio", "low", "high", "cpu_ratio", "cpu_low", "cpu_high")
+COLUMNS = ("workload", "variant", "s_per_round", "floor_s_per_round", *RATIOS, "peak_rss_mb", "quiet", "blocks")
 VARIANTS = [name for name in MODULES if name != "floor"]
 VARIANTS_OF: dict[str, list[str]] = {
     "tiny": list(USUAL),
@@ -24,7 +25,7 @@ VARIANTS_OF: dict[str, list[str]] = {
 
 TOLERANCE = 0.01
 """The floor sums in float32 and the package in float64: a sample at the border may fall on the other side."""
-HEAD = "workload  variant      ms/round     floor  ratio (middle half)      cpu     MB  quiet blocks"
+HEAD = "workload  variant      ms/round     floor  ratio (middle half)     by CPU (middle half)        MB  quiet blocks"
 
 
 def main(arguments: Sequence[str] | None = None, results: Path | None = None) -> None:
@@ -101,7 +102,10 @@ def measure_parallel(asked: Namespace, results: Path) -> None:
     from bench import parallel  # noqa: PLC0415
 
     columns = ("processes", "s_per_round", "speedup")
-    table(results / "parallel.csv", columns, parallel.measure(asked.repeats or 3, asked.seconds or 75))
+    workloads = asked.workload or parallel.WORKLOADS
+    for name in workloads:
+        seconds = (asked.seconds or 150) / len(workloads)
+        table(results / "parallel.csv", columns, parallel.measure(name, asked.repeats or 3, seconds))
 
 
 def measure_scale(asked: Namespace, results: Path) -> None:
@@ -180,15 +184,18 @@ def line(row: Figures) -> str:
     noisy = "" if row.quiet else f"  (others took more than {100 * NOISE:.0f} % of the machine: measure again)"
     return (
         f"{row.workload:9} {row.variant:12} {1e3 * row.s_per_round:9.2f} {1e3 * row.floor_s_per_round:9.2f} "
-        f"{row.ratio:6.3f} ({row.low:.3f} to {row.high:.3f}) {row.cpu_ratio:6.3f} {row.peak_rss_mb:6.0f}  "
+        f"{row.ratio:6.3f} ({row.low:.3f} to {row.high:.3f}) "
+        f"{row.cpu_ratio:6.3f} ({row.cpu_low:.3f} to {row.cpu_high:.3f}) {row.peak_rss_mb:6.0f}  "
         f"{row.quiet} of {row.blocks}{noisy}"
     )
 
 
 def cells(row: Figures) -> list[str]:
     """The row's cells under `COLUMNS`."""
-    times = (f"{row.s_per_round:.6f}", f"{row.floor_s_per_round:.6f}", f"{row.ratio:.3f}")
-    return [row.workload, row.variant, *times, f"{row.peak_rss_mb:.0f}"]
+    times = (f"{row.s_per_round:.6f}", f"{row.floor_s_per_round:.6f}")
+    ratios = (f"{getattr(row, name):.3f}" for name in RATIOS)
+    blocks = (f"{row.quiet}", f"{row.blocks}")
+    return [row.workload, row.variant, *times, *ratios, f"{row.peak_rss_mb:.0f}", *blocks]
 
 
 def update(path: Path, columns: Sequence[str], rows: list[list[str]], keys: int) -> None:

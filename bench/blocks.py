@@ -193,8 +193,10 @@ class Figures:
         ratio: median of the ratios of neighbouring blocks.
         low: lower quartile of these ratios.
         high: upper quartile.
-        peak_rss_mb: of the variant's process.
         cpu_ratio: the same ratio in CPU seconds: says more than `ratio` on a busy machine, for one thread.
+        cpu_low: lower quartile of that.
+        cpu_high: upper quartile.
+        peak_rss_mb: of the variant's process.
         quiet: blocks that were not disturbed.
         blocks: all blocks.
     """
@@ -206,8 +208,10 @@ class Figures:
     ratio: float
     low: float
     high: float
-    peak_rss_mb: float
     cpu_ratio: float
+    cpu_low: float
+    cpu_high: float
+    peak_rss_mb: float
     quiet: int
     blocks: int
 
@@ -224,6 +228,7 @@ def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block
     quiet = [pair for pair in pairs if all(block.others <= NOISE for block in pair)]
     used = quiet or pairs
     low, ratio, high = quartiles([own.seconds / base.seconds for base, own in used])
+    cpu_low, cpu_ratio, cpu_high = quartiles([own.cpu / base.cpu for base, own in used])
     return Figures(
         workload=work.name,
         variant=variant,
@@ -232,8 +237,10 @@ def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block
         ratio=ratio,
         low=low,
         high=high,
+        cpu_ratio=cpu_ratio,
+        cpu_low=cpu_low,
+        cpu_high=cpu_high,
         peak_rss_mb=blocks[-1].peak_rss_mb,
-        cpu_ratio=median(own.cpu / base.cpu for base, own in used),
         quiet=len(quiet),
         blocks=len(pairs),
     )

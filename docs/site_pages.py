@@ -268,23 +268,17 @@ def picture(record: Record) -> str:
     )
 
 
-def costs_page(found: list[Record]) -> str:
-    """Return the list of what all methods cost."""
+def costs_table() -> str:
+    """Write the local steps and the time of a round of each method, beside FedAvg's."""
     rows = []
-    for r in found:
-        papers = ", ".join(f"[{paper}]({url})" if url else paper for paper, url in r["papers"])
-        times = [times[r["method"]][0] if r["method"] in times else "–" for times in ratios().values()]
-        costs = [number(r["down"]), number(r["up"]), counted()[r["method"]]["steps"], *times]
-        part = f" ({part_of(r)})" * (r["kind"] != "client")
-        rows.append([f"[{r['method']}]({slug(r['method'])}.md){part}", *costs, papers])
-    head = [
-        "# What methods cost",
-        "Down and up are what a client is "
-        "sent and sends in a round, in models. Local steps and the time of a round are beside FedAvg's (steps of "
-        "methods for clients with nets of their own beside Local's). The page of each says how they were measured.",
-    ]
-    times = [f"time, `{workload}`" for workload in ratios()]
-    return "\n\n".join([*head, table(["", "down", "up", "steps", *times, "paper"], rows)]) + "\n"
+    for name in [record["method"] for record in records()]:
+        times = [times[name][0] if name in times else "–" for times in ratios().values()]
+        rows.append([f"[{name}]({slug(name)}.md)", counted()[name]["steps"], *times])
+    head = ["method", "local steps", *(f"time, `{workload}`" for workload in ratios())]
+    return (
+        "## Steps and time beside FedAvg\n\nOf a round; steps of methods for clients with nets of their own are beside "
+        f"Local's. The page of each method says how they were measured.\n\n{table(head, rows)}\n"
+    )
 
 
 def api_page(room: str, title: str) -> str:
@@ -302,7 +296,6 @@ def pages() -> dict[str, str]:
     found = records()
     shared = Counter(record["file"] for record in found)
     made = {page: relinked(copied(path), path, page) for path, page in COPIED.items()}
-    made["methods/costs.md"] = costs_page(found)
     made |= {f"methods/{slug(record['method'])}.md": method_page(record, shared) for record in found}
     rooms = "\n".join(f"- [`{room}`]({room}.md): {title}" for room, title in ROOMS.items())
     made["api/index.md"] = f"# API\n\n{rooms}\n"
@@ -344,4 +337,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         markdown = re.sub(
             rf"^\| {re.escape(name)} (?=[|(])", f"| [{name}]({slug(name)}.md) ", markdown, flags=re.MULTILINE
         )
-    return relinked(markdown, f"docs/{place}", place)
+    linked = relinked(markdown, f"docs/{place}", place)
+    return f"{linked}\n{costs_table()}" if place == METHODS else linked
