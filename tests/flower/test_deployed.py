@@ -4,7 +4,9 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
+import psutil
 import pytest
 import torch
 
@@ -115,16 +117,15 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
     run = link.start("first", "flwr", *link.command(arguments=ours, **settings))
     link.until(lambda: rounds() >= 1, 300)
 
-    def killed() -> bool:
-        """Kill the app once it is at a message."""
+    def ended() -> bool:
+        """Kill the app whenever it is at a message, until the run has ended."""
         log, app = link.log("node_0"), link.app_of("flwr-clientapp", "node_0")
-        busy = app is not None and log.count("Start `flwr-clientapp`") > log.count("Sending: ")
-        if busy:
-            app.kill()
-        return busy
+        if app is not None and log.count("Start `flwr-clientapp`") > log.count("Sending: "):
+            with suppress(psutil.NoSuchProcess):
+                app.kill()
+        return run.poll() is not None
 
-    link.until(killed, 120)
-    run.wait(300)  # Flower misses two signs of life, 30 seconds apart
+    link.until(ended, 420)  # Flower misses two signs of life, 30 seconds apart
     failed = r"client 0 at node \d+ \(key \w+\) failed in round \d: Flower's error 8: ClientApp stopped responding"
     assert re.search(failed, link.log("first"))
     link.kill("node_1", signal.SIGKILL)
