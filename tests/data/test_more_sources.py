@@ -248,10 +248,16 @@ def test_a_table_of_numbers_is_regressed_and_split_by_a_share(tmp_path):
         ("a,b\n", {"label": "b"}, "must have a header and rows, got 2 columns and no row"),
         ("a,b\n1.5,0\nnan,1\n0.1,1\n2.5,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
         (TABLE, {"label": "risk", "features": []}, "must have a column that the net reads"),
+        ("a,b\n1,0\n,1\n2,1\n3,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
+        ("a,b\n1,x\n2,\n3,x\n", {"label": "b"}, "'b' must hold a class or a finite number in every row, got '' in"),
+        ("a,b\n1,0\n2,\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got nan in"),
+        ("a,b\n1,0.5\n2,inf\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got inf in"),
+        ("a,b,a\n1,0,2\n", {"label": "b"}, "t.csv must name each of its columns once, got 'a' twice"),
+        ("a,b\nKöln,0\n", {"label": "b"}, "t.csv must be text in UTF-8, which byte 5 is not: save it as UTF-8"),
     ],
 )
 def test_a_table_that_is_none_is_refused(tmp_path, text, arguments, sentence):
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1" if "UTF-8" in sentence else "utf-8")
     with pytest.raises(ValueError, match=sentence):
         TableSource(tmp_path / "t.csv", **arguments).read()
 
@@ -262,6 +268,14 @@ def test_a_data_frame_is_a_table():
     data = FederatedDataModule(TableSource(frame, "y", frame, ignored=["who"]), num_clients=None, by="who")
     data.setup()
     assert [data.client_indices("train", c).tolist() for c in range(2)] == [[0, 2], [1, 3]]
+    frame["day"] = pandas.date_range("2024-01-01", periods=4)
+    assert next(iter(TableSource(frame, "y", frame, ["age", "day"]).read())).x.shape == (4, 5)  # dates are words
+    gaps = frame.assign(age=[1, None, 2, 3], y=["a", None, "b", "b"])
+    for label, sentence in {"y": "got '' in train", "day": "'age' must hold a number in every row"}.items():
+        with pytest.raises(ValueError, match=sentence):
+            TableSource(gaps, label, gaps).read()
+    with pytest.raises(ValueError, match="the train table must name each of its columns once, got 'y' twice"):
+        TableSource(pandas.concat([frame, frame[["y"]]], axis=1), "y").read()
 
 
 def test_hugging_face(tmp_path):
