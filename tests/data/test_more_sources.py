@@ -135,6 +135,31 @@ def test_leafs_files_are_checked(tmp_path):
         Shakespeare(str(tmp_path)).read()
 
 
+@pytest.mark.parametrize(
+    ("source", "x", "y", "sentence"),
+    [
+        (FEMNIST, [255.0] * 784, 3, r"ValueError: grey values lie in \[0, 1\], got 255 to 255"),
+        (FEMNIST, [float("nan")] * 784, 3, "grey values"),
+        (FEMNIST, [0.5] * 784, "3", r"ValueError: a class is a whole number in \[0, 62\), got '3'"),
+        (FEMNIST, [0.5] * 784, 62, "got 62"),
+        (Shakespeare, "To be", "or", "ValueError: the next character is one, got 'or'"),
+    ],
+)
+def test_samples_that_are_not_leafs_are_refused(tmp_path, source, x, y, sentence):
+    root = leaf(tmp_path, {"train": {"a": {"x": [x], "y": [y]}}})
+    with pytest.raises(ValueError, match=f"_train_9.json must be a file of LEAF's, .*{sentence}"):
+        source(str(root)).read()
+
+
+def test_an_owner_in_two_files_of_leaf_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("a", "b"):
+        content = {"user_data": {"HAMLET": {"x": ["To be"], "y": [name]}}}
+        (tmp_path / "train" / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"must be in one file of .*train, got HAMLET again in .*b.json"):
+        Shakespeare(str(tmp_path)).read()
+
+
 # --- CelebA
 
 
@@ -203,14 +228,22 @@ def test_medmnist_has_its_published_split(tmp_path, monkeypatch, name, channels)
     held = {f"{part}_images": images(n, *shape) for part, n in sizes.items()}
     held |= {f"{part}_labels": np.arange(n, dtype=np.uint8)[:, None] for part, n in sizes.items()}
     np.savez(tmp_path / f"{name}.npz", **held)
-    with pytest.raises(ValueError, match=r"images of .×28×28, as published, got 4, 2, 3"):
+    with pytest.raises(ValueError, match=r"images of .×28×28 uint8, as published, got 4, 2, 3"):
         MedMNIST(name, str(tmp_path)).read()
     monkeypatch.setitem(medmnist_module.PUBLISHED, name, (8, channels, 4, 2, 3))
+    with pytest.raises(ValueError, match=f"{name}.npz must have the published md5 {medmnist_module.MD5[name]}, got "):
+        MedMNIST(name, str(tmp_path)).read()
+    digest = hashlib.md5((tmp_path / f"{name}.npz").read_bytes()).hexdigest()
+    monkeypatch.setitem(medmnist_module.MD5, name, digest)
     source = MedMNIST(name, str(tmp_path))
     data = FederatedDataModule(source, num_clients=2)
     data.setup()
     assert (data.evaluated, len(data.split("val")), data.num_classes) == ("val", 2, 8)
     assert data.input_shape == (channels, 28, 28)
+    for wrong in (held["test_images"].astype(np.float32), held["test_images"][:, :14]):
+        np.savez(tmp_path / f"{name}.npz", **{**held, "test_images": wrong})
+        with pytest.raises(ValueError, match=r"must hold 4, 2, 3 images of .×28×28 uint8, as published, got 4, 2, 3"):
+            MedMNIST(name, str(tmp_path)).read()
 
 
 # --- tables and Hugging Face
