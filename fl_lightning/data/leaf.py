@@ -127,7 +127,7 @@ def as_bytes(images: list[Any]) -> Array:
     Raises:
         ValueError: other values.
 
-    >>> as_bytes([[1.0] * 784]).max(), as_bytes([[0.5] * 784]).shape
+    >>> int(as_bytes([[1.0] * 784]).max()), as_bytes([[0.5] * 784]).shape
     (255, (1, 1, 28, 28))
     """
     greys = np.asarray(images, np.float32).reshape(-1, 1, 28, 28)
